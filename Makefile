@@ -1,0 +1,47 @@
+# The commands of the project. `make demo` and `make test` need nothing but Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install demo serve test check format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)   ## install the project and all that it needs into .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=/path/to/python3.11 install")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[node,convert,dev]'
+	@touch $@
+
+demo: install       ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python demo.py
+
+serve: install      ## run a node on this machine with the embedded models
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python -m worker_node serve
+
+test: install       ## run the whole suite on real models, with coverage
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+check: install      ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install     ## put the source into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install      ## measure; prints ratios made in one run
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python -m benchmarks
+
+clean:              ## remove what install and the tools made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The client that backend services call NPU worker nodes with."""

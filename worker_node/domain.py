@@ -1,0 +1,139 @@
+"""What the rooms of the node say to each other: plain frozen data, no I/O, no HTTP.
+
+Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine, so an
+absolute deadline may travel to an engine process. Durations in replies are milliseconds; busy times microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class Device(StrEnum):
+    """Where a model can run."""
+
+    NPU = "NPU"
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class ModelKind(StrEnum):
+    """What a model does."""
+
+    EMBEDDING = "embedding"
+    GENERATION = "generation"
+
+
+class Priority(StrEnum):
+    """`interactive` work goes before `batch` work."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+RouteReason = Literal[
+    "preferred", "context_exceeds_npu", "device_unavailable", "device_quarantined", "device_required", "model_loading"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 means greedy."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What every request carries, whatever its dialect.
+
+    `deadline` is absolute monotonic time; `require_device` forbids every other placement.
+    """
+
+    request_id: str
+    deadline: float
+    priority: Priority = Priority.INTERACTIVE
+    require_device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to embed with one model; `model` None means the node's default embedding model."""
+
+    context: RequestContext
+    texts: tuple[str, ...]
+    model: str | None = None
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to continue; `raw` skips the chat template."""
+
+    context: RequestContext
+    prompt: str
+    sampling: Sampling
+    model: str | None = None
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens in and out, as the model's own tokenizer counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds spent in each stage; `first_token` counts from arrival and is None for embeddings."""
+
+    queue: float
+    tokenize: float
+    inference: float
+    total: float
+    first_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The decision where a request runs, and why."""
+
+    device: Device
+    reason: RouteReason
+    token_count: int
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of generated text, as soon as it is known to be part of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+    npu_busy_delta_us: int | None = None
+    stop_sequence: str | None = field(default=None)

@@ -1,0 +1,197 @@
+"""Every error the node can answer with.
+
+    NodeError
+    ├── BadRequest                  400 invalid_request     the request is wrong; sending it again will not help
+    │   ├── ContextLengthExceeded   400 context_length_exceeded
+    │   └── UnsupportedParameter    400 unsupported_parameter
+    ├── Unauthorized                401 invalid_api_key
+    ├── ModelNotFound               404 model_not_found
+    ├── RouteNotFound               404 not_found
+    ├── MethodNotAllowed            405 method_not_allowed
+    ├── RequestTimeout              408 request_timeout     the client was too slow in sending
+    ├── PayloadTooLarge             413 payload_too_large
+    ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
+    │   ├── Overloaded              429 overloaded
+    │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
+    │   ├── ModelLoading            503 model_loading
+    │   ├── Draining                503 draining            this node is going away
+    │   └── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
+    ├── DeadlineExceeded            504 deadline_exceeded
+    ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
+    ├── ConfigurationError          (start-up)              settings or a model directory are wrong
+    └── ModelError                  (offline work)          download, verification or conversion failed
+        ├── DownloadFailed
+        ├── HashMismatch
+        └── ConversionFailed
+
+Each error knows its HTTP status, its stable `code`, the `param` at fault where there is one, and, when another
+try may help, `retry_after` in seconds. The message says what happened, on which model or device, and what to do
+next; it never holds a prompt or a key.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NodeError(Exception):
+    """Base of every error raised by the node."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class BadRequest(NodeError):
+    """The request is wrong; it would be refused again."""
+
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    """The prompt, or prompt and output together, fit no placement of the model."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameter(BadRequest):
+    """A parameter that the model or device cannot honour; dropping it silently would change the meaning."""
+
+    code = "unsupported_parameter"
+
+
+class Unauthorized(NodeError):
+    """No API key, or one that is not known."""
+
+    status = 401
+    code = "invalid_api_key"
+    type = "authentication_error"
+
+
+class ModelNotFound(NodeError):
+    """No model of that name is served here."""
+
+    status = 404
+    code = "model_not_found"
+    type = "not_found_error"
+
+
+class RouteNotFound(NodeError):
+    """No such URL."""
+
+    status = 404
+    code = "not_found"
+    type = "not_found_error"
+
+
+class MethodNotAllowed(NodeError):
+    """The URL exists, but not with that method."""
+
+    status = 405
+    code = "method_not_allowed"
+    type = "invalid_request_error"
+
+
+class RequestTimeout(NodeError):
+    """The client began a request and did not finish sending it in time."""
+
+    status = 408
+    code = "request_timeout"
+    type = "invalid_request_error"
+
+
+class PayloadTooLarge(NodeError):
+    """The body is over the limit."""
+
+    status = 413
+    code = "payload_too_large"
+    type = "invalid_request_error"
+
+
+class Retryable(NodeError):
+    """The request was sound; another try, here later or on another node, may succeed."""
+
+    status = 503
+    code = "unavailable"
+    retry_after_default: ClassVar[float] = 1.0
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(
+            message,
+            param=param,
+            retry_after=self.retry_after_default if retry_after is None else retry_after,
+        )
+
+
+class Overloaded(Retryable):
+    """The queue is full, or the predicted wait is longer than the request's deadline."""
+
+    status = 429
+    code = "overloaded"
+    type = "rate_limit_error"
+
+
+class EngineUnavailable(Retryable):
+    """The engine that held the request died or was killed, or none is ready."""
+
+    code = "engine_unavailable"
+
+
+class ModelLoading(Retryable):
+    """The model is being loaded and its canary has not passed yet."""
+
+    code = "model_loading"
+    retry_after_default = 2.0
+
+
+class Draining(Retryable):
+    """This node has been asked to stop and takes no new work."""
+
+    code = "draining"
+
+
+class DeviceUnavailable(Retryable):
+    """The device that the request requires is missing, quarantined or not serving this model."""
+
+    code = "npu_unavailable"
+    retry_after_default = 5.0
+
+
+class DeadlineExceeded(NodeError):
+    """The request's own deadline passed before an answer was complete."""
+
+    status = 504
+    code = "deadline_exceeded"
+    type = "timeout_error"
+
+
+class InternalError(NodeError):
+    """A bug in the node. Nothing that a client sends may cause it."""
+
+
+class ConfigurationError(NodeError):
+    """Settings, or the files of a model, are wrong: the node refuses to start rather than guess."""
+
+
+class ModelError(NodeError):
+    """Work on model files failed; the store is as it was before."""
+
+
+class DownloadFailed(ModelError):
+    """The source could not be reached, or did not hold the file."""
+
+
+class HashMismatch(ModelError):
+    """A file is not the one that the catalog names."""
+
+
+class ConversionFailed(ModelError):
+    """The weights could not be turned into a model that OpenVINO runs."""
