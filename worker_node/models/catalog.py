@@ -1,0 +1,146 @@
+"""Which models exist, where their files come from, and under which names they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from typing import Self
+
+import msgspec
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.models.canary import GenerationCanary
+
+
+class Quantization(StrEnum):
+    """How the weights of a generation model are stored; `f32` is the form of embedding models."""
+
+    F32 = "f32"
+    F16 = "f16"
+    INT8_SYM = "int8_sym"
+    INT4_SYM = "int4_sym"
+
+
+class SourceFormat(StrEnum):
+    """What the published files are, and so which conversion they need."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+    OPENVINO = "openvino"
+
+
+class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file inside a package: its path there, its hash, and its name in the directory that is converted."""
+
+    path: str
+    name: str
+    sha256: str
+
+
+class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="package"):
+    """A Python package that holds the files; `size` in bytes is that of its wheel, for the progress bar."""
+
+    name: str
+    version: str
+    size: int
+    files: tuple[SourceFile, ...]
+
+    def __str__(self) -> str:
+        return f"package {self.name}=={self.version}"
+
+
+class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hub"):
+    """A repository of a model hub; `files` are glob patterns.
+
+    The catalog holds no hash of these: each file is verified against what the hub itself declares for it.
+    """
+
+    repo: str
+    files: tuple[str, ...]
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return f"hub {self.repo}@{self.revision}"
+
+
+class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model; `context_limit` counts tokens, `family` names its chat and tool-call format."""
+
+    id: str
+    kind: ModelKind
+    title: str
+    licence: str
+    family: str
+    format: SourceFormat
+    source: PackageSource | HubSource
+    context_limit: int
+    quantization: Quantization
+    embedded: bool = False
+    aliases: tuple[str, ...] = ()
+    dimensions: int | None = None
+    canary: GenerationCanary | None = None
+    max_prompt_len: int | None = None
+
+
+class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: tuple[CatalogEntry, ...]
+
+
+def normalise_name(name: str) -> str:
+    """The form in which names are compared: lower case, without Ollama's `:latest`."""
+    return name.strip().lower().removesuffix(":latest")
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All known models, found by id or alias."""
+
+    entries: tuple[CatalogEntry, ...]
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the catalog that ships with the package.
+
+        Raises ConfigurationError when it is damaged or a name stands for two models.
+        """
+        text = resources.files(__package__).joinpath("catalog.toml").read_text(encoding="utf-8")
+        return cls.parse(text)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a catalog from TOML text; errors as `load`."""
+        try:
+            catalog = cls(msgspec.toml.decode(text, type=_CatalogFile).model)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"catalog.toml: {error}") from error
+        seen: dict[str, str] = {}
+        for entry in catalog.entries:
+            for name in (entry.id, *entry.aliases):
+                if (other := seen.setdefault(normalise_name(name), entry.id)) != entry.id:
+                    raise ConfigurationError(f"catalog.toml: the name {name} stands for both {other} and {entry.id}")
+        return catalog
+
+    def __iter__(self) -> Iterator[CatalogEntry]:
+        return iter(self.entries)
+
+    def embedded(self) -> tuple[CatalogEntry, ...]:
+        """The models that a new node starts with; their files come from packages, no hub is needed."""
+        return tuple(entry for entry in self.entries if entry.embedded)
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """The model of that id or alias, in any case, with or without `:latest`; None when there is none."""
+        wanted = normalise_name(name)
+        for entry in self.entries:
+            if wanted in {normalise_name(known) for known in (entry.id, *entry.aliases)}:
+                return entry
+        return None
+
+    def resolve(self, name: str) -> CatalogEntry:
+        """As `find`; raises ModelNotFound, listing what there is, when there is none."""
+        if (entry := self.find(name)) is not None:
+            return entry
+        known = ", ".join(sorted(entry.id for entry in self.entries))
+        raise ModelNotFound(f"model {name!r} is not in the catalog; known models: {known}", param="model")

@@ -1,0 +1,1 @@
+"""Turns published weights into models that OpenVINO runs, without torch; runs in a process of its own."""

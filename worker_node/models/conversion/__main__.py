@@ -1,0 +1,86 @@
+"""The process that converts: reads one job from stdin, writes messages to stdout, one JSON line each.
+
+    python -m worker_node.models.conversion
+
+A process of its own because conversion takes gigabytes and imports much, and native code may crash: the
+parent stays small and sees a failed conversion, whatever happened.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from worker_node.errors import ModelError
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
+from worker_node.models.conversion.result import Converted
+from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
+
+_MAKERS = ("openvino", "openvino-genai", "nncf", "gguf", "safetensors")
+
+
+def main() -> int:
+    """Do the job; 0 when the target is complete."""
+    # Native code prints to stdout as it likes: the messages get a descriptor of their own and stdout joins
+    # stderr.
+    channel = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+
+    def send(message: Message) -> None:
+        channel.write(msgspec.json.encode(message) + b"\n")
+
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    try:
+        converted = _convert(job, lambda name: send(Stage(name)))
+        _write_manifest(job, converted)
+    except ModelError as error:
+        send(Failed(error.message))
+        return 1
+    send(Done())
+    return 0
+
+
+def _convert(job: Job, stage: Callable[[str], None]) -> Converted:
+    # Each maker imports what it needs: an encoder does not wait for nncf.
+    if job.format is SourceFormat.GGUF:
+        from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
+
+        return convert_gguf(job, stage)
+    from worker_node.models.conversion.embedding import convert_encoder  # noqa: PLC0415
+
+    return convert_encoder(job, stage)
+
+
+def _write_manifest(job: Job, converted: Converted) -> None:
+    target = Path(job.target)
+    write_manifest(
+        target,
+        Manifest(
+            version=MANIFEST_VERSION,
+            id=job.id,
+            kind=converted.kind,
+            family=job.family or converted.family,
+            context_limit=min(converted.context_limit, job.context_limit or converted.context_limit),
+            quantization=converted.quantization,
+            licence=job.licence,
+            source=job.origin,
+            source_sha256=job.source_sha256,
+            files=sizes(target),
+            made_with={name: metadata.version(name) for name in _MAKERS},
+            dimensions=converted.dimensions,
+            space=converted.space,
+            canary=job.canary,
+            fidelity=converted.fidelity,
+            max_prompt_len=job.max_prompt_len,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

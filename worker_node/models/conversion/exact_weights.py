@@ -1,0 +1,137 @@
+"""Puts the exact weights of a GGUF file into the graph that GenAI made of it.
+
+The graph does not say which constant is which tensor. Both come from the same numbers, though, and no two
+tensors of a trained model are alike, so each constant is matched to the tensor of its shape that it is
+nearest to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino import Input, Output, passes
+from openvino import opset13 as op
+
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.gguf_file import GgufFile
+
+# Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
+# tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
+_NEAR = 0.2
+# And the runner-up must be so many times farther. Norm weights resemble each other, but are imported almost
+# exactly.
+_CLEARLY = 3.0
+# Constants of fewer elements are scalars and shapes of the graph itself.
+_SMALL = 16
+_SAMPLE = 4096
+
+_DEQUANTISATION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
+
+
+@dataclass
+class _Weight:
+    """A constant sub-graph (packed weights, scales, zero points) and all that read its result."""
+
+    output: Output
+    readers: list[Input] = field(default_factory=list)
+
+
+def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
+    """Replace every weight of the graph by the file's own, matrices as f16, vectors as f32; returns their
+    number.
+
+    Raises ConversionFailed when a constant or a tensor is left unmatched, or a match is not beyond doubt.
+    """
+    shapes = {name: _squeeze(shape) for name, shape in gguf.shapes().items()}
+    samples = {name: _sample(gguf.tensor(name)) for name in shapes}
+    rotary = _rotary_shape(gguf)
+    left = set(shapes)
+    for weight in _find_weights(model):
+        values = _fold(weight.output)
+        shape = _squeeze(values.shape)
+        candidates = [name for name, known in shapes.items() if known == shape]
+        if not candidates and shape == rotary:
+            continue  # frequencies of the rotary embedding, computed by GenAI from the metadata
+        name = _nearest(gguf, shape, _sample(values), {name: samples[name] for name in candidates})
+        if name not in left:
+            raise ConversionFailed(f"{gguf.path}: two constants of the graph match tensor {name}")
+        left.discard(name)
+        _replace(weight, name, gguf.tensor(name).reshape(values.shape), matrix=len(shape) > 1)
+    if left:
+        raise ConversionFailed(f"{gguf.path}: no constant of the graph matches {', '.join(sorted(left))}")
+    return len(shapes)
+
+
+def _find_weights(model: ov.Model) -> list[_Weight]:
+    constant: dict[str, bool] = {}
+    found: dict[str, _Weight] = {}
+    for node in model.get_ordered_ops():
+        sources = [port.get_source_output() for port in node.inputs()]
+        kind = node.get_type_name()
+        constant[node.friendly_name] = kind == "Constant" or (
+            kind in _DEQUANTISATION and all(constant[source.get_node().friendly_name] for source in sources)
+        )
+        if constant[node.friendly_name]:
+            continue
+        for port, source in zip(node.inputs(), sources, strict=True):
+            name = source.get_node().friendly_name
+            if constant[name] and source.get_element_type().is_real() and _count(source) >= _SMALL:
+                found.setdefault(name, _Weight(source)).readers.append(port)
+    return list(found.values())
+
+
+def _count(output: Output) -> int:
+    return int(np.prod(list(output.get_shape())))
+
+
+def _fold(output: Output) -> NDArray[np.float32]:
+    result = op.result(output)
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())
+    manager.run_passes(ov.Model([result], [], "weight"))
+    return np.array(result.input_value(0).get_node().data, dtype=np.float32)
+
+
+def _replace(weight: _Weight, name: str, values: NDArray[np.float32], *, matrix: bool) -> None:
+    constant = op.constant(values.astype(np.float16) if matrix else values, name=name)
+    source = op.convert(constant, "f32") if matrix else constant
+    for reader in weight.readers:
+        reader.replace_source_output(source.output(0))
+
+
+def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _sample(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    # An odd step visits every column of a matrix whose rows have a power of two of them.
+    return values.reshape(-1)[:: max(1, values.size // _SAMPLE) | 1].copy()
+
+
+def _rotary_shape(gguf: GgufFile) -> tuple[int, ...]:
+    heads = gguf.hyperparameter("attention.head_count")
+    size = gguf.get(f"{gguf.architecture}.rope.dimension_count")
+    return ((int(size) if size is not None else gguf.hyperparameter("embedding_length") // heads) // 2,)
+
+
+def _nearest(
+    gguf: GgufFile,
+    shape: tuple[int, ...],
+    values: NDArray[np.float32],
+    samples: dict[str, NDArray[np.float32]],
+) -> str:
+    distances = sorted(
+        (float(np.linalg.norm(values - sample) / max(float(np.linalg.norm(sample)), 1e-12)), name)
+        for name, sample in samples.items()
+    )
+    if not distances or distances[0][0] > _NEAR:
+        nearest = f"; the nearest, {distances[0][1]}, is {distances[0][0]:.2f} away" if distances else ""
+        raise ConversionFailed(f"{gguf.path}: a constant of shape {shape} matches no tensor{nearest}")
+    if len(distances) > 1 and distances[1][0] < _CLEARLY * distances[0][0]:
+        raise ConversionFailed(
+            f"{gguf.path}: a constant of shape {shape} could be {distances[0][1]} or {distances[1][1]}"
+        )
+    return distances[0][1]

@@ -1,0 +1,48 @@
+"""GenAI's own import of a GGUF file: it knows the graph and the tokenizer of each architecture.
+
+Its weights are not the file's (it rounds the minimum of every group to a whole number of steps), so only the
+graph and the tokenizer are taken from it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import openvino as ov
+import openvino_genai
+
+from worker_node.errors import ConversionFailed
+
+TOKENIZER_FILES = (
+    "openvino_tokenizer.xml",
+    "openvino_tokenizer.bin",
+    "openvino_detokenizer.xml",
+    "openvino_detokenizer.bin",
+)
+# The value cache of each layer is named as if it were a second key cache; on an NPU the names become those of
+# inputs and outputs, which must differ.
+_MISNAMED_VALUE_CACHE = re.compile(r"(past_key_values\.(\d+)\.valuepresent\.\2\.)key")
+
+
+def import_graph(gguf: Path, target: Path, scratch: Path) -> ov.Model:
+    """Import the file; leaves the tokenizer in `target` and returns the graph, with GenAI's approximate
+    weights.
+
+    Raises ConversionFailed when GenAI does not know the architecture.
+    """
+    linked = scratch / "model.gguf"
+    linked.symlink_to(gguf.resolve())
+    try:
+        openvino_genai.LLMPipeline(linked, "CPU", enable_save_ov_model=True)
+    except RuntimeError as error:
+        raise ConversionFailed(f"{gguf}: OpenVINO GenAI cannot import it ({error})") from error
+    missing = [name for name in ("openvino_model.xml", *TOKENIZER_FILES) if not (scratch / name).is_file()]
+    if missing:
+        raise ConversionFailed(f"{gguf}: OpenVINO GenAI wrote no {', '.join(missing)}")
+    for name in TOKENIZER_FILES:
+        shutil.move(scratch / name, target / name)
+    graph = scratch / "openvino_model.xml"
+    graph.write_text(_MISNAMED_VALUE_CACHE.sub(r"\1value", graph.read_text()))
+    return ov.Core().read_model(graph)

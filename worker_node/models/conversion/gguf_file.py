@@ -1,0 +1,65 @@
+"""Reads a GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, ReaderTensor, dequantize
+from numpy.typing import NDArray
+
+from worker_node.errors import ConversionFailed
+
+# Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.
+_PERMUTED = frozenset({"llama"})
+
+
+class GgufFile:
+    """An open GGUF file.
+
+    Raises ConversionFailed when the file is not one, or lacks a field that is asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._reader = GGUFReader(path)
+        except Exception as error:
+            raise ConversionFailed(f"{path}: not a readable GGUF file ({error})") from error
+        self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.architecture: str = self.field("general.architecture")
+
+    def field(self, name: str) -> Any:
+        """A metadata field."""
+        value = self.get(name)
+        if value is None:
+            raise ConversionFailed(f"{self.path}: no field {name}")
+        return value
+
+    def get(self, name: str) -> Any:
+        """A metadata field, or None."""
+        field = self._reader.fields.get(name)
+        return None if field is None else field.contents()
+
+    def hyperparameter(self, name: str) -> int:
+        """A whole number that describes the architecture, such as `attention.head_count`."""
+        return int(self.field(f"{self.architecture}.{name}"))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor by name, with its shape in row-major order."""
+        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A tensor, dequantised exactly, in the row order of the published model."""
+        tensor = self._tensors[name]
+        shape = self.shapes()[name]
+        values: NDArray[np.float32] = (
+            dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(np.float32, copy=False)
+        )
+        if self.architecture in _PERMUTED and name.endswith(("attn_q.weight", "attn_k.weight")):
+            count = "attention.head_count" if "attn_q" in name else "attention.head_count_kv"
+            heads = self.hyperparameter(count)
+            pairs = values.reshape(heads, shape[0] // heads // 2, 2, shape[1])
+            values = pairs.swapaxes(1, 2).reshape(shape)
+        return values

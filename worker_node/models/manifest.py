@@ -1,0 +1,142 @@
+"""What the node knows about a model in the store: `npu-node.json` in the model's own directory.
+
+The manifest is written last, when everything that it names is there; a directory without one holds no
+installed model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError
+from worker_node.models.canary import Canary, GenerationCanary, read_embedding_canary
+
+MANIFEST_FILE = "npu-node.json"
+MANIFEST_VERSION = 1
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """How near the compressed weights are to the published ones, over `tokens` teacher-forced predictions.
+
+    `kl` is the mean Kullback-Leibler divergence per token in nats, from the distribution of the exactly
+    dequantised weights to that of the stored ones; `top1` the share of predictions whose likeliest token is
+    the same.
+    """
+
+    kl: float
+    top1: float
+    tokens: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields."""
+
+    version: int
+    id: str
+    kind: ModelKind
+    family: str
+    context_limit: int
+    quantization: str
+    licence: str
+    source: str
+    source_sha256: dict[str, str]
+    files: dict[str, int]
+    made_with: dict[str, str]
+    dimensions: int | None = None
+    space: str | None = None
+    canary: GenerationCanary | None = None
+    fidelity: Fidelity | None = None
+    max_prompt_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model that is in the store, complete and ready to be loaded.
+
+    `context_limit` counts tokens. `dimensions` and `space` belong to embedding models: two vectors may be
+    compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
+    what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
+    should answer.
+    """
+
+    id: str
+    kind: ModelKind
+    path: Path
+    context_limit: int
+    quantization: str
+    family: str
+    dimensions: int | None = None
+    space: str | None = None
+    canary: Canary | None = None
+    licence: str = "unknown"
+    source: str = "unknown"
+    source_sha256: dict[str, str] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    fidelity: Fidelity | None = None
+    max_prompt_len: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(self.files.values())
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Every file of a model directory with its size in bytes, the manifest itself excepted."""
+    return {
+        str(path.relative_to(directory)): path.stat().st_size
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_FILE
+    }
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest, which declares the directory to be a model."""
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (directory / MANIFEST_FILE).write_bytes(encoded + b"\n")
+
+
+def read_model(directory: Path) -> InstalledModel:
+    """Read a model directory that has a manifest.
+
+    Raises ConfigurationError, with the file's name, when the manifest is missing, damaged or written by a
+    newer version, or when a file that it names is missing or has another size.
+    """
+    path = directory / MANIFEST_FILE
+    remedy = f"remove the model (rm -r {directory}) and pull it again"
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{path}: not a readable manifest ({error}); {remedy}") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise ConfigurationError(f"{path}: manifest version {manifest.version}, known is {MANIFEST_VERSION}; {remedy}")
+    for name, size in manifest.files.items():
+        file = directory / name
+        if not file.is_file():
+            raise ConfigurationError(f"{file}: missing; {remedy}")
+        if (found := file.stat().st_size) != size:
+            raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
+    canary: Canary | None = manifest.canary
+    if manifest.kind is ModelKind.EMBEDDING:
+        canary = read_embedding_canary(directory)
+    return InstalledModel(
+        id=manifest.id,
+        kind=manifest.kind,
+        path=directory,
+        context_limit=manifest.context_limit,
+        quantization=manifest.quantization,
+        family=manifest.family,
+        dimensions=manifest.dimensions,
+        space=manifest.space,
+        canary=canary,
+        licence=manifest.licence,
+        source=manifest.source,
+        source_sha256=manifest.source_sha256,
+        files=manifest.files,
+        fidelity=manifest.fidelity,
+        max_prompt_len=manifest.max_prompt_len,
+    )
