@@ -6,9 +6,12 @@ absolute deadline may travel to an engine process. Durations in replies are mill
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Device(StrEnum):
@@ -41,15 +44,20 @@ class FinishReason(StrEnum):
 
 
 RouteReason = Literal[
-    "preferred", "context_exceeds_npu", "device_unavailable", "device_quarantined", "device_required", "model_loading"
+    "preferred",
+    "context_exceeds_npu",
+    "device_unavailable",
+    "device_quarantined",
+    "device_required",
+    "model_loading",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 means greedy."""
+    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens."""
 
-    max_new_tokens: int
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -62,13 +70,22 @@ class Sampling:
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `deadline` is absolute monotonic time; `require_device` forbids every other placement.
+    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement.
     """
 
     request_id: str
+    arrived: float
     deadline: float
     priority: Priority = Priority.INTERACTIVE
     require_device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is system, user or assistant."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +100,15 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue; `raw` skips the chat template."""
+    """A prompt to continue. Text is continued as it stands; messages go through the model's chat template.
+
+    `sampling.max_new_tokens` None means as many as the placement allows.
+    """
 
     context: RequestContext
-    prompt: str
+    prompt: str | tuple[Message, ...]
     sampling: Sampling
     model: str | None = None
-    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +121,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds spent in each stage; `first_token` counts from arrival and is None for embeddings."""
+    """Milliseconds of each stage. `total` and `first_token` count from the request's arrival.
+
+    `inference` is the time on the device: the batches that held an embedding's texts, or a generation from its start in
+    the engine to its end.
+    """
 
     queue: float
     tokenize: float
@@ -113,12 +136,25 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The decision where a request runs, and why."""
+    """The decision where a request runs, and why. `token_count` is the prompt's."""
 
+    model: str
     device: Device
     reason: RouteReason
     token_count: int
     emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingReply:
+    """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`."""
+
+    route: Route
+    vectors: npt.NDArray[np.float32]
+    space: str
+    usage: Usage
+    timing: Timing
+    npu_busy_delta_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +172,4 @@ class Finished:
     usage: Usage
     timing: Timing
     npu_busy_delta_us: int | None = None
-    stop_sequence: str | None = field(default=None)
+    stop_sequence: str | None = None

@@ -1,0 +1,213 @@
+"""The embedding engine: token ids in, pooled and normalised vectors out.
+
+The model's graph does the whole work (`models/bert.py` builds it). Here texts of many requests are merged into
+batches by length and kept running on every stream of the device; the queue never waits for a batch to fill.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from worker_node.engines.base import (
+    TOKEN_DTYPE,
+    VECTOR_DTYPE,
+    Embedded,
+    EmbedJob,
+    EngineSpec,
+    Failed,
+    GenerateJob,
+    Inbox,
+    Job,
+    Loaded,
+    Outbox,
+)
+from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
+
+
+class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: as the device likes)."""
+
+    precision: str | None = None
+    streams: int = 0
+    max_batch_tokens: int = 2048
+    max_batch_rows: int = 64
+    cache_dir: str | None = None
+    plugin_config: dict[str, Any] = {}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A job of which rows are still missing."""
+
+    job: EmbedJob
+    rows: list[npt.NDArray[np.int32]]
+    missing: int
+    vectors: npt.NDArray[np.float32] | None = None
+    started: float | None = None
+    inference_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One infer request of the device and what it is running."""
+
+    request: ov.InferRequest
+    batch: list[Waiting] = field(default_factory=list)
+    started: float = 0.0
+
+
+class EmbeddingRunner:
+    """A `Runner` over one compiled embedding model (CPU or GPU, dynamic shapes)."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._options = msgspec.convert(spec.options, EmbeddingOptions)
+        self._limits = BatchLimits(max_tokens=self._options.max_batch_tokens, max_rows=self._options.max_batch_rows)
+        self._jobs: dict[int, _Open] = {}
+        self._queue: list[Waiting] = []
+        self._idle: list[_Slot] = []
+        self._busy = 0
+        # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
+        # wakes the engine's loop.
+        self._finished: deque[tuple[_Slot, str | None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._finished) or bool(self._queue and self._idle)
+
+    @property
+    def wake_fd(self) -> int:
+        return self._wake
+
+    def counts(self) -> tuple[int, int]:
+        return len(self._queue), len(self._jobs)
+
+    def load(self) -> Loaded:
+        began = time.monotonic()
+        core = ov.Core()
+        config: dict[str, Any] = {"PERFORMANCE_HINT": "THROUGHPUT" if self._options.streams != 1 else "LATENCY"}
+        if self._options.streams > 1:
+            config["NUM_STREAMS"] = str(self._options.streams)
+        if self._options.precision:
+            config["INFERENCE_PRECISION_HINT"] = self._options.precision
+        if self._options.cache_dir:
+            config["CACHE_DIR"] = self._options.cache_dir
+        config |= self._options.plugin_config
+        device = self._spec.device.value
+        compiled = core.compile_model(Path(self._spec.path) / "openvino_model.xml", device, config)
+        count = self._options.streams or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        for _ in range(max(1, count)):
+            slot = _Slot(compiled.create_infer_request())
+            slot.request.set_callback(self._on_finished, slot)
+            self._idle.append(slot)
+        return Loaded(
+            seconds=time.monotonic() - began,
+            device_name=str(core.get_property(device, "FULL_DEVICE_NAME")),
+            runtime=ov.get_version(),
+        )
+
+    def _on_finished(self, slot: _Slot) -> None:
+        # Runs in a thread of OpenVINO's, where an exception would end the process: it only takes notes.
+        self._finished.append((slot, None))
+        os.eventfd_write(self._wake, 1)
+
+    def submit(self, job: Job) -> None:
+        if isinstance(job, GenerateJob):
+            raise TypeError("an embedding engine was sent a generation")
+        tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
+        ends = np.cumsum(job.lengths)
+        rows = np.split(tokens, ends[:-1])
+        self._jobs[job.id] = _Open(job, rows, missing=len(rows))
+        arrived = time.monotonic()
+        self._queue += [
+            Waiting(job.id, row, length, arrived, job.interactive) for row, length in enumerate(job.lengths)
+        ]
+
+    def cancel(self, job_id: int) -> None:
+        if self._jobs.pop(job_id, None) is not None:
+            self._queue = [w for w in self._queue if w.job_id != job_id]
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a batch never blocks this loop)
+        self._collect(emit)
+        now = time.monotonic()
+        self._drop_expired(now, emit)
+        while self._idle and self._queue:
+            picked = plan_batch(self._queue, self._limits, free_slots=len(self._idle), now=now)
+            batch = [self._queue[i] for i in picked]
+            taken = set(picked)
+            self._queue = [w for i, w in enumerate(self._queue) if i not in taken]
+            self._start(self._idle.pop(), batch, now)
+
+    def _drop_expired(self, now: float, emit: Outbox) -> None:
+        for job_id in {w.job_id for w in self._queue}:
+            if self._jobs[job_id].job.deadline <= now:
+                self.cancel(job_id)
+                emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
+
+    def _start(self, slot: _Slot, batch: list[Waiting], now: float) -> None:
+        longest = max(w.length for w in batch)
+        ids = np.zeros((len(batch), longest), np.int64)
+        mask = np.zeros((len(batch), longest), np.int64)
+        for i, waiting in enumerate(batch):
+            job = self._jobs[waiting.job_id]
+            if job.started is None:
+                job.started = now
+            ids[i, : waiting.length] = job.rows[waiting.row]
+            mask[i, : waiting.length] = 1
+        slot.batch, slot.started = batch, now
+        slot.request.set_tensor("input_ids", ov.Tensor(ids))
+        slot.request.set_tensor("attention_mask", ov.Tensor(mask))
+        self._busy += 1
+        slot.request.start_async()
+
+    def _collect(self, emit: Outbox) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+        while self._finished:
+            slot, _ = self._finished.popleft()
+            slot.request.wait()
+            self._busy -= 1
+            self._scatter(slot, emit)
+            slot.batch = []
+            self._idle.append(slot)
+
+    def _scatter(self, slot: _Slot, emit: Outbox) -> None:
+        output: npt.NDArray[np.float32] = slot.request.get_tensor("embedding").data
+        seconds = time.monotonic() - slot.started
+        touched: set[int] = set()
+        for i, waiting in enumerate(slot.batch):
+            job = self._jobs.get(waiting.job_id)
+            if job is None:
+                continue
+            if job.vectors is None:
+                job.vectors = np.empty((len(job.rows), output.shape[1]), VECTOR_DTYPE)
+            job.vectors[waiting.row] = output[i]
+            job.missing -= 1
+            touched.add(waiting.job_id)
+        for job_id in touched:
+            job = self._jobs[job_id]
+            job.inference_s += seconds
+            if job.missing == 0 and job.vectors is not None:
+                del self._jobs[job_id]
+                emit(Embedded(job_id, job.vectors.tobytes(), job.started or slot.started, job.inference_s))
+
+    def close(self) -> None:
+        while self._busy:
+            slot, _ = self._finished.popleft() if self._finished else (None, None)
+            if slot is None:
+                break
+            self._busy -= 1
+        os.close(self._wake)

@@ -1,0 +1,173 @@
+"""The continuous-batching generation engine (CPU, GPU): paged KV cache, split-fuse prefill, prefix caching.
+
+`ContinuousBatchingPipeline.step()` advances every running sequence by one token and holds the GIL for as long as it
+takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from worker_node.engines.base import (
+    TOKEN_DTYPE,
+    EmbedJob,
+    EngineSpec,
+    Event,
+    Failed,
+    GenerateJob,
+    Inbox,
+    Job,
+    Loaded,
+    Outbox,
+    Step,
+    TokenDelta,
+)
+
+_FINISH = {
+    genai.GenerationFinishReason.STOP: "stop",
+    genai.GenerationFinishReason.LENGTH: "length",
+}
+
+
+class ContinuousOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GenAI's scheduler, as spec/serving.md names it. `cache_size_gb` 0 lets the KV cache grow as needed."""
+
+    max_num_batched_tokens: int = 256
+    max_num_seqs: int = 256
+    cache_size_gb: int = 0
+    dynamic_split_fuse: bool = True
+    enable_prefix_caching: bool = True
+    cache_dir: str | None = None
+    plugin_config: dict[str, Any] = {}
+
+
+@dataclass(slots=True)
+class _Running:
+    job: GenerateJob
+    handle: genai.GenerationHandle
+    submitted: float
+    started: bool = False
+
+
+class ContinuousRunner:
+    """A `Runner` over one `ContinuousBatchingPipeline`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._options = msgspec.convert(spec.options, ContinuousOptions)
+        self._running: dict[int, _Running] = {}
+        self._refused: list[Event] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._refused)
+
+    @property
+    def wake_fd(self) -> int | None:
+        return None
+
+    def counts(self) -> tuple[int, int]:
+        return 0, len(self._running)
+
+    def load(self) -> Loaded:
+        began = time.monotonic()
+        scheduler = genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = self._options.max_num_batched_tokens
+        scheduler.max_num_seqs = self._options.max_num_seqs
+        scheduler.cache_size = self._options.cache_size_gb
+        scheduler.dynamic_split_fuse = self._options.dynamic_split_fuse
+        scheduler.enable_prefix_caching = self._options.enable_prefix_caching
+        properties = dict(self._options.plugin_config)
+        if self._options.cache_dir:
+            properties["CACHE_DIR"] = self._options.cache_dir
+        device = self._spec.device.value
+        self._pipeline = genai.ContinuousBatchingPipeline(self._spec.path, scheduler, device, properties)
+        self._defaults = self._pipeline.get_config()
+        return Loaded(
+            seconds=time.monotonic() - began,
+            device_name=str(ov.Core().get_property(device, "FULL_DEVICE_NAME")),
+            runtime=genai.get_version(),
+        )
+
+    def submit(self, job: Job) -> None:
+        if isinstance(job, EmbedJob):
+            raise TypeError("a generation engine was sent an embedding")
+        prompt = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
+        try:
+            handle = self._pipeline.add_request(job.id, ov.Tensor(prompt), self._config(job))
+        except RuntimeError as error:
+            # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
+            self._refused.append(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
+            return
+        self._running[job.id] = _Running(job, handle, time.monotonic())
+
+    def _config(self, job: GenerateJob) -> genai.GenerationConfig:
+        config = genai.GenerationConfig()
+        config.eos_token_id = self._defaults.eos_token_id
+        config.stop_token_ids = self._defaults.stop_token_ids
+        config.max_new_tokens = job.max_new_tokens
+        config.ignore_eos = job.ignore_eos
+        config.do_sample = job.temperature > 0
+        if config.do_sample:
+            config.temperature = job.temperature
+            config.top_p = job.top_p
+            if job.top_k:
+                config.top_k = job.top_k
+            config.rng_seed = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+        return config
+
+    def cancel(self, job_id: int) -> None:
+        running = self._running.pop(job_id, None)
+        if running is not None:
+            running.handle.cancel()
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
+        for event in self._refused:
+            emit(event)
+        self._refused.clear()
+        now = time.monotonic()
+        for job_id in [i for i, r in self._running.items() if r.job.deadline <= now]:
+            self.cancel(job_id)
+            emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        deltas: list[TokenDelta] = []
+        for job_id, running in list(self._running.items()):
+            failure = self._read(job_id, running, deltas)
+            if failure is not None:
+                emit(failure)
+        if deltas:
+            emit(Step(deltas))
+
+    def _read(self, job_id: int, running: _Running, deltas: list[TokenDelta]) -> Event | None:
+        handle = running.handle
+        tokens: list[int] = []
+        finish: str | None = None
+        while handle.can_read():
+            (output,) = handle.read().values()
+            tokens += output.generated_ids
+            finish = _FINISH.get(output.finish_reason)
+        status = handle.get_status()
+        if status == genai.GenerationStatus.IGNORED:
+            del self._running[job_id]
+            return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
+        if status == genai.GenerationStatus.FINISHED:
+            del self._running[job_id]
+            finish = finish or "length"
+        elif not tokens:
+            return None
+        started = None if running.started else running.submitted
+        running.started = True
+        deltas.append(TokenDelta(job_id, tokens, finish, started))
+        return None
+
+    def close(self) -> None:
+        self._running.clear()
+        del self._pipeline
