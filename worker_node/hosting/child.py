@@ -1,0 +1,124 @@
+"""The engine process: one thread, one pipeline, one loop.
+
+    python -m worker_node.hosting.child FD
+
+`FD` is its end of the socket pair. The first frame is the `EngineSpec`; then commands come in and events go out
+until the edge process closes the pair, dies (the kernel then kills this process too) or says `Shutdown`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from worker_node.engines.base import Cancel, EngineSpec, Heartbeat, LoadFailed, Runner, Shutdown
+from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
+
+HEARTBEAT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+# By name, so that an engine process imports only the runtime that it needs.
+RUNNERS = {
+    "embedding": ("worker_node.engines.embedding", "EmbeddingRunner"),
+    "generation_continuous": ("worker_node.engines.generation_continuous", "ContinuousRunner"),
+}
+
+
+class EdgeGone(Exception):
+    """The edge process closed the channel or asked for the end."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, even by kill −9 and even inside native code."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def make_runner(spec: EngineSpec) -> Runner:
+    """Return the runner that the specification names, not yet loaded. Raises KeyError for an unknown one."""
+    module, name = RUNNERS.get(spec.runner) or tuple(spec.runner.rsplit(":", 1))
+    runner: Runner = getattr(importlib.import_module(module), name)(spec)
+    return runner
+
+
+class Loop:
+    """Drain the inbox, step, emit; and say once a second that the loop still turns."""
+
+    def __init__(self, channel: ChildChannel, runner: Runner) -> None:
+        self._channel = channel
+        self._runner = runner
+        self._beat_at = 0.0
+
+    def run(self) -> None:
+        """Serve until the edge process goes away (EdgeGone)."""
+        waiting_for = [self._channel.fileno()]
+        if self._runner.wake_fd is not None:
+            waiting_for.append(self._runner.wake_fd)
+        while True:
+            if not self._runner.has_work:
+                select.select(waiting_for, [], [], HEARTBEAT_S)
+            self.poll()
+            self._runner.step(self._channel.send, self.poll)
+            self.beat()
+
+    def poll(self) -> None:
+        """Hand over every command that has arrived, without waiting; also called by a runner between tokens."""
+        try:
+            frames = self._channel.receive(wait=False)
+        except (EOFError, ConnectionError) as error:
+            raise EdgeGone from error
+        for frame in frames:
+            command = decode_command(frame)
+            if isinstance(command, Shutdown):
+                raise EdgeGone
+            if isinstance(command, Cancel):
+                self._runner.cancel(command.id)
+            else:
+                self._runner.submit(command)
+        self.beat()
+
+    def beat(self) -> None:
+        """Send a heartbeat if one is due."""
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + HEARTBEAT_S
+            self._channel.send(Heartbeat(*self._runner.counts()))
+
+
+def main(fd: int, parent_pid: int) -> int:
+    """Run an engine on the socket `fd` until the edge process goes away; return the exit status."""
+    die_with_parent()
+    if os.getppid() != parent_pid:
+        return 0  # it died before the kernel knew of our wish
+    # The edge process decides when an engine ends; a Ctrl-C in its terminal reaches us too and must not.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = ChildChannel(socket.socket(fileno=fd))
+    spec = decode_spec(channel.receive(wait=True)[0])
+    runner = make_runner(spec)
+    try:
+        channel.send(runner.load())
+    except Exception as error:  # noqa: BLE001  (whatever a driver raises, the edge must be told and not guess)
+        channel.send(LoadFailed(f"{type(error).__name__}: {_brief(error)}"))
+        return 1
+    try:
+        Loop(channel, runner).run()
+    except (EdgeGone, BrokenPipeError, ConnectionError):
+        runner.close()
+    return 0
+
+
+def _brief(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " | ".join(lines)[:500]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,220 @@
+"""One life of one engine process, as the edge process sees it: from spawn to death.
+
+The link knows which jobs the engine holds. When the process dies, its end of the socket pair closes, and every job
+it held fails at once; nobody waits for a timeout to learn of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Protocol
+
+from worker_node import errors
+from worker_node.engines.base import (
+    Command,
+    Embedded,
+    EngineSpec,
+    Event,
+    Failed,
+    Heartbeat,
+    Loaded,
+    LoadFailed,
+    Shutdown,
+    Step,
+    TokenDelta,
+)
+from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
+
+_ERRORS: dict[str, type[NodeError]] = {
+    cls.code: cls
+    for cls in (
+        errors.BadRequest,
+        errors.DeadlineExceeded,
+        errors.EngineUnavailable,
+        errors.InternalError,
+        errors.Overloaded,
+        errors.UnsupportedParameter,
+    )
+}
+
+
+class JobSink(Protocol):
+    """Who waits for the events of one job."""
+
+    def on_result(self, result: Embedded | TokenDelta) -> None: ...
+    def on_error(self, error: NodeError) -> None: ...
+
+
+class EngineLink(asyncio.Protocol):
+    """A running engine process and the socket to it. Make it with `spawn`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._buffer = FrameBuffer()
+        self._jobs: dict[int, JobSink] = {}
+        self._transport: asyncio.Transport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        loop = asyncio.get_running_loop()
+        self.loaded: asyncio.Future[Loaded] = loop.create_future()
+        self._closed: asyncio.Future[str] = loop.create_future()
+        self.last_heard = time.monotonic()
+        self._kill_reason: str | None = None
+
+    @classmethod
+    async def spawn(cls, spec: EngineSpec) -> EngineLink:
+        """Start the engine process and send it its specification; `loaded` resolves when the pipeline is up."""
+        link = cls(spec)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                # S603: the command is this interpreter and a module of ours.
+                link._process = subprocess.Popen(  # noqa: S603, ASYNC220  (fork and exec take a millisecond)
+                    [
+                        sys.executable,
+                        "-m",
+                        "worker_node.hosting.child",
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                    ],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+        except BaseException:
+            link.kill("the node was stopped while it started")
+            ours.close()
+            raise
+        link._write(encode(spec))
+        return link
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id while it lives."""
+        return self._process.pid if self._process else None
+
+    @property
+    def in_flight(self) -> int:
+        """How many jobs the engine holds."""
+        return len(self._jobs)
+
+    def send(self, command: Command, sink: JobSink | None = None) -> None:
+        """Send a command; a job's events go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
+        if self._transport is None or self._transport.is_closing():
+            raise self._unavailable("the engine process has ended")
+        if sink is not None:
+            self._jobs[command.id] = sink  # type: ignore[union-attr]
+        self._write(encode(command))
+
+    def forget(self, job_id: int) -> bool:
+        """Drop a job's sink; True if the engine still held the job."""
+        return self._jobs.pop(job_id, None) is not None
+
+    def kill(self, reason: str) -> None:
+        """Kill the process at once; `reason` is what its callers and /health will be told."""
+        self._kill_reason = reason
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+
+    async def shut_down(self, timeout: float) -> None:
+        """Ask the engine to end, and kill it if it has not within `timeout` seconds."""
+        with contextlib.suppress(EngineUnavailable):
+            self.send(Shutdown())
+        try:
+            async with asyncio.timeout(timeout):
+                await self.wait_closed()
+        except TimeoutError:
+            self.kill("did not end when asked")
+        await self.reap()
+
+    async def wait_closed(self) -> str:
+        """Wait for the end of the engine process and return why it ended."""
+        return await asyncio.shield(self._closed)
+
+    async def reap(self) -> int | None:
+        """Wait until the process is gone for good and return its exit status."""
+        if self._process is None:
+            return None
+        if self._transport is not None:
+            self._transport.close()
+        # Its socket is closed, so it is ending: in native clean-up at worst, which must not hold us up for long.
+        try:
+            return await asyncio.to_thread(self._process.wait, 5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return await asyncio.to_thread(self._process.wait)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  (what create_connection gives)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = time.monotonic()
+        try:
+            for body in self._buffer.feed(data):
+                self._dispatch(decode_event(body))
+        except CorruptFrame as error:
+            self.kill(f"sent a corrupt frame ({error})")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        reason = self._kill_reason or "the engine process died"
+        if not self.loaded.done():
+            self.loaded.set_exception(self._unavailable(reason))
+            self.loaded.exception()  # somebody may have stopped waiting for it
+        jobs, self._jobs = self._jobs, {}
+        for sink in jobs.values():
+            sink.on_error(self._unavailable(reason))
+        self._closed.set_result(reason)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Step():
+                for delta in event.deltas:
+                    self._deliver(delta, last=delta.finish is not None)
+            case Embedded():
+                self._deliver(event, last=True)
+            case Failed():
+                sink = self._jobs.pop(event.id, None)
+                if sink is not None:
+                    sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
+            case Loaded():
+                if not self.loaded.done():
+                    self.loaded.set_result(event)
+            case LoadFailed():
+                if not self.loaded.done():
+                    self.loaded.set_exception(LoadRefused(event.message))
+                    self.loaded.exception()
+            case Heartbeat():
+                pass
+
+    def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
+        # A job that was given up meanwhile has no sink any more: its results have nowhere to go.
+        sink = self._jobs.pop(result.id, None) if last else self._jobs.get(result.id)
+        if sink is not None:
+            sink.on_result(result)
+
+    def _unavailable(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: {what}; the request can be sent again")
+
+
+class LoadRefused(Exception):
+    """The engine reports that its model cannot be loaded on its device: another start would end the same way."""

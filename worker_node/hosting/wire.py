@@ -1,0 +1,118 @@
+"""Frames between the edge process and an engine process.
+
+A frame is a 4-byte little-endian length and a msgpack body (`msgspec`), over a socket pair that has no name in the
+file system: nothing is left behind by any kind of exit, and the end of either process is the end of the stream.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from worker_node.engines.base import Command, EngineSpec, Event
+
+LENGTH = struct.Struct("<I")
+# Far above any real frame (2,048 vectors of 4,096 floats are 32 MiB): a larger one means that the stream is corrupt.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_RECEIVE_BYTES = 256 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_events = msgspec.msgpack.Decoder(Event)
+_specs = msgspec.msgpack.Decoder(EngineSpec)
+
+
+class CorruptFrame(Exception):
+    """The other side sent something that is not a frame: its process cannot be trusted any more."""
+
+
+def encode(message: Command | Event | EngineSpec) -> bytes:
+    """Return the frame that carries `message`."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode_command(body: bytes) -> Command:
+    """Return the command in a frame's body; CorruptFrame if there is none."""
+    with _corrupt_if_undecodable():
+        command: Command = _commands.decode(body)
+    return command
+
+
+def decode_event(body: bytes) -> Event:
+    """Return the event in a frame's body; CorruptFrame if there is none."""
+    with _corrupt_if_undecodable():
+        event: Event = _events.decode(body)
+    return event
+
+
+def decode_spec(body: bytes) -> EngineSpec:
+    """Return the engine specification that is the first frame to a new engine process."""
+    with _corrupt_if_undecodable():
+        return _specs.decode(body)
+
+
+@contextmanager
+def _corrupt_if_undecodable() -> Iterator[None]:
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise CorruptFrame(str(error)) from error
+
+
+class FrameBuffer:
+    """Cuts a byte stream into frame bodies, however the bytes arrive."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes and return the bodies of all frames that are now complete."""
+        self._data += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._data) - start >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._data, start)
+            if size > MAX_FRAME_BYTES:
+                raise CorruptFrame(f"a frame of {size} bytes")
+            end = start + LENGTH.size + size
+            if len(self._data) < end:
+                break
+            with memoryview(self._data) as view:
+                bodies.append(bytes(view[start + LENGTH.size : end]))
+            start = end
+        del self._data[:start]
+        return bodies
+
+
+class ChildChannel:
+    """The engine process's end: blocking writes, reads that wait only when asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = FrameBuffer()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for commands."""
+        return self._sock.fileno()
+
+    def send(self, event: Event) -> None:
+        """Send one event; raises OSError when the edge process is gone."""
+        self._sock.sendall(encode(event))
+
+    def receive(self, *, wait: bool) -> list[bytes]:
+        """Return the frames that have arrived (at least one if `wait`); EOFError when the edge process is gone."""
+        frames: list[bytes] = []
+        while True:
+            flags = 0 if wait and not frames else socket.MSG_DONTWAIT
+            try:
+                data = self._sock.recv(_RECEIVE_BYTES, flags)
+            except BlockingIOError:
+                return frames
+            if not data:
+                raise EOFError
+            frames += self._buffer.feed(data)
