@@ -1,0 +1,47 @@
+"""What the kernel's intel_vpu driver tells of the NPU in sysfs. Each field is a value, or null with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number, or why there is none."""
+
+    value: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NpuCounters:
+    """A reading of the NPU: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz."""
+
+    busy_time_us: Reading
+    memory_bytes: Reading
+    frequency_mhz: Reading
+    max_frequency_mhz: Reading
+
+
+def read_counters(directory: Path) -> NpuCounters:
+    """Read all counters below `directory` (usually /sys/class/accel/accel0/device)."""
+    return NpuCounters(
+        busy_time_us=read_counter(directory / "npu_busy_time_us"),
+        memory_bytes=read_counter(directory / "npu_memory_utilization"),
+        frequency_mhz=read_counter(directory / "npu_current_frequency_mhz"),
+        max_frequency_mhz=read_counter(directory / "npu_max_frequency_mhz"),
+    )
+
+
+def read_counter(path: Path) -> Reading:
+    """Read one counter file."""
+    try:
+        return Reading(int(path.read_text(encoding="ascii")))
+    except FileNotFoundError:
+        what = "this kernel does not have it" if path.parent.is_dir() else f"no NPU at {path.parent}"
+        return Reading(None, what)
+    except OSError as error:
+        return Reading(None, f"cannot be read: {error.strerror}")
+    except ValueError:
+        return Reading(None, "does not hold a number")

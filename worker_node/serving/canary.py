@@ -1,0 +1,56 @@
+"""The examination that an engine passes before its model is called ready.
+
+A device that answers garbage raises no error (reference: openvino #38100), so a model's known answers are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from worker_node.domain import Message
+from worker_node.engines.base import TOKEN_DTYPE, Engine, GenerateJob
+from worker_node.hosting.supervisor import Canary, CanaryFailed
+from worker_node.models.canary import EmbeddingCanary, GenerationCanary
+from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+
+CANARY_TIMEOUT_S = 120.0
+
+
+def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> Canary:
+    """Return the check that the engine's vectors of known texts point where the CPU's did."""
+    expected = np.asarray(known.vectors, np.float32)
+
+    async def check(engine: Engine) -> None:
+        tokens = await tokenizer.encode(known.texts, truncate=False)
+        output = await engine.embed(tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
+        if output.vectors.shape != expected.shape:
+            raise CanaryFailed(f"vectors of shape {output.vectors.shape}, not {expected.shape}")
+        norms = np.linalg.norm(output.vectors, axis=1) * np.linalg.norm(expected, axis=1)
+        cosines = np.einsum("nd,nd->n", output.vectors, expected) / norms
+        worst = float(np.nan_to_num(cosines, nan=-1.0).min())
+        if worst < known.min_cosine:
+            raise CanaryFailed(f"cosine {worst:.4f} to the known vectors, at least {known.min_cosine} is right")
+
+    return check
+
+
+def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
+    """Return the check that the engine's greedy answer to a known question holds the known words."""
+
+    async def check(engine: Engine) -> None:
+        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
+        job = GenerateJob(
+            id=0,
+            tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=known.max_new_tokens,
+            deadline=time.monotonic() + CANARY_TIMEOUT_S,
+        )
+        detokenizer = tokenizer.detokenizer()
+        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.generate(job)])
+        missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
+        if missing:
+            raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")
+
+    return check

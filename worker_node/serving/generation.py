@@ -1,0 +1,134 @@
+"""Generate text: tokenize, route, admit, run, detokenize. Every dialect comes through here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker_node.domain import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Priority,
+    Route,
+    Timing,
+    Token,
+    Usage,
+)
+from worker_node.engines.base import TOKEN_DTYPE, GenerateJob
+from worker_node.routing import Candidate, choose
+from worker_node.serving.detokenize import StopMatcher
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import GenerationModel, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRun:
+    """A generation that has been routed and admitted: its headers are known, its tokens are still to come."""
+
+    route: Route
+    events: AsyncIterator[Token | Finished]
+
+
+@asynccontextmanager
+async def generate(registry: Registry, request: GenerationRequest) -> AsyncIterator[GenerationRun]:
+    """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
+
+    Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
+    EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
+    Overloaded.
+    """
+    context = request.context
+    model = registry.generation(request.model)
+    began = time.monotonic()
+    if isinstance(request.prompt, str):
+        prompt = model.tokenizer.encode_prompt(request.prompt)
+    else:
+        prompt = model.tokenizer.encode_chat(request.prompt)
+    tokenize_s = time.monotonic() - began
+    candidates = [placement.candidate() for placement in model.placements]
+    wanted = request.sampling.max_new_tokens
+    decision = choose(
+        model.id,
+        candidates,
+        prompt_tokens=len(prompt),
+        # An open-ended request takes what room there is, but at least one token.
+        max_new_tokens=1 if wanted is None else wanted,
+        require=context.require_device,
+    )
+    placement = model.placements[decision.index]
+    route = Route(model.id, placement.device, decision.reason, len(prompt), placement.emulated)
+    job = _job(request, prompt, candidates[decision.index])
+    with placement.admission.permit(1, context.deadline):
+        async with aclosing(_run(request, model, placement, job, tokenize_s, len(prompt))) as events:
+            yield GenerationRun(route, events)
+
+
+def _job(request: GenerationRequest, prompt: list[int], candidate: Candidate) -> GenerateJob:
+    sampling = request.sampling
+    room = candidate.total_limit - len(prompt)
+    return GenerateJob(
+        id=0,
+        tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
+        max_new_tokens=room if sampling.max_new_tokens is None else sampling.max_new_tokens,
+        deadline=request.context.deadline,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        interactive=request.context.priority is Priority.INTERACTIVE,
+    )
+
+
+async def _run(
+    request: GenerationRequest,
+    model: GenerationModel,
+    placement: Placement,
+    job: GenerateJob,
+    tokenize_s: float,
+    prompt_tokens: int,
+) -> AsyncGenerator[Token | Finished, None]:
+    """Yield text as it becomes certain, then `Finished`. A stop sequence ends the generation in the engine too."""
+    arrived = request.context.arrived
+    submitted = time.monotonic()
+    started = submitted
+    first_token: float | None = None
+    completion_tokens = 0
+    busy_us: int | None = None
+    finish = FinishReason.STOP
+    detokenizer = model.tokenizer.detokenizer()
+    stop = StopMatcher(request.sampling.stop)
+    async with aclosing(placement.engine.generate(job)) as deltas:
+        async for delta in deltas:
+            if first_token is None:
+                first_token = time.monotonic()
+                started = delta.started or submitted
+            completion_tokens += len(delta.tokens)
+            if text := stop.push(detokenizer.push(delta.tokens)):
+                yield Token(text)
+            if stop.matched is not None:
+                break
+            if delta.finish is not None:
+                finish = FinishReason(delta.finish)
+                busy_us = delta.busy_us
+    if stop.matched is None and (text := stop.push(detokenizer.flush()) + stop.flush()):
+        yield Token(text)
+    now = time.monotonic()
+    yield Finished(
+        finish_reason=FinishReason.STOP if stop.matched is not None else finish,
+        usage=Usage(prompt_tokens, completion_tokens),
+        timing=Timing(
+            queue=max(0.0, started - submitted) * 1e3,
+            tokenize=tokenize_s * 1e3,
+            inference=(now - started) * 1e3,
+            total=(now - arrived) * 1e3,
+            first_token=None if first_token is None else (first_token - arrived) * 1e3,
+        ),
+        npu_busy_delta_us=busy_us,
+        stop_sequence=stop.matched,
+    )

@@ -1,0 +1,105 @@
+"""The models that this node serves, by every name they answer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from worker_node.domain import ModelKind
+from worker_node.engines.base import EngineState
+from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.models.catalog import Catalog, normalise_name
+from worker_node.models.manifest import InstalledModel
+from worker_node.serving.placement import Placement
+from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+
+
+class ModelState(StrEnum):
+    """What /health says of a model."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    installed: InstalledModel
+    placements: Sequence[Placement]
+
+    @property
+    def id(self) -> str:
+        """The model's name in replies."""
+        return self.installed.id
+
+    def state(self) -> ModelState:
+        """`degraded` when a placement other than the preferred one serves, or an engine is being restarted."""
+        states = [placement.engine.status.state for placement in self.placements]
+        if states[0] is EngineState.READY:
+            return ModelState.READY
+        if EngineState.READY in states or EngineState.BACKING_OFF in states:
+            return ModelState.DEGRADED
+        return ModelState.LOADING if EngineState.STARTING in states else ModelState.FAILED
+
+    def serving(self) -> Placement | None:
+        """The first placement that can serve now."""
+        ready = (p for p in self.placements if p.engine.status.state is EngineState.READY)
+        return next(ready, None)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel(_Served):
+    """A served embedding model; `space` names its vector space."""
+
+    tokenizer: EmbeddingTokenizer
+    space: str
+    dimensions: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationModel(_Served):
+    """A served generation model."""
+
+    tokenizer: ChatTokenizer
+
+
+ServedModel = EmbeddingModel | GenerationModel
+
+
+class Registry:
+    """All served models; the first of each kind is the default."""
+
+    def __init__(self, models: Iterable[ServedModel], catalog: Catalog) -> None:
+        self.models = tuple(models)
+        self._catalog = catalog
+        self._by_id = {normalise_name(model.id): model for model in self.models}
+
+    def embedding(self, name: str | None) -> EmbeddingModel:
+        """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
+        model = self._find(name, ModelKind.EMBEDDING)
+        if not isinstance(model, EmbeddingModel):
+            raise BadRequest(f"model {model.id} generates text and does not embed", param="model")
+        return model
+
+    def generation(self, name: str | None) -> GenerationModel:
+        """The generation model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
+        model = self._find(name, ModelKind.GENERATION)
+        if not isinstance(model, GenerationModel):
+            raise BadRequest(f"model {model.id} embeds and does not generate text", param="model")
+        return model
+
+    def _find(self, name: str | None, kind: ModelKind) -> ServedModel:
+        known = ", ".join(model.id for model in self.models) or "none"
+        if name is None:
+            for model in self.models:
+                if model.installed.kind is kind:
+                    return model
+            raise ModelNotFound(f"this node serves no {kind} model; it serves: {known}", param="model")
+        found = self._by_id.get(normalise_name(name))
+        if found is None and (entry := self._catalog.find(name)) is not None:
+            found = self._by_id.get(normalise_name(entry.id))
+        if found is None:
+            raise ModelNotFound(f"model {name[:100]!r} is not served here; served: {known}", param="model")
+        return found

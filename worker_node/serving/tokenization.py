@@ -1,0 +1,131 @@
+"""Text to token ids, with each model's own tokenizer, counted exactly and never cut in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino_genai as genai
+import tokenizers
+
+from worker_node.domain import Message
+from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+# Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
+_INLINE_CHARACTERS = 8_000
+
+
+class EmbeddingTokenizer:
+    """A `tokenizers` tokenizer (releases the GIL) and the model's limit in tokens."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.limit = limit
+        self._whole = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._whole.no_truncation()
+        self._whole.no_padding()
+        self._cut = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._cut.no_padding()
+        self._cut.enable_truncation(limit)
+
+    async def encode(self, texts: Sequence[str], *, truncate: bool) -> list[list[int]]:
+        """Return the token ids of each text, with the model's special tokens.
+
+        A text of more than `limit` tokens is cut if `truncate`, else ContextLengthExceeded names it and its length.
+        """
+        tokenizer = self._cut if truncate else self._whole
+        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
+            encodings = tokenizer.encode_batch_fast(list(texts))
+        else:
+            encodings = await asyncio.to_thread(tokenizer.encode_batch_fast, list(texts))
+        rows = [encoding.ids for encoding in encodings]
+        for index, row in enumerate(rows):
+            if len(row) > self.limit:
+                raise ContextLengthExceeded(
+                    f"text {index} has {len(row)} tokens and the model takes at most {self.limit}; "
+                    "shorten it or send truncate: true",
+                    param=f"texts[{index}]",
+                )
+        return rows
+
+
+class ChatTokenizer:
+    """The tokenizer and chat template of a generation model (openvino_genai.Tokenizer).
+
+    Its calls hold the GIL; they take tenths of a millisecond for ordinary prompts. A text that cannot fit the model's
+    context, whatever its tokens are, is refused before it is tokenized, which also bounds the time.
+    """
+
+    def __init__(self, directory: Path, context_limit: int) -> None:
+        self._tokenizer = genai.Tokenizer(str(directory))
+        self.context_limit = context_limit
+        vocabulary: dict[bytes, int] = self._tokenizer.get_vocab()
+        self._table = [b""] * (max(vocabulary.values()) + 1)
+        for piece, token in vocabulary.items():
+            self._table[token] = piece
+        self._longest_piece = max(map(len, self._table))
+        self._byte_level = self._blank_special_tokens()
+        self._counts_up_to = self._silent_limit()
+
+    def _blank_special_tokens(self) -> bool:
+        """Give special tokens no text; False if the vocabulary's bytes are not what the tokenizer decodes to."""
+        singles = [[token] for token in range(len(self._table))]
+        shown: list[str] = self._tokenizer.decode(singles, skip_special_tokens=False)
+        kept: list[str] = self._tokenizer.decode(singles, skip_special_tokens=True)
+        for token, piece in enumerate(self._table):
+            text = piece.decode("utf-8", "ignore")
+            if text.encode() == piece and text != shown[token]:
+                return False
+            if shown[token] and not kept[token]:
+                self._table[token] = b""
+        return True
+
+    def _silent_limit(self) -> int:
+        """How many tokens the tokenizer returns at most: it cuts longer texts without a word."""
+        probe = "a " * (self.context_limit + 2)
+        return int(self._tokenizer.encode(probe, add_special_tokens=False).input_ids.shape[1])
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Return the token ids of a prompt as it stands."""
+        return self._encode(prompt, special=True)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation in the model's own template, ready for the answer.
+
+        Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
+        """
+        self._refuse_hopeless(sum(len(m.content) for m in messages))
+        history: list[dict[str, Any]] = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(history, add_generation_prompt=True)
+        except RuntimeError as error:
+            raise BadRequest("the model's chat template does not take this conversation") from error
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        self._refuse_hopeless(len(text))
+        ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
+        tokens: list[int] = np.asarray(ids).reshape(-1).tolist()
+        if len(tokens) >= self._counts_up_to:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
+                param="prompt",
+            )
+        return tokens
+
+    def _refuse_hopeless(self, characters: int) -> None:
+        if characters > self.context_limit * self._longest_piece:
+            raise ContextLengthExceeded(
+                f"the prompt has {characters} characters, which cannot fit the model's context of "
+                f"{self.context_limit} tokens",
+                param="prompt",
+            )
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh detokenizer for one generation."""
+        if self._byte_level:
+            return ByteDetokenizer(self._table)
+        return WindowDetokenizer(lambda tokens: str(self._tokenizer.decode(list(tokens))))

@@ -1,0 +1,147 @@
+"""Every setting of a node: defaults, then a TOML file, then `NPU_NODE_*` in the environment, then flags."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from worker_node.domain import Device
+from worker_node.models.store import default_store_root
+
+EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
+
+
+class PlacementSettings(BaseModel):
+    """One device for a model, with the properties that only this device takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: Device
+    plugin_config: dict[str, Any] = {}
+
+
+class ModelSettings(BaseModel):
+    """A model to serve. What its kind of engine cannot use is refused by the engine at start-up, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    placements: tuple[PlacementSettings, ...] = (PlacementSettings(device=Device.CPU),)
+    max_outstanding: int | None = Field(default=None, gt=0)
+    # embedding
+    precision: str | None = None
+    streams: int | None = Field(default=None, ge=0, le=64)
+    max_batch_tokens: int | None = Field(default=None, gt=0)
+    # generation, continuous batching
+    max_num_batched_tokens: int | None = Field(default=None, gt=0)
+    max_num_seqs: int | None = Field(default=None, gt=0)
+    cache_size_gb: int | None = Field(default=None, ge=0)
+    dynamic_split_fuse: bool | None = None
+    enable_prefix_caching: bool | None = None
+
+    @field_validator("placements", mode="before")
+    @classmethod
+    def _devices_by_name(cls, value: Any) -> Any:
+        """`placements = ["NPU", "CPU"]` is short for tables that only name the device."""
+        if isinstance(value, list | tuple):
+            return tuple({"device": item} if isinstance(item, str) else item for item in value)
+        return value
+
+
+class NodeSettings(BaseSettings):
+    """The node. Times are seconds, sizes bytes."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NPU_NODE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8081, ge=0, le=65535)
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    allow_unauthenticated: bool = False
+    model_store: Path = Field(default_factory=default_store_root)
+    models: tuple[ModelSettings, ...] = tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS)
+    compile_cache: Path | None = None
+    npu_sysfs: Path = Path("/sys/class/accel/accel0/device")
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
+    max_texts: int = Field(default=2048, gt=0)
+    max_connections: int = Field(default=1024, gt=0)
+    header_timeout_s: float = Field(default=5.0, gt=0)
+    body_timeout_s: float = Field(default=10.0, gt=0)
+    keepalive_timeout_s: float = Field(default=75.0, gt=0)
+    request_timeout_s: float = Field(default=180.0, gt=0)
+    drain_timeout_s: float = Field(default=25.0, ge=0, le=25.0)
+    load_timeout_s: float = Field(default=600.0, gt=0)
+    watchdog_s: float = Field(default=30.0, gt=0)
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _keys_by_comma(cls, value: Any) -> Any:
+        """`NPU_NODE_API_KEYS=a,b` is two keys."""
+        return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
+
+    @field_validator("models")
+    @classmethod
+    def _models_once(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        names = [model.name for model in value]
+        if len(set(names)) != len(names):
+            raise ValueError("a model is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _never_open_by_accident(self) -> NodeSettings:
+        if not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):
+            raise ValueError(
+                f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS, or "
+                "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  (pydantic-settings calls by position)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags before environment before file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @classmethod
+    def load(cls, config: Path | None = None, **flags: Any) -> NodeSettings:
+        """Read the settings, with `config` as the TOML file. Raises pydantic.ValidationError, OSError."""
+
+        class FromFile(cls):  # type: ignore[valid-type, misc]
+            model_config = SettingsConfigDict(toml_file=config)
+
+        if config is not None and not config.is_file():
+            raise FileNotFoundError(f"configuration file {config} does not exist")
+        settings: NodeSettings = FromFile(**flags)
+        return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket that is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
