@@ -1,0 +1,81 @@
+"""Reading a request's body: bounded in size and time, then validated into a model of its dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from worker_node.api.keys import NODE
+from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout
+
+_SHOWN_PROBLEMS = 3
+
+
+class Body(BaseModel):
+    """A request body: no coercion of types, no infinities, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+async def read_body(request: web.Request, model: type[B]) -> B:
+    """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout."""
+    data = await _read_bytes(request)
+    if not data:
+        raise BadRequest("the request has no body; send a JSON object")
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+async def _read_bytes(request: web.Request) -> bytes:
+    settings = request.app[NODE].settings
+    limit = settings.max_body_bytes
+    if (request.content_length or 0) > limit:
+        raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        # The whole body has a deadline too, so that a byte now and then does not hold the connection for hours.
+        async with asyncio.timeout(settings.request_timeout_s):
+            while True:
+                async with asyncio.timeout(settings.body_timeout_s):
+                    chunk = await request.content.readany()
+                if not chunk:
+                    return b"".join(chunks)
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
+    except TimeoutError:
+        raise RequestTimeout(f"the body stopped arriving for {settings.body_timeout_s:g} s") from None
+    except web.RequestPayloadError:
+        raise BadRequest("the body is not framed or encoded as its headers say") from None
+
+
+def _explain(error: ValidationError) -> BadRequest:
+    """Say where the body is wrong, without repeating what it holds."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    parts: list[str] = []
+    for problem in problems[:_SHOWN_PROBLEMS]:
+        where = _path(problem["loc"])
+        parts.append(f"{where}: {problem['msg']}" if where else problem["msg"])
+    if len(problems) > _SHOWN_PROBLEMS:
+        parts.append(f"and {len(problems) - _SHOWN_PROBLEMS} more problems")
+    return BadRequest("; ".join(parts), param=_path(problems[0]["loc"]) or None)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part[:100]}" if path else part[:100]
+    return path

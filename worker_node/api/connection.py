@@ -1,0 +1,103 @@
+"""A connection that will not be held open for nothing.
+
+aiohttp waits for ever for the rest of a half-sent header; here a client has `header_timeout_s` from the first byte of a
+request to the end of its header, then it gets 408. Malformed HTTP is answered in the node's own error format, and
+connections over the limit are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from worker_node.api.errors import error_body, error_response
+from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds, and how many connections may be open."""
+
+    header_timeout_s: float
+    keepalive_timeout_s: float
+    max_connections: int
+
+
+class GuardedConnection(RequestHandler):
+    """aiohttp's connection with a deadline for headers and a limit on their number."""
+
+    __slots__ = ("_header_timer", "_limits", "_server")
+
+    def __init__(self, server: web.Server, loop: asyncio.AbstractEventLoop, limits: ConnectionLimits) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            keepalive_timeout=limits.keepalive_timeout_s,
+            access_log=None,  # type: ignore[arg-type]  # the middleware writes the access log
+            lingering_time=2.0,
+        )
+        self._server = server
+        self._limits = limits
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self._server.connections) > self._limits.max_connections:
+            self._refuse(Overloaded(f"{self._limits.max_connections} connections are open", retry_after=1.0))
+
+    def data_received(self, data: bytes) -> None:
+        seen = self._request_count
+        super().data_received(data)
+        if self._request_count > seen or self._request_in_progress:
+            self._stop_timer()
+        elif self._header_timer is None and data:
+            self._header_timer = self._loop.call_later(self._limits.header_timeout_s, self._header_is_late)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,  # noqa: ARG002
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002  (it may quote the request)
+    ) -> web.StreamResponse:
+        """Answer what aiohttp itself could not handle. Neither the log nor the reply repeats what was sent."""
+        self.keep_alive(False)
+        if status >= 500:
+            log.error("request failed outside of the application: %s", type(exc).__name__)
+            return error_response(NodeError("the node failed to answer; the failure is logged"))
+        response = error_response(BadRequest("this is not a valid HTTP request"))
+        response.force_close()
+        return response
+
+    def _header_is_late(self) -> None:
+        self._header_timer = None
+        self._refuse(RequestTimeout(f"the request header was not complete within {self._limits.header_timeout_s:g} s"))
+
+    def _refuse(self, error: NodeError) -> None:
+        """Write a reply without a request to reply to, and close."""
+        transport = self.transport
+        if transport is None:
+            return
+        body = error_body(error)
+        reason = {408: "Request Timeout", 429: "Too Many Requests"}[error.status]
+        head = (
+            f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        self.force_close()
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

@@ -1,0 +1,75 @@
+"""The request headers that every dialect understands, and the reply headers that every inference has."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from enum import StrEnum
+from typing import TypeVar
+
+from aiohttp import web
+
+from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.domain import Device, Priority, RequestContext, Route
+from worker_node.errors import BadRequest, DeadlineExceeded
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
+E = TypeVar("E", bound=StrEnum)
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
+    given = request.headers.get("X-Request-ID", "")
+    return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
+
+
+def request_context(request: web.Request) -> RequestContext:
+    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
+    settings = request.app[NODE].settings
+    arrived: float = request[ARRIVED]
+    return RequestContext(
+        request_id=request[REQUEST_ID],
+        arrived=arrived,
+        deadline=arrived + _timeout_s(request, settings.request_timeout_s),
+        priority=_choice(request, "X-Priority", Priority) or Priority.INTERACTIVE,
+        require_device=_choice(request, "X-NPU-Require-Device", Device),
+    )
+
+
+def _timeout_s(request: web.Request, longest: float) -> float:
+    header = request.headers.get("X-Request-Timeout-Ms")
+    if header is None:
+        return longest
+    if not _MILLISECONDS.fullmatch(header):
+        raise BadRequest(
+            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
+        )
+    if int(header) <= 0:
+        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
+    return min(int(header) / 1000, longest)
+
+
+def _choice(request: web.Request, name: str, kind: type[E]) -> E | None:
+    header = request.headers.get(name)
+    if header is None:
+        return None
+    for value in kind:
+        if value.casefold() == header.strip().casefold():
+            return value
+    raise BadRequest(f"{name} is one of {', '.join(kind)}", param=name)
+
+
+def route_headers(route: Route, npu_busy_delta_us: int | None = None) -> dict[str, str]:
+    """Which device ran the request, why, and what it cost."""
+    headers = {
+        "X-Model": route.model,
+        "X-NPU-Node-Device": route.device.value,
+        "X-NPU-Node-Route-Reason": route.reason,
+        "X-NPU-Node-Token-Count": str(route.token_count),
+    }
+    if route.emulated:
+        headers["X-NPU-Emulated"] = "true"
+    if npu_busy_delta_us is not None:
+        headers["X-NPU-Busy-Delta-Us"] = str(npu_busy_delta_us)
+    return headers

@@ -1,0 +1,159 @@
+"""GET /health and its parts: what the node can do now, and nothing that was not read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from worker_node import __version__
+from worker_node.api.keys import NODE, Node
+from worker_node.devices.npu_counters import Reading, read_counters
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import EmbeddingModel, ModelState, ServedModel
+
+_SERVING = frozenset({"ready", "degraded"})
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [
+        web.get("/health", _health),
+        web.get("/health/live", _live),
+        web.get("/health/ready", _ready),
+        web.get("/health/devices", _devices),
+    ]
+
+
+def node_status(node: Node) -> str:
+    """ready, degraded, starting, draining or failed."""
+    if node.state.draining:
+        return "draining"
+    states = {model.state() for model in node.registry.models}
+    if states == {ModelState.READY}:
+        return "ready"
+    if states & {ModelState.READY, ModelState.DEGRADED}:
+        return "starting" if ModelState.LOADING in states else "degraded"
+    return "starting" if ModelState.LOADING in states else "failed"
+
+
+async def _health(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    status = node_status(node)
+    counters = read_counters(node.settings.npu_sysfs)
+    return _json(
+        {
+            "status": status,
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - node.state.started, 1),
+            "devices": _device_list(node),
+            "models": [_model(model) for model in node.registry.models],
+            "npu": {
+                "busy_time_us": counters.busy_time_us.value,
+                "memory_bytes": counters.memory_bytes.value,
+                "frequency_mhz": counters.frequency_mhz.value,
+                "utilisation": None,
+            },
+        },
+        status=200 if status in _SERVING else 503,
+    )
+
+
+async def _live(_request: web.Request) -> web.Response:
+    return _json({"status": "live"})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    status = node_status(request.app[NODE])
+    return _json({"status": status}, status=200 if status in _SERVING else 503)
+
+
+async def _devices(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    probe = node.probe
+    devices = []
+    for device in probe.devices:
+        properties = {
+            key: {"value": value} if value is not None else {"value": None, "reason": device.unreadable.get(key)}
+            for key, value in device.properties.items()
+        }
+        devices.append({"name": device.name, "properties": properties})
+    counters = asdict(read_counters(node.settings.npu_sysfs))
+    return _json({"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters})
+
+
+def _device_list(node: Node) -> list[dict[str, Any]]:
+    devices = []
+    for device in Device:
+        info = node.probe.find(device)
+        properties = info.properties if info else {}
+        devices.append(
+            {
+                "name": device,
+                "available": info is not None,
+                "emulated": False,
+                "full_name": properties.get("FULL_DEVICE_NAME"),
+                "driver": properties.get("NPU_DRIVER_VERSION"),
+            }
+        )
+    return devices
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    serving = model.serving()
+    shown = serving or model.placements[0]
+    status = shown.engine.status
+    entry: dict[str, Any] = {
+        "id": model.id,
+        "kind": model.installed.kind,
+        "state": model.state(),
+        "reason": model.placements[0].engine.status.reason,
+        "device": serving.device if serving else None,
+        "placements": [placement.device for placement in model.placements],
+        "engines": [_engine(placement) for placement in model.placements],
+        "context_limit": model.installed.context_limit,
+        "queue_depth": sum(p.admission.queue_depth for p in model.placements),
+        "in_flight": sum(p.admission.outstanding for p in model.placements),
+        "compile": {
+            "state": "running" if status.state is EngineState.STARTING else "done",
+            "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
+        },
+    }
+    if isinstance(model, EmbeddingModel):
+        entry |= {"dimensions": model.dimensions, "space": model.space}
+    return entry
+
+
+def _engine(placement: Placement) -> dict[str, Any]:
+    status = placement.engine.status
+    return {
+        "device": placement.device,
+        "state": status.state,
+        "reason": status.reason,
+        "emulated": placement.emulated,
+        "prompt_limit": placement.prompt_limit,
+        "total_limit": placement.total_limit,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "retry_after_s": None if status.retry_after is None else round(status.retry_after, 1),
+    }
+
+
+def _json(data: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(data, default=_encode),
+        status=status,
+        content_type="application/json",
+        charset="utf-8",
+    )
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Reading):
+        return asdict(value)
+    raise TypeError(f"cannot render {type(value).__name__}")

@@ -1,0 +1,56 @@
+"""What the application keeps, by typed key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from worker_node.devices.probe import Probe
+from worker_node.serving.registry import Registry
+from worker_node.settings import NodeSettings
+
+
+class NodeState:
+    """What changes while the node runs. `in_flight` counts inference requests; `started` is monotonic time."""
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.draining = False
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """One inference request is in flight while the block runs."""
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no inference request is in flight."""
+        await self._idle.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """All that the handlers need."""
+
+    settings: NodeSettings
+    registry: Registry
+    probe: Probe
+    state: NodeState = field(repr=False)
+
+
+NODE = web.AppKey("node", Node)
+REQUEST_ID = "request_id"
+ARRIVED = "arrived"

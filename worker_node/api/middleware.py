@@ -1,0 +1,130 @@
+"""What every request passes through: an id, the key check, the drain gate, errors as JSON, one line in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from worker_node.api.context import request_id
+from worker_node.api.errors import error_response
+from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.errors import (
+    BadRequest,
+    Draining,
+    InternalError,
+    MethodNotAllowed,
+    NodeError,
+    PayloadTooLarge,
+    RouteNotFound,
+    Unauthorized,
+)
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("worker_node.access")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+
+
+async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+    """Every reply, streams included, carries the request's id."""
+    response.headers["X-Request-ID"] = request.get(REQUEST_ID) or request_id(request)
+
+
+@web.middleware
+async def identify_and_log(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its id and arrival time; log method, path, status and duration, and nothing else."""
+    request[ARRIVED] = arrived = time.monotonic()
+    request[REQUEST_ID] = request_id(request)
+    status: int | str = "cancelled"
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        access_log.info(
+            "%s %s %s %.1f ms %s",
+            request.method,
+            request.match_info.route.resource.canonical if request.match_info.route.resource else "-",
+            status,
+            (time.monotonic() - arrived) * 1e3,
+            request[REQUEST_ID],
+        )
+
+
+@web.middleware
+async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every failure into the node's error format; log an unforeseen one by type and place, never by content."""
+    try:
+        return await handler(request)
+    except NodeError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        return _from_aiohttp(request, error)
+    except (ConnectionError, TimeoutError):
+        raise
+    except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
+        log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
+        return error_response(InternalError("the node failed to answer; the failure is logged under the request's id"))
+
+
+def _place(error: BaseException) -> str:
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{traceback.tb_lineno}")
+        traceback = traceback.tb_next
+    return " > ".join(frames[-5:])
+
+
+def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = error_response(MethodNotAllowed(f"{request.path[:200]} takes {allowed}"))
+        response.headers["Allow"] = allowed
+        return response
+    if isinstance(error, web.HTTPNotFound):
+        return error_response(RouteNotFound(f"there is no {request.path[:200]} here"))
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return error_response(PayloadTooLarge("the body is over the limit"))
+    return error_response(BadRequest(f"the request was refused: {error.reason}"))
+
+
+def require_key(keys: tuple[str, ...]) -> Middleware:
+    """Let only requests with one of the keys through (none given: all). Compared in constant time, by digest."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if digests and request.path not in OPEN_PATHS:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+            # All are compared, so that the time tells neither which key matched nor whether one did.
+            matches = [hmac.compare_digest(digest, known) for known in digests]
+            if scheme.lower() != "bearer" or not any(matches):
+                raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
+        return await handler(request)
+
+    return check
+
+
+def inference(handler: Handler) -> Handler:
+    """Mark a handler as inference: refused while the node drains, waited for when it does."""
+
+    async def gated(request: web.Request) -> web.StreamResponse:
+        state = request.app[NODE].state
+        if state.draining:
+            raise Draining("this node is shutting down and takes no new requests; use another one")
+        with state.working():
+            return await handler(request)
+
+    return gated

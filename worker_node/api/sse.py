@@ -1,0 +1,88 @@
+"""Server-sent events to one reader, who may be slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from aiohttp import web
+
+_COMMENT = b": still here\n\n"
+
+
+class EventStream:
+    """An open `text/event-stream` reply. Use as `async with`.
+
+    A comment frame every `keep_alive_s` of silence keeps proxies from closing the stream. A reader that takes nothing
+    for `stall_s` is dropped: it would hold a place in the engine for nothing (ConnectionResetError).
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        *,
+        keep_alive_s: float = 15.0,
+        stall_s: float = 30.0,
+    ) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={
+                **headers,
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        self._keep_alive_s = keep_alive_s
+        self._stall_s = stall_s
+        self._wrote_at = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What the handler returns."""
+        return self._response
+
+    async def __aenter__(self) -> Self:
+        await self._response.prepare(self._request)
+        self._wrote_at = asyncio.get_running_loop().time()
+        self._keeper = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if kind is None:
+            await self._response.write_eof()
+
+    async def send(self, data: Any, event: str | None = None) -> None:
+        """Send one event with `data` as JSON."""
+        head = f"event: {event}\ndata: ".encode() if event else b"data: "
+        await self._write(head + orjson.dumps(data) + b"\n\n")
+
+    async def _write(self, frame: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._wrote_at = loop.time()
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._response.write(frame)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the reader of the stream takes nothing") from None
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.1, self._wrote_at + self._keep_alive_s - loop.time()))
+            if loop.time() - self._wrote_at >= self._keep_alive_s:
+                with contextlib.suppress(ConnectionError):
+                    await self._write(_COMMENT)

@@ -1,0 +1,20 @@
+"""The wiring of the node's web application, in one place."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from worker_node.api import health, native
+from worker_node.api.keys import NODE, Node
+from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
+
+
+def make_app(node: Node) -> web.Application:
+    """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
+    keys = tuple(key.get_secret_value() for key in node.settings.api_keys)
+    app = web.Application(middlewares=[identify_and_log, render_errors, require_key(keys)])
+    app[NODE] = node
+    app.on_response_prepare.append(on_prepare)
+    for room in (health, native):
+        app.add_routes(room.routes())
+    return app

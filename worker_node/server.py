@@ -1,0 +1,144 @@
+"""The life of a node: load, listen, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from worker_node.api.connection import ConnectionLimits, GuardedConnection
+from worker_node.api.keys import Node, NodeState
+from worker_node.app import make_app
+from worker_node.devices.probe import probe
+from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.models.catalog import Catalog
+from worker_node.models.store import ModelStore
+from worker_node.serving.build import build_model
+from worker_node.serving.registry import Registry, ServedModel
+from worker_node.settings import NodeSettings
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 2.0
+_BACKLOG = 1024
+
+
+async def run(settings: NodeSettings, *, on_listening: Callable[[str], None] = log.info) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return; within 30 s of the signal everything has ended.
+
+    `on_listening` is called with the node's URL. Raises ConfigurationError when it cannot start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running_node(settings) as (node, url):
+            on_listening(url)
+            await stop.wait()
+            await _drain(node)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def running_node(settings: NodeSettings) -> AsyncIterator[tuple[Node, str]]:
+    """A node that listens while the block runs; its engines load meanwhile. Yields it and its URL."""
+    sock = _bind(settings.host, settings.port)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(sock.close)
+        node = Node(
+            settings=settings,
+            registry=_registry(settings),
+            probe=await probe(),
+            state=NodeState(started=time.monotonic()),
+        )
+        stack.push_async_callback(_stop_engines, node)
+        for engine in _engines(node):
+            engine.start()
+        runner = web.AppRunner(
+            make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await _listen(runner, sock, settings, stack)
+        yield node, _url(sock)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is another node running? choose another port"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _registry(settings: NodeSettings) -> Registry:
+    catalog = Catalog.load()
+    store = ModelStore(settings.model_store)
+    models: list[ServedModel] = []
+    for wanted in settings.models:
+        try:
+            installed = store.get(wanted.name)
+        except ModelNotFound as error:
+            raise ConfigurationError(
+                f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
+            ) from error
+        models.append(build_model(installed, wanted, settings))
+    return Registry(models, catalog)
+
+
+def _engines(node: Node) -> list[SupervisedEngine]:
+    return [
+        placement.engine
+        for model in node.registry.models
+        for placement in model.placements
+        if isinstance(placement.engine, SupervisedEngine)
+    ]
+
+
+async def _stop_engines(node: Node) -> None:
+    await asyncio.gather(*(engine.stop() for engine in _engines(node)))
+
+
+async def _listen(
+    runner: web.AppRunner, sock: socket.socket, settings: NodeSettings, stack: contextlib.AsyncExitStack
+) -> None:
+    server = runner.server
+    assert server is not None  # noqa: S101  (setup() made it)
+    limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: GuardedConnection(server, loop, limits), sock=sock, backlog=_BACKLOG)
+    stack.callback(listener.close)
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _drain(node: Node) -> None:
+    """Refuse new work, say so in /health, and give admitted work `drain_timeout_s` to finish."""
+    node.state.draining = True
+    log.info("draining: %d requests in flight", node.state.in_flight)
+    try:
+        async with asyncio.timeout(node.settings.drain_timeout_s):
+            await node.state.idle()
+    except TimeoutError:
+        log.warning("%d requests were still running after the drain; they are cancelled", node.state.in_flight)
