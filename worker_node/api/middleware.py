@@ -35,7 +35,8 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 
 async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply, streams included, carries the request's id."""
+    """Every reply, streams included, carries the request's id, and no version of anything."""
+    response.headers["Server"] = "npu-node"
     response.headers["X-Request-ID"] = request.get(REQUEST_ID) or request_id(request)
 
 
@@ -50,7 +51,9 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         status = response.status
         return response
     finally:
-        access_log.info(
+        # Health is asked for every second by everything that watches: not worth a line each.
+        access_log.log(
+            logging.DEBUG if request.path in OPEN_PATHS else logging.INFO,
             "%s %s %s %.1f ms %s",
             request.method,
             request.match_info.route.resource.canonical if request.match_info.route.resource else "-",

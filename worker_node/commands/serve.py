@@ -7,14 +7,12 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import Any
-
-import uvloop
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from worker_node.errors import ConfigurationError
-from worker_node.server import run as run_node
-from worker_node.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from worker_node.settings import NodeSettings
 
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -32,6 +30,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status."""
+    import uvloop
+
+    from worker_node.server import run as run_node
+
     logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     settings = load_settings(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -41,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
 def load_settings(args: argparse.Namespace) -> NodeSettings:
     """Return the settings from flags, environment and file. Raises ConfigurationError, each problem on its line."""
+    from pydantic import ValidationError
+
+    from worker_node.settings import NodeSettings
+
     flags: dict[str, Any] = {
         name: value for name in ("host", "port", "model_store") if (value := getattr(args, name)) is not None
     }

@@ -3,7 +3,7 @@
 Two sides of one process boundary:
 
 * `Engine` is what the edge process holds: asynchronous, and blind to where the work runs. It is implemented by
-  a child process (`hosting.process_engine`), and may be by a cluster actor or by a script in tests.
+  a child process (`hosting.supervisor`), and may be by a cluster actor or by a script in tests.
 * `Runner` is what lives inside the engine process: synchronous, single-threaded, the only owner of a pipeline.
 
 Jobs and events are the messages between them. Token ids and vectors travel as raw little-endian arrays, never as

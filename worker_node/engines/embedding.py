@@ -54,7 +54,6 @@ class _Open:
     missing: int
     vectors: npt.NDArray[np.float32] | None = None
     started: float | None = None
-    inference_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -63,7 +62,6 @@ class _Slot:
 
     request: ov.InferRequest
     batch: list[Waiting] = field(default_factory=list)
-    started: float = 0.0
 
 
 class EmbeddingRunner:
@@ -76,10 +74,10 @@ class EmbeddingRunner:
         self._jobs: dict[int, _Open] = {}
         self._queue: list[Waiting] = []
         self._idle: list[_Slot] = []
-        self._busy = 0
+        self._slots: list[_Slot] = []
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
         # wakes the engine's loop.
-        self._finished: deque[tuple[_Slot, str | None]] = deque()
+        self._finished: deque[_Slot] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
@@ -110,7 +108,8 @@ class EmbeddingRunner:
         for _ in range(max(1, count)):
             slot = _Slot(compiled.create_infer_request())
             slot.request.set_callback(self._on_finished, slot)
-            self._idle.append(slot)
+            self._slots.append(slot)
+        self._idle = list(self._slots)
         return Loaded(
             seconds=time.monotonic() - began,
             device_name=str(core.get_property(device, "FULL_DEVICE_NAME")),
@@ -119,7 +118,7 @@ class EmbeddingRunner:
 
     def _on_finished(self, slot: _Slot) -> None:
         # Runs in a thread of OpenVINO's, where an exception would end the process: it only takes notes.
-        self._finished.append((slot, None))
+        self._finished.append(slot)
         os.eventfd_write(self._wake, 1)
 
     def submit(self, job: Job) -> None:
@@ -165,10 +164,9 @@ class EmbeddingRunner:
                 job.started = now
             ids[i, : waiting.length] = job.rows[waiting.row]
             mask[i, : waiting.length] = 1
-        slot.batch, slot.started = batch, now
+        slot.batch = batch
         slot.request.set_tensor("input_ids", ov.Tensor(ids))
         slot.request.set_tensor("attention_mask", ov.Tensor(mask))
-        self._busy += 1
         slot.request.start_async()
 
     def _collect(self, emit: Outbox) -> None:
@@ -177,16 +175,15 @@ class EmbeddingRunner:
         except BlockingIOError:
             return
         while self._finished:
-            slot, _ = self._finished.popleft()
+            slot = self._finished.popleft()
             slot.request.wait()
-            self._busy -= 1
             self._scatter(slot, emit)
             slot.batch = []
             self._idle.append(slot)
 
     def _scatter(self, slot: _Slot, emit: Outbox) -> None:
         output: npt.NDArray[np.float32] = slot.request.get_tensor("embedding").data
-        seconds = time.monotonic() - slot.started
+        now = time.monotonic()
         touched: set[int] = set()
         for i, waiting in enumerate(slot.batch):
             job = self._jobs.get(waiting.job_id)
@@ -199,15 +196,11 @@ class EmbeddingRunner:
             touched.add(waiting.job_id)
         for job_id in touched:
             job = self._jobs[job_id]
-            job.inference_s += seconds
-            if job.missing == 0 and job.vectors is not None:
+            if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._jobs[job_id]
-                emit(Embedded(job_id, job.vectors.tobytes(), job.started or slot.started, job.inference_s))
+                emit(Embedded(job_id, job.vectors.tobytes(), job.started, now - job.started))
 
     def close(self) -> None:
-        while self._busy:
-            slot, _ = self._finished.popleft() if self._finished else (None, None)
-            if slot is None:
-                break
-            self._busy -= 1
+        for slot in self._slots:
+            slot.request.wait()
         os.close(self._wake)

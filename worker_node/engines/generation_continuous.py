@@ -29,6 +29,7 @@ from worker_node.engines.base import (
     Step,
     TokenDelta,
 )
+from worker_node.engines.sampling import generation_config
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -101,27 +102,12 @@ class ContinuousRunner:
             raise TypeError("a generation engine was sent an embedding")
         prompt = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
-            handle = self._pipeline.add_request(job.id, ov.Tensor(prompt), self._config(job))
+            handle = self._pipeline.add_request(job.id, ov.Tensor(prompt), generation_config(job, self._defaults))
         except RuntimeError as error:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             self._refused.append(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
             return
         self._running[job.id] = _Running(job, handle, time.monotonic())
-
-    def _config(self, job: GenerateJob) -> genai.GenerationConfig:
-        config = genai.GenerationConfig()
-        config.eos_token_id = self._defaults.eos_token_id
-        config.stop_token_ids = self._defaults.stop_token_ids
-        config.max_new_tokens = job.max_new_tokens
-        config.ignore_eos = job.ignore_eos
-        config.do_sample = job.temperature > 0
-        if config.do_sample:
-            config.temperature = job.temperature
-            config.top_p = job.top_p
-            if job.top_k:
-                config.top_k = job.top_k
-            config.rng_seed = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
-        return config
 
     def cancel(self, job_id: int) -> None:
         running = self._running.pop(job_id, None)

@@ -101,7 +101,10 @@ def main(fd: int, parent_pid: int) -> int:
     # The edge process decides when an engine ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(socket.socket(fileno=fd))
-    spec = decode_spec(channel.receive(wait=True)[0])
+    try:
+        spec = decode_spec(channel.receive(wait=True)[0])
+    except (EOFError, ConnectionError):
+        return 0
     runner = make_runner(spec)
     try:
         channel.send(runner.load())

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Protocol
+from typing import Protocol, cast
 
 from worker_node import errors
 from worker_node.engines.base import (
@@ -163,8 +163,7 @@ class EngineLink(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  (what create_connection gives)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = time.monotonic()

@@ -66,7 +66,7 @@ class SupervisedEngine:
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
         self._state = EngineState.STARTING
-        self._reason: str | None = "not started yet"
+        self._reason: str | None = "loading"
         self._loaded: Loaded | None = None
         self._restarts = 0
         self._resume_at: float | None = None

@@ -1,0 +1,104 @@
+"""Frames survive any cutting of the stream; rubbish is recognised."""
+
+import contextlib
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.base import (
+    Cancel,
+    Embedded,
+    EmbedJob,
+    EngineSpec,
+    Failed,
+    GenerateJob,
+    Heartbeat,
+    Loaded,
+    LoadFailed,
+    Shutdown,
+    Step,
+    TokenDelta,
+)
+from worker_node.hosting.wire import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    ChildChannel,
+    CorruptFrame,
+    FrameBuffer,
+    decode_command,
+    decode_event,
+    decode_spec,
+    encode,
+)
+
+COMMANDS = [
+    EmbedJob(1, b"\x01\x00\x00\x00", [1], 12.5, interactive=False),
+    GenerateJob(2, b"", 7, 1e9, temperature=0.5, top_p=0.9, top_k=3, seed=2**63 - 1, ignore_eos=True),
+    Cancel(3),
+    Shutdown(),
+]
+EVENTS = [
+    Loaded(1.5, "CPU", "2026"),
+    LoadFailed("no device"),
+    Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
+    Embedded(4, b"\x00" * 8, 1.0, 0.5),
+    Failed(5, "overloaded", "full"),
+    Heartbeat(1, 2),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_comes_back_equal(command):
+    (body,) = FrameBuffer().feed(encode(command))
+    assert decode_command(body) == command
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_comes_back_equal(event):
+    (body,) = FrameBuffer().feed(encode(event))
+    assert decode_event(body) == event
+
+
+def test_a_specification_comes_back_equal():
+    spec = EngineSpec("m", ModelKind.EMBEDDING, "/m", Device.CPU, "embedding", {"streams": 2})
+    (body,) = FrameBuffer().feed(encode(spec))
+    assert decode_spec(body) == spec
+
+
+@given(st.lists(st.integers(1, 50), max_size=60))
+def test_frames_survive_any_cutting(cuts):
+    stream = b"".join(encode(event) for event in EVENTS)
+    buffer = FrameBuffer()
+    bodies, at = [], 0
+    for cut in cuts:
+        bodies += buffer.feed(stream[at : at + cut])
+        at += cut
+    bodies += buffer.feed(stream[at:])
+    assert [decode_event(body) for body in bodies] == EVENTS
+
+
+def test_an_impossible_length_is_corrupt():
+    with pytest.raises(CorruptFrame):
+        FrameBuffer().feed(LENGTH.pack(MAX_FRAME_BYTES + 1))
+
+
+@given(st.binary(max_size=64))
+def test_rubbish_is_corrupt_and_nothing_else(body):
+    for decode in (decode_command, decode_event, decode_spec):
+        with contextlib.suppress(CorruptFrame):
+            decode(body)
+
+
+def test_the_child_reads_without_waiting_and_sees_the_end():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = ChildChannel(theirs)
+        assert channel.receive(wait=False) == []
+        ours.sendall(encode(Cancel(1)) + encode(Cancel(2)))
+        assert [decode_command(body).id for body in channel.receive(wait=True)] == [1, 2]
+        ours.close()
+        with pytest.raises(EOFError):
+            channel.receive(wait=False)

@@ -1,0 +1,85 @@
+"""Streaming text equals the text of all tokens at once, whatever the cuts; stop sequences are found across pieces."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
+
+BYTES = [bytes([i]) for i in range(256)]
+
+
+@given(st.text(), st.integers(1, 5))
+def test_bytes_of_any_text_come_out_as_that_text(text, size):
+    data = text.encode()
+    detokenizer = ByteDetokenizer(BYTES)
+    parts = [detokenizer.push(list(data[i : i + size])) for i in range(0, len(data), size)]
+    assert "".join(parts) + detokenizer.flush() == text
+
+
+def test_half_a_character_is_held_back():
+    detokenizer = ByteDetokenizer(BYTES)
+    assert detokenizer.push([0xE2, 0x82]) == ""
+    assert detokenizer.push([0xAC]) == "€"
+
+
+def test_bytes_that_are_no_text_are_left_out():
+    detokenizer = ByteDetokenizer(BYTES)
+    assert detokenizer.push([0xFF, ord("a")]) == "a"
+    assert detokenizer.push([0xE2]) + detokenizer.flush() == ""
+
+
+def sentencepiece(tokens):
+    """Like SentencePiece: a word token begins with a space, dropped at the very start; bytes join to characters."""
+    data = b"".join(bytes([t]) if t < 256 else b" w%d" % t for t in tokens)
+    return data.decode("utf-8", "replace").removeprefix(" ")
+
+
+@given(st.lists(st.one_of(st.integers(256, 300), st.integers(97, 122)), max_size=40))
+def test_a_window_gives_the_text_of_the_whole(tokens):
+    detokenizer = WindowDetokenizer(sentencepiece)
+    text = "".join(detokenizer.push([token]) for token in tokens) + detokenizer.flush()
+    assert text == sentencepiece(tokens)
+
+
+def test_a_window_holds_back_half_a_character():
+    detokenizer = WindowDetokenizer(sentencepiece)
+    assert detokenizer.push([256, 0xE2, 0x82]) == ""
+    assert detokenizer.push([0xAC]) == "w256€"
+
+
+pieces = st.lists(st.text("abc", max_size=4), max_size=12)
+stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(pieces, stops)
+def test_the_text_ends_where_the_first_stop_sequence_begins(parts, sequences):
+    matcher = StopMatcher(tuple(sequences))
+    shown = "".join(matcher.push(part) for part in parts) + matcher.flush()
+    whole = "".join(parts)
+    # A generation is stopped as soon as a sequence is complete, so what counts is which one completes first.
+    ends = [(whole.find(s) + len(s), s) for s in sequences if s in whole]
+    if not ends:
+        assert (shown, matcher.matched) == (whole, None)
+    else:
+        assert matcher.matched is not None
+        assert whole.startswith(shown + matcher.matched)
+        assert not any(s in shown for s in sequences)
+
+
+def test_without_stop_sequences_nothing_is_held():
+    assert StopMatcher(()).push("abc") == "abc"
+
+
+def test_a_false_start_is_given_back():
+    matcher = StopMatcher(("END",))
+    assert matcher.push("the E") == "the "
+    assert matcher.push("Nough") == "ENough"
+    assert matcher.flush() == ""
+
+
+def test_after_a_match_nothing_follows():
+    matcher = StopMatcher(("\n\n",))
+    assert matcher.push("one\n\ntwo") == "one"
+    assert matcher.push("three") == ""
+    assert matcher.flush() == ""
+    assert matcher.matched == "\n\n"

@@ -1,0 +1,98 @@
+"""Every route and every refusal, over scripted placements."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.domain import Device
+from worker_node.errors import (
+    ContextLengthExceeded,
+    DeviceUnavailable,
+    EngineUnavailable,
+    ModelLoading,
+    NodeError,
+)
+from worker_node.routing import Candidate, Decision, choose
+
+NPU = Candidate(Device.NPU, prompt_limit=1024, total_limit=1152)
+CPU = Candidate(Device.CPU, prompt_limit=8192, total_limit=8192)
+
+
+def blocked(device, obstacle, **more):
+    return Candidate(device, 1024, 1152, obstacle=obstacle, **more)
+
+
+def route(*candidates, prompt_tokens=10, max_new_tokens=1, require=None):
+    return choose("m", candidates, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens, require=require)
+
+
+def test_the_first_placement_is_preferred():
+    assert route(NPU, CPU) == Decision(0, "preferred")
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(1025, 1), (1024, 129), (1, 1152)])
+def test_what_the_npu_cannot_hold_goes_on(prompt, new):
+    assert route(NPU, CPU, prompt_tokens=prompt, max_new_tokens=new) == Decision(1, "context_exceeds_npu")
+
+
+def test_limits_are_inclusive():
+    assert route(NPU, CPU, prompt_tokens=1024, max_new_tokens=128).index == 0
+
+
+@pytest.mark.parametrize("obstacle", ["device_unavailable", "device_quarantined", "model_loading"])
+def test_a_placement_that_cannot_serve_is_passed_over_with_its_reason(obstacle):
+    assert route(blocked(Device.NPU, obstacle), CPU) == Decision(1, obstacle)
+
+
+def test_a_required_device_is_never_replaced():
+    assert route(NPU, CPU, require=Device.CPU) == Decision(1, "device_required")
+    with pytest.raises(DeviceUnavailable, match="requires NPU"):
+        route(blocked(Device.NPU, "device_quarantined", detail="canary failed"), CPU, require=Device.NPU)
+    with pytest.raises(DeviceUnavailable, match="no placement on GPU"):
+        route(NPU, CPU, require=Device.GPU)
+    with pytest.raises(ContextLengthExceeded, match="1025 tokens"):
+        route(NPU, CPU, prompt_tokens=1025, require=Device.NPU)
+
+
+def test_too_long_for_all_is_refused_with_the_numbers():
+    with pytest.raises(ContextLengthExceeded) as caught:
+        route(NPU, CPU, prompt_tokens=9000, max_new_tokens=5)
+    assert "9000 tokens" in caught.value.message
+    assert "8192" in caught.value.message
+
+
+def test_nothing_up_says_when_to_try_again():
+    with pytest.raises(EngineUnavailable) as caught:
+        route(blocked(Device.CPU, "device_unavailable", retry_after=2.5, detail="died"))
+    assert caught.value.retry_after == 2.5
+    with pytest.raises(ModelLoading):
+        route(blocked(Device.CPU, "model_loading"))
+
+
+candidates = st.builds(
+    Candidate,
+    st.sampled_from(Device),
+    st.integers(1, 100),
+    st.integers(1, 100),
+    obstacle=st.sampled_from([None, "device_unavailable", "device_quarantined", "model_loading"]),
+)
+
+
+@given(
+    st.lists(candidates, min_size=1, max_size=4),
+    st.integers(0, 120),
+    st.integers(0, 120),
+    st.none() | st.sampled_from(Device),
+)
+def test_the_route_is_the_first_that_can_or_a_typed_refusal(placements, prompt, new, require):
+    able = [
+        i
+        for i, c in enumerate(placements)
+        if c.obstacle is None and c.holds(prompt, new) and require in {None, c.device}
+    ]
+    try:
+        decision = choose("m", placements, prompt_tokens=prompt, max_new_tokens=new, require=require)
+    except NodeError:
+        assert not able
+    else:
+        assert decision.index == able[0]

@@ -1,0 +1,26 @@
+"""From a `GenerateJob` to GenAI's generation configuration: one mapping for all generation engines."""
+
+from __future__ import annotations
+
+import time
+
+import openvino_genai as genai
+
+from worker_node.engines.base import GenerateJob
+
+
+def generation_config(job: GenerateJob, defaults: genai.GenerationConfig) -> genai.GenerationConfig:
+    """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken."""
+    config = genai.GenerationConfig()
+    config.eos_token_id = defaults.eos_token_id
+    config.stop_token_ids = defaults.stop_token_ids
+    config.max_new_tokens = job.max_new_tokens
+    config.ignore_eos = job.ignore_eos
+    config.do_sample = job.temperature > 0
+    if config.do_sample:
+        config.temperature = job.temperature
+        config.top_p = job.top_p
+        if job.top_k:
+            config.top_k = job.top_k
+        config.rng_seed = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+    return config
