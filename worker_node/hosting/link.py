@@ -106,13 +106,18 @@ class EngineLink(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     @property
+    def up(self) -> bool:
+        """Whether the engine process can still be spoken to."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
     def in_flight(self) -> int:
         """How many jobs the engine holds."""
         return len(self._jobs)
 
     def send(self, command: Command, sink: JobSink | None = None) -> None:
         """Send a command; a job's events go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
-        if self._transport is None or self._transport.is_closing():
+        if not self.up:
             raise self._unavailable("the engine process has ended")
         if sink is not None:
             self._jobs[command.id] = sink  # type: ignore[union-attr]

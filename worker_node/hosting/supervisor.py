@@ -76,9 +76,13 @@ class SupervisedEngine:
     @property
     def status(self) -> EngineStatus:
         retry_after = None if self._resume_at is None else max(0.1, self._resume_at - time.monotonic())
+        state, reason = self._state, self._reason
+        if state is EngineState.READY and not (self._link and self._link.up):
+            # The process has just died and the supervising task has not had its turn yet.
+            state, reason = EngineState.BACKING_OFF, "the engine process died"
         return EngineStatus(
-            state=self._state,
-            reason=self._reason,
+            state=state,
+            reason=reason,
             pid=self._link.pid if self._link else None,
             restarts=self._restarts,
             load_seconds=self._loaded.seconds if self._loaded else None,

@@ -1,0 +1,198 @@
+"""What happens to callers when an engine process crashes, hangs, or cannot load: scripted faults in real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.base import EngineSpec, EngineState, GenerateJob
+from worker_node.errors import DeadlineExceeded, EngineUnavailable
+from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.supervisor import CanaryFailed, HostingLimits, SupervisedEngine
+
+RUNNER = "tests.support.scripted_runner:ScriptedRunner"
+QUICK = RestartLimits(first_backoff_s=0.05, max_backoff_s=0.2)
+FAR = 1e12
+
+
+async def no_canary(_engine):
+    pass
+
+
+def spec(**options):
+    return EngineSpec("scripted", ModelKind.GENERATION, "/", Device.CPU, RUNNER, options)
+
+
+@asynccontextmanager
+async def running(canary=no_canary, limits=None, **options):
+    limits = limits or HostingLimits(watchdog_s=20.0, restart=QUICK)
+    engine = SupervisedEngine(spec(**options), canary, limits)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def until(engine, *states):
+    async with asyncio.timeout(30):
+        while engine.status.state not in states:
+            await asyncio.sleep(0.01)
+    return engine.status
+
+
+def job(*tokens, deadline=FAR):
+    return GenerateJob(0, np.asarray(tokens, "<i4").tobytes(), max_new_tokens=100, deadline=deadline)
+
+
+async def collect(engine, *tokens, deadline=FAR):
+    async with aclosing(engine.generate(job(*tokens, deadline=deadline))) as deltas:
+        return [token async for delta in deltas for token in delta.tokens]
+
+
+async def test_jobs_run_side_by_side():
+    async with running() as engine:
+        await until(engine, EngineState.READY)
+        answers = await asyncio.gather(*(collect(engine, 1, 2, n) for n in range(20)))
+        assert answers == [[1, 2, n] for n in range(20)]
+        output = await engine.embed([[5, 6], [7]], deadline=FAR)
+        assert output.vectors.shape == (2, DIMENSIONS)
+
+
+async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
+    async with running(step_s=0.01) as engine:
+        first = await until(engine, EngineState.READY)
+        waiting = [asyncio.create_task(collect(engine, *range(1, 400))) for _ in range(8)]
+        await asyncio.sleep(0)
+        os.kill(first.pid, signal.SIGKILL)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(r, EngineUnavailable) and r.retry_after for r in results), results
+        await until(engine, EngineState.STARTING, EngineState.BACKING_OFF)
+        second = await until(engine, EngineState.READY)
+        assert second.pid != first.pid
+        assert second.restarts == 1
+        assert await collect(engine, 1, 2) == [1, 2]
+
+
+async def test_three_crashes_in_a_minute_quarantine_with_the_reason():
+    async with running() as engine:
+        for _ in range(3):
+            await until(engine, EngineState.READY)
+            with pytest.raises(EngineUnavailable):
+                await collect(engine, CRASH)
+            await until(engine, EngineState.BACKING_OFF, EngineState.STARTING, EngineState.QUARANTINED)
+        status = await until(engine, EngineState.QUARANTINED)
+        assert "3 crashes within 60 s" in status.reason
+        assert status.retry_after > 200
+        with pytest.raises(EngineUnavailable):
+            await collect(engine, 1)
+
+
+async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
+    limits = HostingLimits(watchdog_s=2.5, restart=QUICK)
+    async with running(limits=limits) as engine:
+        before = await until(engine, EngineState.READY)
+        with pytest.raises(EngineUnavailable, match="hung"):
+            await collect(engine, HANG)
+        after = await until(engine, EngineState.READY)
+        assert after.pid != before.pid
+        assert not psutil.pid_exists(before.pid)
+
+
+async def test_what_cannot_be_loaded_says_why_and_is_not_tried_again(tmp_path):
+    log = tmp_path / "log"
+    async with running(load_error="no such device", log=str(log)) as engine:
+        status = await until(engine, EngineState.FAILED)
+        assert "no such device" in status.reason
+        assert log.read_text().count("load") == 1
+        with pytest.raises(EngineUnavailable, match="no such device"):
+            await collect(engine, 1)
+
+
+async def test_an_engine_whose_canary_fails_is_never_ready():
+    seen = []
+
+    async def garbage(engine):
+        seen.append(engine.status.state)
+        raise CanaryFailed("the answer is garbage")
+
+    async with running(canary=garbage) as engine:
+        status = await until(engine, EngineState.QUARANTINED)
+        assert "garbage" in status.reason
+    assert EngineState.READY not in seen
+
+
+async def test_a_load_that_takes_too_long_is_ended():
+    limits = HostingLimits(load_timeout_s=0.3, restart=RestartLimits(first_backoff_s=30))
+    async with running(limits=limits, load_s=3600) as engine:
+        status = await until(engine, EngineState.BACKING_OFF)
+        assert "did not load within" in status.reason
+
+
+async def test_leaving_a_generation_cancels_it_in_the_engine(tmp_path):
+    log = tmp_path / "log"
+    async with running(step_s=0.01, log=str(log)) as engine:
+        await until(engine, EngineState.READY)
+        async with aclosing(engine.generate(job(*range(1, 10_000)))) as deltas:
+            await anext(deltas)
+        async with asyncio.timeout(10):
+            while "cancel 1" not in log.read_text():
+                await asyncio.sleep(0.01)
+        assert engine.status.in_flight == 0
+
+
+async def test_the_deadline_is_kept_even_if_the_engine_does_not():
+    async with running(step_s=0.2) as engine:
+        await until(engine, EngineState.READY)
+        with pytest.raises(DeadlineExceeded):
+            await collect(engine, *range(1, 1000), deadline=time.monotonic() + 0.05)
+        with pytest.raises(DeadlineExceeded):
+            await engine.embed([[1]], deadline=time.monotonic() - 1)
+        assert engine.status.in_flight == 0
+
+
+async def test_many_lives_leave_no_descriptor_and_no_process():
+    me = psutil.Process()
+    async with running() as engine:
+        await until(engine, EngineState.READY)
+    before = me.num_fds()
+    for _ in range(5):
+        async with running() as engine:
+            await until(engine, EngineState.READY)
+    assert me.num_fds() <= before
+    assert not me.children()
+
+
+@pytest.mark.parametrize("load_s", [0, 3600], ids=["while serving", "in the middle of a load"])
+def test_an_engine_dies_with_its_parent_even_by_kill_9(tmp_path, load_s):
+    log = tmp_path / "log"
+    script = textwrap.dedent(f"""
+        import asyncio
+        from tests.faults.hosting.test_engine_faults import running
+        async def main():
+            async with running(load_s={load_s}, log={str(log)!r}):
+                await asyncio.sleep(3600)
+        asyncio.run(main())
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
+    try:
+        deadline = time.monotonic() + 30
+        while not log.exists() or "load" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        engine = psutil.Process(int(log.read_text().split()[1]))
+    finally:
+        parent.kill()
+        parent.wait()
+    engine.wait(timeout=10)

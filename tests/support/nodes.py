@@ -1,0 +1,83 @@
+"""Real nodes in processes of their own, as a user starts them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass
+class RunningNode:
+    """A node process; `url` is where it listens."""
+
+    process: subprocess.Popen
+    url: str
+
+    def health(self):
+        """The status code and body of /health."""
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=5) as reply:  # noqa: S310
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def wait_for(self, condition, timeout=60.0):
+        """Poll /health until `condition(body)` holds; return the body."""
+        deadline = time.monotonic() + timeout
+        while True:
+            _, body = self.health()
+            if condition(body):
+                return body
+            assert self.process.poll() is None, "the node ended"
+            assert time.monotonic() < deadline, f"still {body}"
+            time.sleep(0.05)
+
+    def engine_pids(self):
+        """The node's engine processes by model id."""
+        _, body = self.health()
+        return {model["id"]: model["engines"][0]["pid"] for model in body["models"]}
+
+    def terminate(self, timeout=30.0):
+        """Ask the node to end, and return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+@contextlib.contextmanager
+def start_node(*arguments, ready=True, **environment):
+    """A node on a free loopback port, ended with the block; none of its processes outlives it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on "), f"the node said {line!r}"
+        node = RunningNode(process, line.split()[-1])
+        if ready:
+            node.wait_for(lambda body: body["status"] == "ready")
+        yield node
+    finally:
+        children = []
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, f"engine processes outlived their node: {alive}"
