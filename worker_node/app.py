@@ -7,6 +7,8 @@ from aiohttp import web
 from worker_node.api import health, native
 from worker_node.api.keys import NODE, Node
 from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
+from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai import models as openai_models
 
 
 def make_app(node: Node) -> web.Application:
@@ -15,6 +17,6 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=[identify_and_log, render_errors, require_key(keys)])
     app[NODE] = node
     app.on_response_prepare.append(on_prepare)
-    for room in (health, native):
+    for room in (health, native, openai_models, embeddings, completions, chat):
         app.add_routes(room.routes())
     return app

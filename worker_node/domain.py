@@ -55,7 +55,13 @@ RouteReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens."""
+    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
+
+    `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
+    are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
+    `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
+    token's probability.
+    """
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -64,6 +70,11 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +101,33 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to embed with one model; `model` None means the node's default embedding model."""
+    """Texts to embed with one model; `model` None means the node's default embedding model.
+
+    A text may be given as token ids of the model's own tokenizer, special tokens included: it is taken as it stands.
+    """
 
     context: RequestContext
-    texts: tuple[str, ...]
+    texts: tuple[str | tuple[int, ...], ...]
     model: str | None = None
     truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenized already, with the model's own tokenizer."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue. Text is continued as it stands; messages go through the model's chat template.
+    """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
     `sampling.max_new_tokens` None means as many as the placement allows.
     """
 
     context: RequestContext
-    prompt: str | tuple[Message, ...]
+    prompt: str | TokenIds | tuple[Message, ...]
     sampling: Sampling
     model: str | None = None
 

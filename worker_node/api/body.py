@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
+import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from worker_node.api.keys import NODE
-from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout
+from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
 
 _SHOWN_PROBLEMS = 3
 
@@ -19,8 +21,42 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Return the body that the JSON text holds. Raises pydantic.ValidationError."""
+        return cls.model_validate_json(data)
 
-B = TypeVar("B", bound=BaseModel)
+
+class DialectBody(Body):
+    """A body of somebody else's API, in which more is allowed than this node can do.
+
+    `ignored` are fields that do not change what the answer is. `refused` are fields that would, each with the reason
+    why it cannot be had here; one that holds nothing (null, false, an empty list or object) asks for nothing and is
+    passed over. Every other field is unknown and refused.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    refused: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """See `Body.read`; raises UnsupportedParameter, BadRequest too."""
+        try:
+            fields = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+        return cls.model_validate(cls.sift(fields) if isinstance(fields, dict) else fields)
+
+    @classmethod
+    def sift(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields without those that are ignored. Raises UnsupportedParameter for a refused one."""
+        for name, reason in cls.refused.items():
+            if fields.get(name):
+                raise UnsupportedParameter(f"{name}: {reason}", param=name)
+        return {name: value for name, value in fields.items() if name not in cls.ignored and name not in cls.refused}
+
+
+B = TypeVar("B", bound=Body)
 
 
 async def read_body(request: web.Request, model: type[B]) -> B:
@@ -29,7 +65,7 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     try:
-        return model.model_validate_json(data)
+        return model.read(data)
     except ValidationError as error:
         raise _explain(error) from None
 

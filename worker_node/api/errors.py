@@ -30,11 +30,11 @@ def retry_headers(error: NodeError) -> dict[str, str]:
     }
 
 
-def error_response(error: NodeError) -> web.Response:
-    """The reply to a request that failed."""
+def error_response(error: NodeError, fields: object = None) -> web.Response:
+    """The reply to a request that failed; `fields` is what stands under `error` where a dialect has its own form."""
     return web.Response(
         status=error.status,
-        body=error_body(error),
+        body=error_body(error) if fields is None else orjson.dumps({"error": fields}),
         content_type="application/json",
         charset="utf-8",
         headers=retry_headers(error),

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from worker_node.api.context import request_id
-from worker_node.api.errors import error_response
+from worker_node.api.dialects import renderer
 from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
 from worker_node.errors import (
     BadRequest,
@@ -65,18 +65,25 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure into the node's error format; log an unforeseen one by type and place, never by content."""
+    """Turn every failure into its dialect's form; log an unforeseen one by type and place, never by content."""
     try:
         return await handler(request)
     except NodeError as error:
-        return error_response(error)
+        failure = error
+        allow = None
     except web.HTTPException as error:
-        return _from_aiohttp(request, error)
+        failure = _from_aiohttp(request, error)
+        allow = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else None
     except (ConnectionError, TimeoutError):
         raise
     except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
         log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
-        return error_response(InternalError("the node failed to answer; the failure is logged under the request's id"))
+        failure = InternalError("the node failed to answer; the failure is logged under the request's id")
+        allow = None
+    response = renderer(request.path)(failure)
+    if allow is not None:
+        response.headers["Allow"] = allow
+    return response
 
 
 def _place(error: BaseException) -> str:
@@ -89,17 +96,14 @@ def _place(error: BaseException) -> str:
     return " > ".join(frames[-5:])
 
 
-def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+def _from_aiohttp(request: web.Request, error: web.HTTPException) -> NodeError:
     if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(error.allowed_methods))
-        response = error_response(MethodNotAllowed(f"{request.path[:200]} takes {allowed}"))
-        response.headers["Allow"] = allowed
-        return response
+        return MethodNotAllowed(f"{request.path[:200]} takes {', '.join(sorted(error.allowed_methods))}")
     if isinstance(error, web.HTTPNotFound):
-        return error_response(RouteNotFound(f"there is no {request.path[:200]} here"))
+        return RouteNotFound(f"there is no {request.path[:200]} here")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return error_response(PayloadTooLarge("the body is over the limit"))
-    return error_response(BadRequest(f"the request was refused: {error.reason}"))
+        return PayloadTooLarge("the body is over the limit")
+    return BadRequest(f"the request was refused: {error.reason}")
 
 
 def require_key(keys: tuple[str, ...]) -> Middleware:

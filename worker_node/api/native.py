@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from worker_node.api.errors import describe
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.sse import EventStream
+from worker_node.api.vectors import rows_json
 from worker_node.domain import (
     EmbeddingReply,
     EmbeddingRequest,
@@ -30,9 +30,6 @@ from worker_node.domain import (
 from worker_node.errors import BadRequest, NodeError
 from worker_node.serving.embedding import embed
 from worker_node.serving.generation import GenerationRun, generate
-
-# Rendering this many numbers as JSON takes about a millisecond; between chunks other requests get their turn.
-_NUMBERS_PER_CHUNK = 32_768
 
 OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
@@ -95,11 +92,10 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
 
 async def _embeddings_json(reply: EmbeddingReply) -> AsyncIterator[bytes]:
     """Render the reply in pieces, so that a large one does not hold up the event loop."""
-    count, dimensions = reply.vectors.shape
     head: dict[str, Any] = {
         "model": reply.route.model,
         "device": reply.route.device,
-        "dimensions": dimensions,
+        "dimensions": reply.vectors.shape[1],
         "space": reply.space,
         "usage": {"prompt_tokens": reply.usage.prompt_tokens},
         "timing_ms": _timing(reply.timing, "queue", "tokenize", "inference", "total"),
@@ -108,13 +104,8 @@ async def _embeddings_json(reply: EmbeddingReply) -> AsyncIterator[bytes]:
     if reply.route.emulated:
         head["emulated"] = True
     yield orjson.dumps(head)[:-1] + b',"embeddings":['
-    step = max(1, _NUMBERS_PER_CHUNK // max(1, dimensions))
-    for start in range(0, count, step):
-        if start:
-            yield b","
-            await asyncio.sleep(0)
-        rows = reply.vectors[start : start + step]
-        yield orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    async for rows in rows_json(reply.vectors):
+        yield rows
     yield b"]}"
 
 

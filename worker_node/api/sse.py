@@ -68,6 +68,10 @@ class EventStream:
         head = f"event: {event}\ndata: ".encode() if event else b"data: "
         await self._write(head + orjson.dumps(data) + b"\n\n")
 
+    async def send_raw(self, data: bytes) -> None:
+        """Send one event whose data is not JSON."""
+        await self._write(b"data: " + data + b"\n\n")
+
     async def _write(self, frame: bytes) -> None:
         loop = asyncio.get_running_loop()
         self._wrote_at = loop.time()

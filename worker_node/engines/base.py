@@ -62,6 +62,11 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     seed: int | None = None
     ignore_eos: bool = False
     interactive: bool = True
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -93,7 +98,8 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """New token ids of one generation. `finish` is set on the last: stop, length.
+    """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
+    natural logarithms, one a token.
 
     `started` (monotonic) is set on the first delta: when the engine took the job up.
     """
@@ -103,6 +109,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     finish: str | None = None
     started: float | None = None
     busy_us: int | None = None
+    logprobs: list[float] | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

@@ -16,11 +16,16 @@ def generation_config(job: GenerateJob, defaults: genai.GenerationConfig) -> gen
     config.stop_token_ids = defaults.stop_token_ids
     config.max_new_tokens = job.max_new_tokens
     config.ignore_eos = job.ignore_eos
+    config.presence_penalty = job.presence_penalty
+    config.frequency_penalty = job.frequency_penalty
+    config.repetition_penalty = job.repetition_penalty
+    config.logprobs = int(job.logprobs)
     config.do_sample = job.temperature > 0
     if config.do_sample:
         config.temperature = job.temperature
         config.top_p = job.top_p
         if job.top_k:
             config.top_k = job.top_k
+        config.min_p = job.min_p
         config.rng_seed = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
     return config

@@ -17,9 +17,11 @@ from worker_node.domain import (
     Route,
     Timing,
     Token,
+    TokenIds,
     Usage,
 )
 from worker_node.engines.base import TOKEN_DTYPE, GenerateJob
+from worker_node.errors import BadRequest
 from worker_node.routing import Candidate, choose
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
@@ -45,10 +47,9 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     context = request.context
     model = registry.generation(request.model)
     began = time.monotonic()
-    if isinstance(request.prompt, str):
-        prompt = model.tokenizer.encode_prompt(request.prompt)
-    else:
-        prompt = model.tokenizer.encode_chat(request.prompt)
+    prompt = _encode(model, request)
+    if not prompt:
+        raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
     tokenize_s = time.monotonic() - began
     candidates = [placement.candidate() for placement in model.placements]
     wanted = request.sampling.max_new_tokens
@@ -68,6 +69,14 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
             yield GenerationRun(route, events)
 
 
+def _encode(model: GenerationModel, request: GenerationRequest) -> list[int]:
+    if isinstance(request.prompt, str):
+        return model.tokenizer.encode_prompt(request.prompt)
+    if isinstance(request.prompt, TokenIds):
+        return model.tokenizer.check_ids(request.prompt.ids)
+    return model.tokenizer.encode_chat(request.prompt)
+
+
 def _job(request: GenerationRequest, prompt: list[int], candidate: Candidate) -> GenerateJob:
     sampling = request.sampling
     room = candidate.total_limit - len(prompt)
@@ -82,6 +91,11 @@ def _job(request: GenerationRequest, prompt: list[int], candidate: Candidate) ->
         seed=sampling.seed,
         ignore_eos=sampling.ignore_eos,
         interactive=request.context.priority is Priority.INTERACTIVE,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logprobs=sampling.logprobs,
     )
 
 

@@ -91,15 +91,20 @@ class Registry:
         return model
 
     def _find(self, name: str | None, kind: ModelKind) -> ServedModel:
-        known = ", ".join(model.id for model in self.models) or "none"
         if name is None:
             for model in self.models:
                 if model.installed.kind is kind:
                     return model
+            known = ", ".join(model.id for model in self.models) or "none"
             raise ModelNotFound(f"this node serves no {kind} model; it serves: {known}", param="model")
+        return self.find(name)
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that id or alias, whatever its kind. Raises ModelNotFound."""
         found = self._by_id.get(normalise_name(name))
         if found is None and (entry := self._catalog.find(name)) is not None:
             found = self._by_id.get(normalise_name(entry.id))
         if found is None:
+            known = ", ".join(model.id for model in self.models) or "none"
             raise ModelNotFound(f"model {name[:100]!r} is not served here; served: {known}", param="model")
         return found

@@ -31,17 +31,20 @@ class EmbeddingTokenizer:
         self._cut.no_padding()
         self._cut.enable_truncation(limit)
 
-    async def encode(self, texts: Sequence[str], *, truncate: bool) -> list[list[int]]:
-        """Return the token ids of each text, with the model's special tokens.
+    async def encode(self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool) -> list[list[int]]:
+        """Return the token ids of each text, with the model's special tokens; token ids are taken as they stand.
 
         A text of more than `limit` tokens is cut if `truncate`, else ContextLengthExceeded names it and its length.
+        Raises BadRequest for token ids that are none of the model's.
         """
         tokenizer = self._cut if truncate else self._whole
-        if sum(map(len, texts)) <= _INLINE_CHARACTERS:
-            encodings = tokenizer.encode_batch_fast(list(texts))
+        words = [text for text in texts if isinstance(text, str)]
+        if sum(map(len, words)) <= _INLINE_CHARACTERS:
+            encodings = tokenizer.encode_batch_fast(words)
         else:
-            encodings = await asyncio.to_thread(tokenizer.encode_batch_fast, list(texts))
-        rows = [encoding.ids for encoding in encodings]
+            encodings = await asyncio.to_thread(tokenizer.encode_batch_fast, words)
+        encoded = iter(encodings)
+        rows = [next(encoded).ids if isinstance(text, str) else self._given(text, truncate) for text in texts]
         for index, row in enumerate(rows):
             if len(row) > self.limit:
                 raise ContextLengthExceeded(
@@ -50,6 +53,18 @@ class EmbeddingTokenizer:
                     param=f"texts[{index}]",
                 )
         return rows
+
+    def _given(self, ids: tuple[int, ...], truncate: bool) -> list[int]:
+        check_ids(ids, self._whole.get_vocab_size(with_added_tokens=True))
+        return list(ids[: self.limit] if truncate else ids)
+
+
+def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raise BadRequest unless there is at least one token id and each is one of the vocabulary's."""
+    if not ids:
+        raise BadRequest("a list of token ids is empty")
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        raise BadRequest(f"a token id is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer")
 
 
 class ChatTokenizer:
@@ -91,6 +106,11 @@ class ChatTokenizer:
     def encode_prompt(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt as it stands."""
         return self._encode(prompt, special=True)
+
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt that came as such. Raises BadRequest if they are none of this model's."""
+        check_ids(ids, len(self._table))
+        return list(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation in the model's own template, ready for the answer.

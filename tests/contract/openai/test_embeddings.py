@@ -1,0 +1,84 @@
+"""POST /v1/embeddings on real weights."""
+
+import base64
+
+import numpy as np
+import pytest
+
+MODEL = "all-minilm-l6-v2"
+
+
+async def embeddings(http, node, **body):
+    async with http.post(node.url + "/v1/embeddings", json={"model": MODEL, **body}) as reply:
+        return reply, await reply.json()
+
+
+def vectors(reply):
+    assert [item["index"] for item in reply["data"]] == list(range(len(reply["data"])))
+    return np.array([item["embedding"] for item in reply["data"]], np.float32)
+
+
+async def test_equals_the_native_route(http, node):
+    texts = ["one text", "another", ""]
+    reply, body = await embeddings(http, node, input=texts)
+    async with http.post(node.url + "/embeddings", json={"texts": texts}) as native:
+        expected = np.array((await native.json())["embeddings"], np.float32)
+    assert body["object"] == "list"
+    assert body["model"] == MODEL
+    assert np.abs(vectors(body) - expected).max() < 2e-3
+    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 0
+    assert reply.headers["X-NPU-Node-Device"] == "CPU"
+    assert reply.headers["X-NPU-Node-Token-Count"] == str(body["usage"]["prompt_tokens"])
+
+
+async def test_base64_is_little_endian_float32(http, node):
+    _, plain = await embeddings(http, node, input="one text")
+    _, packed = await embeddings(http, node, input="one text", encoding_format="base64")
+    decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    assert np.abs(decoded - vectors(plain)[0]).max() < 2e-3
+
+
+async def test_token_ids_are_the_text(http, node):
+    _, text = await embeddings(http, node, input=["hello", "world"])
+    _, ids = await embeddings(http, node, input=[[101, 7592, 102], [101, 2088, 102]])
+    _, one = await embeddings(http, node, input=[101, 7592, 102])
+    assert np.abs(vectors(text) - vectors(ids)).max() < 2e-3
+    assert len(one["data"]) == 1
+
+
+async def test_many_vectors_in_order(http, node):
+    texts = [f"text number {i}" for i in range(300)]
+    _, many = await embeddings(http, node, input=texts)
+    _, last = await embeddings(http, node, input=texts[299])
+    assert vectors(many).shape == (300, 384)
+    assert np.abs(vectors(many)[299] - vectors(last)[0]).max() < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": "x", "dimensions": 7}, "dimensions"),
+        ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "truncate": True}, "truncate"),
+        ({"input": [30_000_000]}, None),
+        ({"input": []}, "input"),
+        ({"input": "word " * 1000}, "texts[0]"),
+        ({}, "input"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(http, node, fields, param):
+    reply, body = await embeddings(http, node, **fields)
+    assert reply.status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (body["error"]["param"] or "").startswith(param or "")
+
+
+async def test_dimensions_that_the_model_has_are_fine(http, node):
+    reply, _ = await embeddings(http, node, input="x", dimensions=384, user="somebody")
+    assert reply.status == 200
+
+
+async def test_a_generation_model_does_not_embed(http, node):
+    reply, body = await embeddings(http, node, model="smollm2", input="x")
+    assert reply.status == 400
+    assert body["error"]["param"] == "model"

@@ -1,0 +1,215 @@
+"""POST /v1/completions and /v1/chat/completions on real weights: framing, parameters, usage, errors."""
+
+import json
+
+import pytest
+
+from tests.support.events import sse
+
+MODEL = "smollm2-135m-instruct"
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+async def chat(http, node, **body):
+    body = {"model": MODEL, "messages": CAPITAL, "max_tokens": 8, **body}
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        return reply, await reply.json()
+
+
+async def complete(http, node, **body):
+    body = {"model": MODEL, "prompt": "One, two, three,", "max_tokens": 8, **body}
+    async with http.post(node.url + "/v1/completions", json=body) as reply:
+        return reply, await reply.json()
+
+
+async def stream(http, node, route="chat/completions", **body):
+    body = {"model": MODEL, "max_tokens": 8, "stream": True, **body}
+    if route == "completions":
+        body.setdefault("prompt", "One, two, three,")
+    else:
+        body.setdefault("messages", CAPITAL)
+    async with http.post(f"{node.url}/v1/{route}", json=body) as reply:
+        assert reply.status == 200
+        return reply, await sse(reply)
+
+
+async def test_a_chat_answer(http, node):
+    reply, body = await chat(http, node, max_tokens=32)
+    (choice,) = body["choices"]
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert choice["message"]["role"] == "assistant"
+    assert "Paris" in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
+    assert reply.headers["X-NPU-Node-Device"] == "CPU"
+    assert reply.headers["X-NPU-Node-Route-Reason"] == "preferred"
+
+
+async def test_text_parts_are_one_text_and_developer_is_system(http, node):
+    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
+    _, whole = await chat(http, node, messages=[{"role": "system", "content": "Be brief."}, *CAPITAL])
+    _, split = await chat(
+        http, node, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    )
+    assert split["choices"][0] == whole["choices"][0]
+    assert split["usage"] == whole["usage"]
+
+
+async def test_the_frames_of_a_chat_stream(http, node):
+    reply, frames = await stream(http, node, stream_options={"include_usage": True})
+    _, whole = await chat(http, node)
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    assert frames[-1] == "[DONE]"
+    chunks = [json.loads(frame) for frame in frames[:-1]]
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
+    assert chunks[0]["object"] == "chat.completion.chunk"
+    first, *middle, finish, last = chunks
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert (finish["choices"][0]["delta"], finish["choices"][0]["finish_reason"]) == ({}, "length")
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in [first, *middle])
+    assert all(chunk["usage"] is None for chunk in [first, *middle, finish])
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+
+
+async def test_without_include_usage_no_chunk_names_it(http, node):
+    _, frames = await stream(http, node)
+    assert frames[-1] == "[DONE]"
+    assert not any("usage" in json.loads(frame) for frame in frames[:-1])
+
+
+async def test_the_frames_of_a_completion_stream(http, node):
+    _, frames = await stream(http, node, "completions")
+    _, whole = await complete(http, node)
+    chunks = [json.loads(frame) for frame in frames[:-1]]
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_completions_stop_after_16_tokens_unless_told(http, node):
+    _, body = await complete(http, node, max_tokens=None)
+    assert body["usage"]["completion_tokens"] == 16
+
+
+async def test_prompts_and_choices_are_numbered_by_prompt(http, node):
+    prompts = ["One, two, three,", "A, B, C,"]
+    _, both = await complete(http, node, prompt=prompts, n=2)
+    texts = [choice["text"] for choice in both["choices"]]
+    alone = [(await complete(http, node, prompt=prompt))[1]["choices"][0]["text"] for prompt in prompts]
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert texts == [alone[0], alone[0], alone[1], alone[1]]
+    assert both["usage"]["completion_tokens"] == 32
+    _, frames = await stream(http, node, "completions", prompt=prompts, n=2)
+    streamed = ["", "", "", ""]
+    for frame in frames[:-1]:
+        choice = json.loads(frame)["choices"][0]
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == texts
+
+
+async def test_token_ids_continue_as_the_text_does(http, node):
+    _, reply = await complete(http, node, prompt=[29], max_tokens=3)
+    assert reply["usage"]["prompt_tokens"] == 1
+    reply, _ = await complete(http, node, prompt=[10_000_000])
+    assert reply.status == 400
+
+
+async def test_a_seed_repeats_and_choices_differ(http, node):
+    wanted = {"temperature": 1.0, "seed": 11, "n": 3, "max_tokens": 16}
+    _, first = await chat(http, node, **wanted)
+    _, second = await chat(http, node, **wanted)
+    assert first["choices"] == second["choices"]
+    assert len({choice["message"]["content"] for choice in first["choices"]}) > 1
+
+
+async def test_a_stop_sequence_ends_the_answer_before_it(http, node):
+    _, plain = await chat(http, node)
+    _, cut = await chat(http, node, stop=[" capital"])
+    assert cut["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"].split(" capital")[0]
+    assert cut["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_both_names_of_the_limit_mean_the_same(http, node):
+    _, body = await chat(http, node, max_tokens=None, max_completion_tokens=3)
+    assert body["usage"]["completion_tokens"] == 3
+    reply, body = await chat(http, node, max_tokens=4, max_completion_tokens=3)
+    assert reply.status == 400
+    assert body["error"]["param"] == "max_completion_tokens"
+
+
+async def test_ignore_eos_goes_on_to_the_limit(http, node):
+    _, body = await chat(http, node, max_tokens=40, ignore_eos=True)
+    assert body["usage"]["completion_tokens"] == 40
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": 3}, "temperature", "invalid_request"),
+        ({"temperature": "warm"}, "temperature", "invalid_request"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_parameter"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"invented": 1}, "invented", "invalid_request"),
+        ({"max_tokens": 100_000}, "prompt", "context_length_exceeded"),
+        ({"messages": []}, "messages", "invalid_request"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "invalid_request"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_request"),
+        ({"stop": ""}, "stop", "invalid_request"),
+        ({"n": 0}, "n", "invalid_request"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(http, node, fields, param, code):
+    reply, body = await chat(http, node, **fields)
+    assert reply.status == 400
+    assert body["error"]["code"] == code
+    assert body["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize("field", ["suffix", "echo"])
+async def test_what_a_completion_cannot_do_is_refused_not_ignored(http, node, field):
+    reply, body = await complete(http, node, **{field: "x" if field == "suffix" else True})
+    assert reply.status == 400
+    assert body["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "code": "unsupported_parameter",
+        "param": field,
+    }
+
+
+async def test_harmless_fields_and_nulls_are_passed_over(http, node):
+    reply, _ = await chat(
+        http, node, user="u", metadata={"a": "b"}, store=False, logit_bias={}, stop=None, seed=None, service_tier="auto"
+    )
+    assert reply.status == 200
+
+
+async def test_an_unknown_model_is_404(http, node):
+    reply, body = await chat(http, node, model="gpt-17")
+    assert reply.status == 404
+    assert body["error"]["code"] == "model_not_found"
+    assert MODEL in body["error"]["message"]
+    assert reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"model": "m"' + b"[" * 5000])
+async def test_a_body_that_is_no_json_object_is_400(http, node, data):
+    async with http.post(node.url + "/v1/chat/completions", data=data) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_models(http, node):
+    async with http.get(node.url + "/v1/models") as reply:
+        listed = await reply.json()
+    assert {model["id"] for model in listed["data"]} == {"all-minilm-l6-v2", MODEL}
+    assert all(model["object"] == "model" and isinstance(model["created"], int) for model in listed["data"])
+    async with http.get(node.url + "/v1/models/SmolLM2:latest") as reply:
+        assert (await reply.json())["id"] == MODEL
+    async with http.get(node.url + "/v1/models/nobody/nothing") as reply:
+        assert reply.status == 404

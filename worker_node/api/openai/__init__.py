@@ -1,0 +1,1 @@
+"""The OpenAI-compatible dialect under /v1 (spec: dialects)."""

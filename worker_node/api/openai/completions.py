@@ -1,0 +1,124 @@
+"""POST /v1/completions: continue prompts as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api import parameters
+from worker_node.api.body import read_body
+from worker_node.api.context import request_context
+from worker_node.api.keys import NODE
+from worker_node.api.middleware import inference
+from worker_node.api.openai.fields import SamplingFields
+from worker_node.api.openai.reply import Envelope, busy_time, collect, json_response, new_id, usage
+from worker_node.api.openai.stream import stream_chunks
+from worker_node.domain import Finished, GenerationRequest, RequestContext, Token, TokenIds
+from worker_node.errors import BadRequest
+from worker_node.serving.choices import generate_choices, repeated
+
+# What OpenAI does with a request that names no length, and what its clients count on.
+DEFAULT_MAX_TOKENS = 16
+MAX_GENERATIONS = 128
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionsBody(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "suffix": "text cannot be filled in before a suffix: the models here only continue a prompt",
+        "echo": "the prompt cannot be sent back: the engine returns new tokens only",
+        "logit_bias": "single tokens cannot be favoured or forbidden by this engine",
+    }
+
+    prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    best_of: Annotated[int, Field(ge=1)] | None = None
+
+    def prompts(self) -> list[str | TokenIds]:
+        """The prompts, of which one may stand without a list around it."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: list[str | TokenIds] = []
+        ids: list[int] = []
+        for item in self.prompt:
+            if isinstance(item, int):
+                ids.append(item)
+            else:
+                prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
+        return [TokenIds(tuple(ids))] if ids else prompts
+
+    def requests(self, context: RequestContext) -> list[GenerationRequest]:
+        """One domain request for each prompt and choice, those of a prompt together."""
+        count = self.n or 1
+        if self.best_of not in {None, count}:
+            raise BadRequest(
+                "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
+            )
+        sampling = parameters.sampling(
+            parameters.OPENAI, {**self.model_dump(), "max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
+        )
+        prompts = self.prompts()
+        if len(prompts) * count > MAX_GENERATIONS:
+            raise BadRequest(
+                f"{len(prompts)} prompts of {count} choices; a request may have {MAX_GENERATIONS} in all",
+                param="prompt",
+            )
+        return [
+            one
+            for prompt in prompts
+            for one in repeated(GenerationRequest(context, prompt, sampling, self.model), count)
+        ]
+
+
+class _Chunks:
+    """See `ChunkRenderer`."""
+
+    kind = "text_completion"
+
+    def opening(self, _index: int) -> list[dict[str, Any]]:
+        return []
+
+    def token(self, index: int, token: Token) -> list[dict[str, Any]]:
+        return [{"index": index, "text": token.text, "logprobs": None, "finish_reason": None}]
+
+    def closing(self, index: int, finished: Finished) -> list[dict[str, Any]]:
+        return [{"index": index, "text": "", "logprobs": None, "finish_reason": finished.finish_reason}]
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/v1/completions", inference(_completions))]
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    node = request.app[NODE]
+    context = request_context(request)
+    body = await read_body(request, CompletionsBody)
+    count = body.n or 1
+    async with generate_choices(node.registry, body.requests(context)) as choices:
+        envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)
+        if body.stream:
+            return await stream_chunks(
+                request,
+                choices,
+                envelope,
+                _Chunks(),
+                include_usage=body.include_usage,
+                choices_per_prompt=count,
+            )
+        outcomes = await collect(choices)
+    ends = [end for _, end in outcomes]
+    reply = envelope.wrap(
+        "text_completion",
+        [
+            {"index": index, "text": outcome.text, "logprobs": None, "finish_reason": end.finish_reason}
+            for index, (outcome, end) in enumerate(outcomes)
+        ],
+    )
+    reply["usage"] = usage(ends, choices.routes, count)
+    return json_response(reply, choices.routes[0], busy_time(ends))

@@ -1,0 +1,77 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import DialectBody, read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keys import NODE
+from worker_node.api.middleware import inference
+from worker_node.api.openai.fields import ACCOUNTING
+from worker_node.api.vectors import embedding_objects
+from worker_node.domain import EmbeddingRequest
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.serving.embedding import embed
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class EmbeddingsBody(DialectBody):
+    """Body of POST /v1/embeddings. Token ids are those of the model's own tokenizer, special tokens included."""
+
+    ignored: ClassVar[frozenset[str]] = ACCOUNTING
+
+    model: str
+    input: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+    def texts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The texts, of which one may stand without a list around it."""
+        if isinstance(self.input, str):
+            return (self.input,)
+        texts: list[str | tuple[int, ...]] = []
+        ids: list[int] = []
+        for item in self.input:
+            if isinstance(item, int):
+                ids.append(item)
+            else:
+                texts.append(item if isinstance(item, str) else tuple(item))
+        return (tuple(ids),) if ids else tuple(texts)
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/v1/embeddings", inference(_embeddings))]
+
+
+async def _embeddings(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    context = request_context(request)
+    body = await read_body(request, EmbeddingsBody)
+    texts = body.texts()
+    if len(texts) > node.settings.max_texts:
+        raise BadRequest(
+            f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
+        )
+    model = node.registry.embedding(body.model)
+    if body.dimensions is not None and body.dimensions != model.dimensions:
+        raise UnsupportedParameter(
+            f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
+            param="dimensions",
+        )
+    reply = await embed(node.registry, EmbeddingRequest(context, texts, body.model))
+    usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
+    head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
+    items = embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
+    return web.Response(
+        body=head + b',"data":[' + b"".join([part async for part in items]) + b"]}",
+        content_type="application/json",
+        charset="utf-8",
+        headers=route_headers(reply.route, reply.npu_busy_delta_us) | {"X-Space": reply.space},
+    )

@@ -1,0 +1,60 @@
+"""Fields that several of OpenAI's bodies share, and which of them this node passes over or refuses."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from worker_node.api.body import Body, DialectBody
+
+MAX_CHOICES = 20
+
+# They change where or for whom a request is accounted, stored or routed at OpenAI, never what the answer is.
+ACCOUNTING = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
+
+NumberOf = Annotated[int, Field(ge=1, le=1_000_000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Body):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(DialectBody):
+    """Sampling parameters of OpenAI, and what local servers add: top_k, min_p, repetition_penalty, ignore_eos."""
+
+    ignored: ClassVar[frozenset[str]] = ACCOUNTING
+
+    model: str
+    max_tokens: NumberOf | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)

@@ -1,0 +1,75 @@
+"""OpenAI's server-sent events: chunks of one envelope, the usage if asked for, `[DONE]`; or an error and the end."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from worker_node.api.context import route_headers
+from worker_node.api.openai.errors import describe_error
+from worker_node.api.openai.reply import Envelope, busy_time, usage
+from worker_node.api.sse import EventStream
+from worker_node.domain import Finished, Token
+from worker_node.errors import NodeError
+from worker_node.serving.choices import Choices
+
+
+class ChunkRenderer(Protocol):
+    """How a dialect's chunks look: each method returns the `choices` of the chunks to send."""
+
+    kind: str
+
+    def opening(self, index: int) -> list[dict[str, Any]]: ...
+    def token(self, index: int, token: Token) -> list[dict[str, Any]]: ...
+    def closing(self, index: int, finished: Finished) -> list[dict[str, Any]]: ...
+
+
+async def stream_chunks(
+    request: web.Request,
+    choices: Choices,
+    envelope: Envelope,
+    renderer: ChunkRenderer,
+    *,
+    include_usage: bool,
+    choices_per_prompt: int,
+) -> web.StreamResponse:
+    """Send the choices as they arise. A failure is the last event, and there is no `[DONE]` after it."""
+    ends: list[Finished] = []
+
+    def chunk(part: dict[str, Any]) -> dict[str, Any]:
+        body = envelope.wrap(renderer.kind, [part])
+        if include_usage:
+            body["usage"] = None
+        return body
+
+    async with EventStream(request, route_headers(choices.routes[0])) as stream:
+        try:
+            for index in range(len(choices.routes)):
+                for part in renderer.opening(index):
+                    await stream.send(chunk(part))
+            async for index, event in choices.events:
+                if isinstance(event, Token):
+                    for part in renderer.token(index, event):
+                        await stream.send(chunk(part))
+                    continue
+                ends.append(event)
+                *parts, last = [chunk(part) for part in renderer.closing(index, event)]
+                for body in parts:
+                    await stream.send(body)
+                if len(ends) == len(choices.routes) and not include_usage:
+                    last |= _busy(ends)
+                await stream.send(last)
+            if include_usage:
+                body = envelope.wrap(renderer.kind, [])
+                body["usage"] = usage(ends, choices.routes, choices_per_prompt)
+                await stream.send(body | _busy(ends))
+            await stream.send_raw(b"[DONE]")
+        except NodeError as error:
+            await stream.send({"error": describe_error(error)})
+    return stream.response
+
+
+def _busy(ends: list[Finished]) -> dict[str, int]:
+    busy_us = busy_time(ends)
+    return {} if busy_us is None else {"npu_busy_delta_us": busy_us}

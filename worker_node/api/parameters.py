@@ -1,0 +1,93 @@
+"""One table: which parameter of each dialect is which field of `Sampling`.
+
+A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
+null has the node's own default (`Sampling`), also the same for all: greedy, and as many tokens as there is room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker_node.domain import Sampling
+from worker_node.errors import BadRequest
+
+MAX_STOP_SEQUENCES = 16
+MAX_STOP_CHARACTERS = 256
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A field of `Sampling`, and how a dialect's value for it is read."""
+
+    field: str
+    read: Callable[[Any, str], Any]
+
+
+def _as_it_is(value: Any, _name: str) -> Any:
+    return value
+
+
+def _seed(value: int, _name: str) -> int | None:
+    # −1 is Ollama's and llama.cpp's word for a seed of the node's choice; others are taken modulo the engine's range.
+    return None if value == -1 else value % _SEEDS
+
+
+def _max_new_tokens(value: int, _name: str) -> int | None:
+    # Ollama: −1 no limit, −2 until the context is full; here the context is the limit in either case.
+    return None if value < 0 else value
+
+
+def _stop(value: str | list[str], name: str) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    if len(stops) > MAX_STOP_SEQUENCES:
+        raise BadRequest(f"{len(stops)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
+    return stops
+
+
+_SHARED = {
+    "temperature": Parameter("temperature", _as_it_is),
+    "top_p": Parameter("top_p", _as_it_is),
+    "top_k": Parameter("top_k", _as_it_is),
+    "min_p": Parameter("min_p", _as_it_is),
+    "seed": Parameter("seed", _seed),
+    "stop": Parameter("stop", _stop),
+    "presence_penalty": Parameter("presence_penalty", _as_it_is),
+    "frequency_penalty": Parameter("frequency_penalty", _as_it_is),
+    "ignore_eos": Parameter("ignore_eos", _as_it_is),
+}
+OPENAI: Mapping[str, Parameter] = _SHARED | {
+    "max_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "max_completion_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "max_output_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "repetition_penalty": Parameter("repetition_penalty", _as_it_is),
+}
+OLLAMA: Mapping[str, Parameter] = _SHARED | {
+    "num_predict": Parameter("max_new_tokens", _max_new_tokens),
+    "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
+}
+NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}
+
+
+def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: Any) -> Sampling:
+    """Return how to sample, from the parameters among `given` that the dialect's table names.
+
+    `more` are fields of `Sampling` that the dialect sets by itself. Raises BadRequest for a value out of range, and for
+    two parameters that mean the same and differ.
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in table.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        read = parameter.read(value, name)
+        if fields.setdefault(parameter.field, read) != read:
+            raise BadRequest(f"{name} contradicts another parameter of the same meaning", param=name)
+    if fields.get("top_p") == 0:
+        # Nothing but the likeliest token is left, whatever the temperature.
+        fields |= {"top_p": 1.0, "temperature": 0.0}
+    return Sampling(**fields, **more)

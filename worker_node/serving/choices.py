@@ -1,0 +1,76 @@
+"""Several generations for one request: more than one choice, or more than one prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from worker_node.domain import Finished, GenerationRequest, Route, Sampling, Token
+from worker_node.serving.generation import GenerationRun, generate
+from worker_node.serving.registry import Registry
+
+# Events that may wait for a slow reader before the generations that made them are held up.
+_BUFFERED_EVENTS = 64
+
+ChoiceEvent = tuple[int, Token | Finished]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Admitted generations whose events come as they arise, each with the index of its generation."""
+
+    routes: tuple[Route, ...]
+    events: AsyncIterator[ChoiceEvent]
+
+
+def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
+    """The request `count` times over; with a seed, the later ones take the seeds that follow."""
+    return [replace(request, sampling=_reseeded(request.sampling, index)) for index in range(count)]
+
+
+def _reseeded(sampling: Sampling, offset: int) -> Sampling:
+    return sampling if sampling.seed is None or not offset else replace(sampling, seed=sampling.seed + offset)
+
+
+@asynccontextmanager
+async def generate_choices(registry: Registry, requests: Sequence[GenerationRequest]) -> AsyncIterator[Choices]:
+    """Run the generations side by side for as long as the block lasts; leaving it early cancels them all.
+
+    Raises what `generate` raises; the failure of one is the failure of all.
+    """
+    async with AsyncExitStack() as stack:
+        runs = [await stack.enter_async_context(generate(registry, request)) for request in requests]
+        events = _only(runs[0]) if len(runs) == 1 else _merged(runs)
+        yield Choices(tuple(run.route for run in runs), await stack.enter_async_context(aclosing(events)))
+
+
+async def _only(run: GenerationRun) -> AsyncGenerator[ChoiceEvent, None]:
+    async for event in run.events:
+        yield 0, event
+
+
+async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
+    queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+
+    async def forward(index: int, run: GenerationRun) -> None:
+        try:
+            async for event in run.events:
+                await queue.put((index, event))
+        except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(forward(index, run)) for index, run in enumerate(runs)]
+    try:
+        open_runs = len(runs)
+        while open_runs:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            open_runs -= isinstance(item[1], Finished)
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
