@@ -1,9 +1,12 @@
-"""What the kernel's intel_vpu driver tells of the NPU in sysfs. Each field is a value, or null with the reason."""
+"""The kernel's counters of the NPU (sysfs of intel_vpu): each field is a value, or null with the reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+BUSY_TIME_FILE = "npu_busy_time_us"
+_EMULATED = "the NPU is emulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,17 @@ class NpuCounters:
 def read_counters(directory: Path) -> NpuCounters:
     """Read all counters below `directory` (usually /sys/class/accel/accel0/device)."""
     return NpuCounters(
-        busy_time_us=read_counter(directory / "npu_busy_time_us"),
+        busy_time_us=read_counter(directory / BUSY_TIME_FILE),
         memory_bytes=read_counter(directory / "npu_memory_utilization"),
         frequency_mhz=read_counter(directory / "npu_current_frequency_mhz"),
         max_frequency_mhz=read_counter(directory / "npu_max_frequency_mhz"),
     )
+
+
+def read_stand_in(busy_time: Path) -> NpuCounters:
+    """Read the counter of an emulated NPU; an emulated device has neither memory nor a frequency of its own."""
+    nothing = Reading(None, _EMULATED)
+    return NpuCounters(read_counter(busy_time), nothing, nothing, nothing)
 
 
 def read_counter(path: Path) -> Reading:
@@ -45,3 +54,17 @@ def read_counter(path: Path) -> Reading:
         return Reading(None, f"cannot be read: {error.strerror}")
     except ValueError:
         return Reading(None, "does not hold a number")
+
+
+class SysfsCounter:
+    """The kernel's busy counter for an engine's runs (a `busy.Counter`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int | None:
+        """Cumulative busy microseconds of the whole device; None where the kernel does not tell."""
+        return read_counter(self._path).value
+
+    def ran(self, seconds: float) -> None:
+        """Nothing: the kernel counts."""

@@ -1,0 +1,69 @@
+"""Compiled blobs are kept apart by all that they depend on, and removed when they can never be used again."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.devices.compile_cache import KEY_FILE, CacheKey, cache_directory, model_hash, prepare
+
+KEY = CacheKey(
+    model="m", model_hash="aa", device="NPU", openvino="2026.4", driver="1.2", compiler="7", lengths=(1024, 128)
+)
+CHANGES = {
+    "model": "n",
+    "model_hash": "bb",
+    "device": "GPU",
+    "openvino": "2027.1",
+    "driver": None,
+    "compiler": "8",
+    "lengths": (2048, 128),
+}
+
+
+def changed(name):
+    return msgspec.structs.replace(KEY, **{name: CHANGES[name]})
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_part_of_the_key_has_its_own_place(tmp_path, name):
+    assert cache_directory(tmp_path, changed(name)) != cache_directory(tmp_path, KEY)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_only_entries_of_other_versions_of_the_same_model_and_device_are_removed(tmp_path, name):
+    before = prepare(tmp_path, changed(name))
+    (before / "blob").write_bytes(b"x")
+    now = prepare(tmp_path, KEY)
+    assert now.is_dir()
+    assert before.exists() == (name in {"model", "device", "lengths"})
+
+
+def test_what_is_no_entry_is_left_alone(tmp_path):
+    stranger = tmp_path / "m" / "notes"
+    stranger.mkdir(parents=True)
+    (stranger / KEY_FILE).write_text("{")
+    (tmp_path / "m" / "file").write_text("")
+    prepare(tmp_path, KEY)
+    assert stranger.exists()
+    assert (tmp_path / "m" / "file").exists()
+
+
+def test_the_same_key_keeps_its_blobs(tmp_path):
+    (prepare(tmp_path, KEY) / "blob").write_bytes(b"x")
+    assert (prepare(tmp_path, KEY) / "blob").exists()
+
+
+def test_the_models_hash_follows_graph_and_manifest(tmp_path):
+    (tmp_path / "npu-node.json").write_text("{}")
+    first = model_hash(tmp_path)
+    (tmp_path / "openvino_model.xml").write_text("<net/>")
+    second = model_hash(tmp_path)
+    (tmp_path / "npu-node.json").write_text('{"source": "other"}')
+    assert len({first, second, model_hash(tmp_path)}) == 3
+
+
+@given(st.builds(CacheKey, model=st.just("m"), model_hash=st.text(), device=st.just("NPU"), openvino=st.text()))
+def test_no_key_outdates_itself_and_outdating_is_mutual(key):
+    assert not key.outdates(key)
+    assert key.outdates(KEY) == KEY.outdates(key)

@@ -1,0 +1,102 @@
+"""How long the NPU was busy with a run: the counter read immediately before and after it, in the engine's process.
+
+The kernel counts for the whole device, whoever uses it. So a difference proves that the NPU worked, and not that it
+worked for us alone: that it was shared is known when the counter moved between our runs, or by more than a run lasted.
+That it was not shared cannot be known from the counter, and is never claimed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
+TOLERANCE_US = 1_000
+
+
+class Counter(Protocol):
+    """A cumulative count of busy microseconds."""
+
+    def read(self) -> int | None:
+        """The count, or None where it cannot be read."""
+        ...
+
+    def ran(self, seconds: float) -> None:
+        """A run on the device has gone on for `seconds` more; only a stand-in needs to be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Busy microseconds during a run (None: unknown), and whether others are known to have used the device."""
+
+    us: int | None
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class BusyMeter:
+    """Measures run after run of one engine. Call `begin` before and `end` after each, `so_far` in between."""
+
+    counter: Counter
+    clock: Callable[[], float] = time.monotonic
+    _rest: int | None = None
+    _before: int | None = None
+    _began: float = 0.0
+    _told: float = field(default=0.0)
+    _moved: bool = False
+
+    def rest(self) -> None:
+        """Take the counter as it is now: what moved it up to here (loading, compiling) was ours and no run."""
+        self._rest = self.counter.read()
+
+    def begin(self) -> None:
+        """A run is about to be given to the device."""
+        self._before = self.counter.read()
+        self._moved = (
+            self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
+        )
+        self._began = self._told = self.clock()
+
+    def so_far(self) -> int | None:
+        """Busy microseconds since `begin`; None where unknown, also when the counter went backwards."""
+        now = self.clock()
+        self.counter.ran(now - self._told)
+        self._told = now
+        count = self.counter.read()
+        if count is None or self._before is None or count < self._before:
+            return None
+        return count - self._before
+
+    def end(self) -> Busy:
+        """The run is over."""
+        us = self.so_far()
+        wall_us = (self._told - self._began) * 1e6
+        self._rest = self.counter.read()
+        return Busy(us, shared=self._moved or (us is not None and us > wall_us + TOLERANCE_US))
+
+
+@dataclass(slots=True)
+class Utilisation:
+    """The share of wall time that the NPU was busy between two looks at the counter, at least `shortest_s` apart.
+
+    Looks that follow each other faster get the last share again, so that many watchers do not disturb each other.
+    """
+
+    shortest_s: float = 1.0
+    _at: float | None = None
+    _count: int = 0
+    _share: float | None = None
+
+    def look(self, count: int | None, now: float) -> float | None:
+        """Return the share, 0 to 1; None before the second look, or when the counter is unknown or went backwards."""
+        if count is None:
+            self._at = self._share = None
+        elif self._at is None or count < self._count:
+            self._at, self._count, self._share = now, count, None
+        elif now - self._at >= self.shortest_s:
+            self._share = min(1.0, (count - self._count) / 1e6 / (now - self._at))
+            self._at, self._count = now, count
+        return self._share

@@ -1,0 +1,86 @@
+"""Where compiled models are kept, and which of them can never be used again.
+
+A blob fits one model, one device and the versions that made it: after an upgrade of OpenVINO, the driver or the
+compiler it is refused by the device at best. So each combination has a directory of its own,
+`<root>/<model>/<device>-<digest>/`, with the key in `key.json`; entries that differ from the current key in a version
+or in the model's hash are removed at start-up. Entries that differ only in lengths stay: another node on this machine
+may use them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from worker_node.models.manifest import MANIFEST_FILE
+
+log = logging.getLogger(__name__)
+
+KEY_FILE = "key.json"
+_GRAPH_FILES = (MANIFEST_FILE, "openvino_model.xml")
+
+
+class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a compiled blob depends on. `lengths` are the static shapes, in tokens; a version may be unknown."""
+
+    model: str
+    model_hash: str
+    device: str
+    openvino: str
+    driver: str | None = None
+    compiler: str | None = None
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that differ when any part does."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+    def outdates(self, other: CacheKey) -> bool:
+        """Whether `other`, of the same model and device, cannot be used any more."""
+        return (self.model, self.device) == (other.model, other.device) and (
+            self.model_hash,
+            self.openvino,
+            self.driver,
+            self.compiler,
+        ) != (other.model_hash, other.openvino, other.driver, other.compiler)
+
+
+def model_hash(directory: Path) -> str:
+    """SHA-256 over the graph and the manifest, which names the hashes of the published weights and the converters."""
+    digest = hashlib.sha256()
+    for name in _GRAPH_FILES:
+        path = directory / name
+        if path.is_file():
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_directory(root: Path, key: CacheKey) -> Path:
+    """The directory for this key's blobs."""
+    return root / key.model / f"{key.device}-{key.digest}"
+
+
+def prepare(root: Path, key: CacheKey) -> Path:
+    """Make the directory for this key, remove what the key outdates, and return it. Raises OSError."""
+    directory = cache_directory(root, key)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / KEY_FILE).write_bytes(msgspec.json.encode(key))
+    for sibling in directory.parent.iterdir():
+        other = _read_key(sibling)
+        if other is not None and key.outdates(other):
+            log.info("compile cache: removing %s, made for other versions", sibling)
+            shutil.rmtree(sibling, ignore_errors=True)
+    return directory
+
+
+def _read_key(directory: Path) -> CacheKey | None:
+    """The key of an entry; None for what is no entry of ours and must not be touched."""
+    try:
+        return msgspec.json.decode((directory / KEY_FILE).read_bytes(), type=CacheKey)
+    except (OSError, msgspec.DecodeError):
+        return None
