@@ -59,7 +59,8 @@ def load_settings(args: argparse.Namespace) -> NodeSettings:
         ]
         raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems)) from None
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"the settings cannot be read: {error}") from None
+        source = args.config or "the environment"
+        raise ConfigurationError(f"the settings in {source} cannot be read: {error}") from None
 
 
 def _announce(url: str) -> None:

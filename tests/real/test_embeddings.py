@@ -1,0 +1,147 @@
+"""The node's vectors are those of another library (sentence-transformers, torch, float32), text for text."""
+
+import json
+import random
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worker_node.domain import Device
+from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.hosting.supervisor import HostingLimits, SupervisedEngine
+from worker_node.serving.tokenization import EmbeddingTokenizer
+
+pytestmark = pytest.mark.real
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
+TEXTS = REFERENCE["texts"]
+VECTORS = np.asarray(REFERENCE["vectors"], np.float32)
+MIN_COSINE = 0.9999
+
+
+def worst_cosine(vectors, expected=VECTORS):
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    return float((np.einsum("nd,nd->n", vectors, expected) / norms).min())
+
+
+@pytest.fixture(scope="module")
+def minilm(store):
+    return store.get("all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(minilm):
+    return EmbeddingTokenizer(minilm.path, minilm.context_limit)
+
+
+@asynccontextmanager
+async def engine_with(minilm, **options):
+    async def no_canary(_engine):
+        pass
+
+    spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, "embedding", options)
+    engine = SupervisedEngine(spec, no_canary, HostingLimits())
+    engine.start()
+    try:
+        assert (await engine.settled()).state is EngineState.READY
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_token_counts_are_those_of_the_other_library(tokenizer):
+    rows = await tokenizer.encode(TEXTS, truncate=True)
+    assert [len(row) for row in rows] == REFERENCE["tokens"]
+
+
+def bf16_is_native():
+    import openvino as ov
+
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+async def check_alone_and_in_batches(engine, rows, chosen, sizes):
+    far = time.monotonic() + 600
+    alone = np.vstack([(await engine.embed([rows[i]], deadline=far)).vectors for i in chosen])
+    assert worst_cosine(alone, VECTORS[chosen]) >= MIN_COSINE
+    assert np.allclose(np.linalg.norm(alone, axis=1), 1.0, atol=5e-3)
+    shuffle = random.Random(7)
+    for size in sizes:
+        order = shuffle.sample(chosen, len(chosen))
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            output = await engine.embed([rows[i] for i in batch], deadline=far)
+            assert worst_cosine(output.vectors, VECTORS[batch]) >= MIN_COSINE
+
+
+async def test_vectors_equal_the_reference_alone_and_in_any_batch(minilm, tokenizer):
+    rows = await tokenizer.encode(TEXTS, truncate=True)
+    async with engine_with(minilm, precision="f32") as engine:
+        await check_alone_and_in_batches(engine, rows, list(range(len(rows))), sizes=(2, 5, len(rows)))
+
+
+async def test_vectors_equal_the_reference_with_the_bf16_hint(minilm, tokenizer):
+    rows = await tokenizer.encode(TEXTS, truncate=True)
+    # A CPU without bf16 instructions emulates them a hundred times slower (8 s for 256 tokens): there, only some
+    # texts, chosen for their scripts and lengths, the empty one among them.
+    chosen = list(range(len(rows))) if bf16_is_native() else [0, 1, 7, 8, 10, 13, 19]
+    async with engine_with(minilm, precision="bf16") as engine:
+        await check_alone_and_in_batches(engine, rows, chosen, sizes=(len(chosen),))
+
+
+async def test_over_http_as_json_and_as_binary(node, http):
+    body = {"texts": TEXTS, "truncate": True}
+    async with http.post(node.url + "/embeddings", json=body) as reply:
+        assert reply.status == 200
+        assert reply.headers["X-NPU-Node-Device"] == "CPU"
+        data = await reply.json()
+    assert data["usage"]["prompt_tokens"] == sum(REFERENCE["tokens"])
+    assert data["dimensions"] == 384
+    as_json = np.asarray(data["embeddings"], np.float32)
+    headers = {"Accept": "application/octet-stream"}
+    async with http.post(node.url + "/embeddings", json=body, headers=headers) as reply:
+        assert reply.headers["X-Shape"] == f"{len(TEXTS)},384"
+        assert reply.headers["X-Space"] == data["space"]
+        as_bytes = np.frombuffer(await reply.read(), "<f4").reshape(len(TEXTS), 384)
+    assert worst_cosine(as_json) >= MIN_COSINE
+    assert worst_cosine(as_bytes) >= MIN_COSINE
+    assert worst_cosine(as_json, as_bytes) >= 0.999999
+
+
+async def test_over_the_limit_is_refused_with_the_count_or_cut_as_asked(node, http, tokenizer):
+    text = "river " * 300
+    async with http.post(node.url + "/embeddings", json={"texts": ["short", text]}) as reply:
+        assert reply.status == 400
+        error = (await reply.json())["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "texts[1]"
+    assert "302 tokens" in error["message"]
+    async with http.post(node.url + "/embeddings", json={"texts": [text], "truncate": True}) as reply:
+        cut = np.asarray((await reply.json())["embeddings"], np.float32)
+    (ids,) = await tokenizer.encode([text], truncate=True)
+    assert len(ids) == 256
+    async with http.post(node.url + "/embeddings", json={"texts": ["river " * 254]}) as reply:
+        whole = np.asarray((await reply.json())["embeddings"], np.float32)
+    assert worst_cosine(cut, whole) >= MIN_COSINE
+
+
+async def test_one_text_is_a_list_of_one_and_none_is_an_empty_list(node, http):
+    async with http.post(node.url + "/embeddings", json={"texts": "one"}) as reply:
+        assert len((await reply.json())["embeddings"]) == 1
+    async with http.post(node.url + "/embeddings", json={"texts": []}) as reply:
+        assert (await reply.json())["embeddings"] == []
+
+
+async def test_64_concurrent_requests_each_get_their_own_vectors(node, http):
+    import asyncio
+
+    async def one(i):
+        async with http.post(node.url + "/embeddings", json={"texts": [TEXTS[i % 25]]}) as reply:
+            assert reply.status == 200
+            return (await reply.json())["embeddings"][0]
+
+    vectors = np.asarray(await asyncio.gather(*(one(i) for i in range(64))), np.float32)
+    assert worst_cosine(vectors, VECTORS[[i % 25 for i in range(64)]]) >= MIN_COSINE

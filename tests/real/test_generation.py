@@ -1,0 +1,128 @@
+"""SmolLM2 on the continuous-batching engine, over HTTP."""
+
+import asyncio
+import json
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+PARIS = {"prompt": "What is the capital of France?", "max_new_tokens": 40}
+
+
+async def ask(http, node, **body):
+    async with http.post(node.url + "/inference", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        return await reply.json()
+
+
+async def stream(http, node, **body):
+    """The text pieces and the last event of a streamed answer."""
+    pieces, last = [], None
+    async with http.post(node.url + "/inference", json={**body, "stream": True}) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        assert reply.headers["X-NPU-Node-Device"] == "CPU"
+        event = None
+        async for line in reply.content:
+            if line.startswith(b"event: "):
+                event = line[7:].strip().decode()
+            elif line.startswith(b"data: "):
+                data = json.loads(line[6:])
+                if event == "token":
+                    pieces.append(data["text"])
+                else:
+                    last = (event, data)
+    return pieces, last
+
+
+async def test_the_capital_of_france_is_paris(node, http):
+    answer = await ask(http, node, **PARIS)
+    assert "Paris" in answer["text"]
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"]["prompt_tokens"] == 37
+    assert 0 < answer["timing_ms"]["first_token"] <= answer["timing_ms"]["total"]
+    assert answer["npu_busy_delta_us"] is None
+
+
+async def test_streamed_alone_or_beside_others_the_answer_is_the_same(node, http):
+    alone = await ask(http, node, **PARIS)
+    pieces, (event, done) = await stream(http, node, **PARIS)
+    assert event == "done"
+    assert "".join(pieces) == alone["text"]
+    assert len(pieces) > 5
+    assert done["usage"] == alone["usage"]
+    assert "text" not in done
+    others = [ask(http, node, prompt=f"Count from {i} to {i + 20}.", max_new_tokens=40) for i in range(15)]
+    beside, *rest = await asyncio.gather(ask(http, node, **PARIS), *others)
+    assert beside["text"] == alone["text"]
+    assert beside["usage"] == alone["usage"]
+    assert all(answer["usage"]["completion_tokens"] for answer in rest)
+
+
+async def test_limits_and_stops_end_the_answer(node, http):
+    short = await ask(http, node, **PARIS | {"max_new_tokens": 3})
+    assert (short["finish_reason"], short["usage"]["completion_tokens"]) == ("length", 3)
+    stopped = await ask(http, node, **PARIS, stop=[" Paris"])
+    assert stopped["text"] == "The capital of France is"
+    assert stopped["finish_reason"] == "stop"
+    pieces, _ = await stream(http, node, **PARIS, stop=" Paris")
+    assert "".join(pieces) == stopped["text"]
+
+
+async def test_sampling_with_a_seed_can_be_repeated(node, http):
+    body = {"prompt": "Tell me a story.", "max_new_tokens": 24, "temperature": 1.2, "top_p": 0.95, "seed": 5}
+    first, second = await ask(http, node, **body), await ask(http, node, **body)
+    other = await ask(http, node, **body | {"seed": 6})
+    assert first["text"] == second["text"] != other["text"]
+
+
+async def test_raw_continues_the_text_without_a_template(node, http):
+    raw = await ask(http, node, prompt="The capital of France is", raw=True, max_new_tokens=4)
+    assert raw["usage"]["prompt_tokens"] == 5
+    assert "Paris" in raw["text"]
+
+
+async def test_text_of_many_scripts_comes_through_whole(node, http):
+    pieces, _ = await stream(
+        http, node, prompt="Repeat exactly: 東京 🚀 café", max_new_tokens=30, temperature=1.5, seed=3
+    )
+    assert "\ufffd" not in "".join(pieces)
+
+
+async def test_a_prompt_over_the_context_is_refused_with_the_numbers(node, http):
+    for prompt in ("word " * 9000, "x" * 900_000):
+        async with http.post(node.url + "/inference", json={"prompt": prompt}) as reply:
+            assert reply.status == 400
+            error = (await reply.json())["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "8192" in error["message"]
+    async with http.post(node.url + "/inference", json={"prompt": "hi", "max_new_tokens": 9000}) as reply:
+        assert reply.status == 400
+
+
+async def test_a_reader_who_leaves_stops_the_generation(node, http):
+    async with http.post(
+        node.url + "/inference",
+        json={"prompt": "Write a long story.", "max_new_tokens": 4000, "stream": True, "ignore_eos": True},
+    ) as reply:
+        await reply.content.readline()
+        reply.close()
+    body = await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))
+    assert body["status"] == "ready"
+
+
+async def test_a_deadline_ends_a_long_answer(node, http):
+    headers = {"X-Request-Timeout-Ms": "700"}
+    body = {"prompt": "Write a long story.", "max_new_tokens": 4000, "ignore_eos": True}
+    async with http.post(node.url + "/inference", json=body, headers=headers) as reply:
+        assert reply.status == 504
+        assert (await reply.json())["error"]["code"] == "deadline_exceeded"
+    async with http.post(node.url + "/inference", json=body, headers={"X-Request-Timeout-Ms": "0"}) as reply:
+        assert reply.status == 504
+
+
+async def test_16_concurrent_answers(node, http):
+    answers = await asyncio.gather(
+        *(ask(http, node, prompt=f"Name {i + 1} fruits.", max_new_tokens=32) for i in range(16))
+    )
+    assert all(answer["text"] for answer in answers)

@@ -1,0 +1,189 @@
+"""Whatever a client sends: a clear 4xx, never a 500, a hang or a leak. On a real node."""
+
+import asyncio
+import json
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+EMBED, INFER = "/embeddings", "/inference"
+DEEP = 20_000
+
+BAD_BODIES = {
+    "nothing": (EMBED, b""),
+    "not JSON": (EMBED, b"texts=hello"),
+    "cut JSON": (EMBED, b'{"texts": ["a"'),
+    "an array": (EMBED, b'["a"]'),
+    "a number": (INFER, b"1"),
+    "null": (INFER, b"null"),
+    "no texts": (EMBED, b"{}"),
+    "null texts": (EMBED, b'{"texts": null}'),
+    "a number among the texts": (EMBED, b'{"texts": ["a", 1]}'),
+    "texts in an object": (EMBED, b'{"texts": {"0": "a"}}'),
+    "an unknown field": (EMBED, b'{"texts": ["a"], "normalise": false}'),
+    "a string for a flag": (EMBED, b'{"texts": ["a"], "truncate": "yes"}'),
+    "a number for a flag": (EMBED, b'{"texts": ["a"], "truncate": 1}'),
+    "a number for the model": (EMBED, b'{"texts": ["a"], "model": 7}'),
+    "a lone surrogate": (EMBED, b'{"texts": ["\\ud800"]}'),
+    "bytes that are no UTF-8": (EMBED, b'{"texts": ["\xff\xfe"]}'),
+    "deep nesting": (EMBED, b'{"texts": ' + b"[" * DEEP + b"]" * DEEP + b"}"),
+    "deep objects": (INFER, b'{"a":' * DEEP + b"1" + b"}" * DEEP),
+    "no prompt": (INFER, b'{"max_new_tokens": 1}'),
+    "a list for a prompt": (INFER, b'{"prompt": ["a"]}'),
+    "NaN": (INFER, b'{"prompt": "a", "temperature": NaN}'),
+    "infinity": (INFER, b'{"prompt": "a", "temperature": Infinity}'),
+    "a huge float": (INFER, b'{"prompt": "a", "temperature": 1e999}'),
+    "a huge integer": (INFER, b'{"prompt": "a", "max_new_tokens": ' + b"9" * 400 + b"}"),
+    "an endless integer": (INFER, b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}"),
+    "no new tokens": (INFER, b'{"prompt": "a", "max_new_tokens": 0}'),
+    "negative tokens": (INFER, b'{"prompt": "a", "max_new_tokens": -1}'),
+    "a fraction of a token": (INFER, b'{"prompt": "a", "max_new_tokens": 1.5}'),
+    "negative temperature": (INFER, b'{"prompt": "a", "temperature": -0.1}'),
+    "top_p of zero": (INFER, b'{"prompt": "a", "top_p": 0}'),
+    "an empty stop": (INFER, b'{"prompt": "a", "stop": [""]}'),
+    "too many stops": (INFER, json.dumps({"prompt": "a", "stop": ["x"] * 17}).encode()),
+    "an empty raw prompt": (INFER, b'{"prompt": "", "raw": true}'),
+    "a duplicate of a wrong type": (INFER, b'{"prompt": "a", "prompt": 1}'),
+}
+
+
+async def error_of(reply, status):
+    body = await reply.json()
+    assert reply.status == status, body
+    error = body["error"]
+    assert set(error) == {"message", "type", "code", "param"}
+    assert error["message"]
+    assert reply.headers["X-Request-ID"]
+    return error
+
+
+@pytest.mark.parametrize(("path", "body"), BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_a_bad_body_is_a_400(node, http, path, body):
+    async with http.post(node.url + path, data=body) as reply:
+        await error_of(reply, 400)
+
+
+async def test_a_wrong_text_is_named_by_its_index(node, http):
+    async with http.post(node.url + EMBED, json={"texts": ["a", "b", None]}) as reply:
+        assert (await error_of(reply, 400))["param"] == "texts[2]"
+
+
+async def test_too_many_texts(node, http):
+    async with http.post(node.url + EMBED, json={"texts": ["a"] * 2049}) as reply:
+        assert "2048" in (await error_of(reply, 400))["message"]
+
+
+async def test_an_unknown_model_is_a_404_that_lists_the_known(node, http):
+    for path, body in ((EMBED, {"texts": ["a"]}), (INFER, {"prompt": "a"})):
+        async with http.post(node.url + path, json={**body, "model": "gpt-9"}) as reply:
+            error = await error_of(reply, 404)
+        assert error["code"] == "model_not_found"
+        assert "all-minilm-l6-v2" in error["message"]
+
+
+async def test_a_model_of_the_other_kind_is_a_400(node, http):
+    async with http.post(node.url + EMBED, json={"texts": ["a"], "model": "smollm2:135m"}) as reply:
+        await error_of(reply, 400)
+    async with http.post(node.url + INFER, json={"prompt": "a", "model": "all-minilm"}) as reply:
+        await error_of(reply, 400)
+
+
+async def test_a_body_over_the_limit_is_a_413_declared_or_not(node, http):
+    async def chunks():
+        for _ in range(150):
+            yield b" " * 65536
+
+    async with http.post(node.url + EMBED, data=chunks()) as reply:
+        assert (await error_of(reply, 413))["code"] == "payload_too_large"
+    reader, writer = await connect(node)
+    writer.write(b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+    assert b" 413 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_wrong_paths_and_methods(node, http):
+    async with http.get(node.url + "/nothing/here") as reply:
+        assert (await error_of(reply, 404))["code"] == "not_found"
+    async with http.get(node.url + EMBED) as reply:
+        assert (await error_of(reply, 405))["code"] == "method_not_allowed"
+        assert reply.headers["Allow"] == "POST"
+    async with http.delete(node.url + "/health") as reply:
+        await error_of(reply, 405)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Request-Timeout-Ms", "soon"),
+        ("X-Request-Timeout-Ms", "1e9"),
+        ("X-Request-Timeout-Ms", "9" * 40),
+        ("X-Priority", "urgent"),
+        ("X-NPU-Require-Device", "TPU"),
+    ],
+)
+async def test_a_malformed_header_is_a_400_that_names_it(node, http, header, value):
+    async with http.post(node.url + EMBED, json={"texts": ["a"]}, headers={header: value}) as reply:
+        assert (await error_of(reply, 400))["param"] == header
+
+
+async def test_a_required_device_that_is_not_there_is_a_503(node, http):
+    async with http.post(node.url + EMBED, json={"texts": ["a"]}, headers={"X-NPU-Require-Device": "NPU"}) as reply:
+        assert (await error_of(reply, 503))["code"] == "npu_unavailable"
+        assert int(reply.headers["Retry-After"]) >= 1
+
+
+async def test_a_request_id_is_kept_if_it_is_one_and_made_if_not(node, http):
+    async with http.get(node.url + "/health", headers={"X-Request-ID": "abc-1"}) as reply:
+        assert reply.headers["X-Request-ID"] == "abc-1"
+    for bad in ("a b", "x" * 200, "<script>"):
+        async with http.get(node.url + "/health", headers={"X-Request-ID": bad}) as reply:
+            made = reply.headers["X-Request-ID"]
+        assert made.startswith("req_")
+        assert len(made) == 28
+
+
+async def connect(node):
+    host, port = node.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def answer_to(node, data, *, half_close=False):
+    reader, writer = await connect(node)
+    writer.write(data)
+    if half_close:
+        writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"rubbish\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
+    ],
+)
+async def test_what_is_not_http_is_a_400_in_json(node, data):
+    answer = await answer_to(node, data)
+    assert answer.split()[1] == b"400"
+    assert b"Traceback" not in answer
+    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "invalid_request"
+
+
+async def test_half_a_request_and_a_closed_line_leave_nothing(node):
+    for data in (
+        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Le",
+        b'POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"texts": [',
+    ):
+        await answer_to(node, data, half_close=True)
+    await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))

@@ -1,0 +1,170 @@
+"""A node from its start to every kind of end, with real engines under load."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
+
+
+def test_a_slow_client_gets_408_for_its_header_and_for_its_body():
+    async def clients(node):
+        host, port = node.url.removeprefix("http://").split(":")
+        header = b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
+
+        async def send(data):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            answer = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            await writer.wait_closed()
+            return answer
+
+        return await asyncio.gather(send(header[:-20]), send(header + b'{"te'))
+
+    with start_node(ready=False, NPU_NODE_HEADER_TIMEOUT_S="0.3", NPU_NODE_BODY_TIMEOUT_S="0.3") as node:
+        node.wait_for(lambda body: body["models"][0]["state"] == "ready")
+        late_header, late_body = asyncio.run(clients(node))
+    assert late_header.startswith(b"HTTP/1.1 408 ")
+    assert late_body.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_killed_engine_fails_its_requests_at_once_and_comes_back():
+    """Kill −9 under load: retryable 503s, the node degraded and answering, the engine back; nothing left at the end."""
+
+    async def load(node):
+        async with aiohttp.ClientSession() as http:
+
+            async def generate():
+                body = {"prompt": "Write a long story.", "max_new_tokens": 3000, "ignore_eos": True}
+                async with http.post(node.url + "/inference", json=body) as reply:
+                    return reply.status, dict(reply.headers), await reply.json()
+
+            tasks = [asyncio.create_task(generate()) for _ in range(8)]
+            await asyncio.to_thread(node.wait_for, lambda body: body["models"][1]["in_flight"] == 8)
+            pid = node.engine_pids()["smollm2-135m-instruct"]
+            os.kill(pid, signal.SIGKILL)
+            answers = await asyncio.gather(*tasks)
+            for status, headers, body in answers:
+                assert status == 503
+                assert body["error"]["code"] == "engine_unavailable"
+                assert "Retry-After" in headers
+            code, health = node.health()
+            assert (code, health["status"]) == (200, "degraded")
+            async with http.post(node.url + "/embeddings", json={"texts": ["still here"]}) as reply:
+                assert reply.status == 200
+            health = await asyncio.to_thread(node.wait_for, lambda body: body["status"] == "ready")
+            assert health["models"][1]["engines"][0]["restarts"] == 1
+            assert health["models"][1]["engines"][0]["pid"] != pid
+            async with http.post(
+                node.url + "/inference", json={"prompt": "What is the capital of France?", "max_new_tokens": 20}
+            ) as reply:
+                assert "Paris" in (await reply.json())["text"]
+
+    with start_node() as node:
+        asyncio.run(load(node))
+
+
+def test_sigterm_drains():
+    """Ready → 503 first, admitted work finishes, new work is refused, all within 30 s and with exit status 0."""
+
+    async def drain(node):
+        async with aiohttp.ClientSession() as http:
+            body = {"prompt": "Write a story.", "max_new_tokens": 120, "ignore_eos": True}
+
+            async def generate():
+                async with http.post(node.url + "/inference", json=body) as reply:
+                    return reply.status, await reply.json()
+
+            running = asyncio.create_task(generate())
+            await asyncio.to_thread(node.wait_for, lambda health: health["models"][1]["in_flight"] == 1)
+            node.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(5):
+                while True:
+                    async with http.get(node.url + "/health/ready") as reply:
+                        if reply.status == 503:
+                            assert (await reply.json())["status"] == "draining"
+                            break
+            async with http.post(node.url + "/embeddings", json={"texts": ["late"]}) as reply:
+                assert reply.status == 503
+                assert (await reply.json())["error"]["code"] == "draining"
+            status, answer = await running
+            assert status == 200
+            assert answer["usage"]["completion_tokens"] == 120
+
+    with start_node() as node:
+        engines = list(node.engine_pids().values())
+        asyncio.run(drain(node))
+        began = time.monotonic()
+        assert node.process.wait(30) == 0
+        assert time.monotonic() - began < 30
+        assert not any(psutil.pid_exists(pid) for pid in engines)
+
+
+@pytest.mark.parametrize("when", ["loading", "serving"])
+def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, when):
+    environment = {"TMPDIR": str(tmp_path)}
+    with start_node(ready=when == "serving", **environment) as node:
+        if when == "loading":
+            node.wait_for(lambda body: all(model["engines"][0]["pid"] for model in body["models"]))
+        children = psutil.Process(node.process.pid).children(recursive=True)
+        assert len(children) >= 2
+        node.process.kill()
+        node.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_refuses_to_start_wrongly(tmp_path):
+    def refuse(*arguments, **environment):
+        done = subprocess.run(
+            [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "NPU_NODE_API_KEYS" in refuse("--host", "0.0.0.0")  # noqa: S104  (which it refuses)
+    assert "npu-node pull" in refuse("--model-store", str(tmp_path))
+    assert "prot" in refuse(NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2", "prot": 1}]')
+    secret = "sk-secret-key-1234"
+    assert secret not in refuse(NPU_NODE_API_KEYS=secret, NPU_NODE_PORT="-1", NPU_NODE_MAX_TEXTS=secret)
+    broken = tmp_path / "node.toml"
+    broken.write_text("port = = 1")
+    assert "node.toml" in refuse("--config", str(broken))
+
+
+def test_only_key_holders_are_served():
+    async def knock(node):
+        async with aiohttp.ClientSession() as http:
+            for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic one"}):
+                async with http.post(node.url + "/embeddings", json={"texts": ["a"]}, headers=headers) as reply:
+                    assert reply.status == 401
+                    assert (await reply.json())["error"]["code"] == "invalid_api_key"
+            for key in ("one", "two"):
+                headers = {"Authorization": f"Bearer {key}"}
+                async with http.post(node.url + "/embeddings", json={"texts": ["a"]}, headers=headers) as reply:
+                    assert reply.status == 200
+            for path in ("/health", "/health/live", "/health/ready"):
+                async with http.get(node.url + path) as reply:
+                    assert reply.status == 200
+            async with http.get(node.url + "/health/devices") as reply:
+                assert reply.status == 401
+
+    with start_node(NPU_NODE_API_KEYS="one,two", NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2"}]') as node:
+        asyncio.run(knock(node))
