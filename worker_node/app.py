@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api import health, native
+from worker_node.api import health, metrics, native
 from worker_node.api.keys import NODE, Node
 from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
 from worker_node.api.openai import chat, completions, embeddings
@@ -17,6 +17,7 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=[identify_and_log, render_errors, require_key(keys)])
     app[NODE] = node
     app.on_response_prepare.append(on_prepare)
-    for room in (health, native, openai_models, embeddings, completions, chat):
+    node.registry.telemetry.registry.register(metrics.NodeCollector(node))
+    for room in (health, metrics, native, openai_models, embeddings, completions, chat):
         app.add_routes(room.routes())
     return app

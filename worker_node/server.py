@@ -24,6 +24,7 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import build_model
 from worker_node.serving.registry import Registry, ServedModel
 from worker_node.settings import NodeSettings
+from worker_node.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ async def running_node(settings: NodeSettings) -> AsyncIterator[tuple[Node, str]
         stack.push_async_callback(_stop_engines, node)
         for engine in _engines(node):
             engine.start()
+        lag = asyncio.create_task(node.registry.telemetry.watch_event_loop(), name="event loop lag")
+        stack.callback(lag.cancel)
         runner = web.AppRunner(
             make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
         )
@@ -101,7 +104,7 @@ def _registry(settings: NodeSettings) -> Registry:
                 f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
             ) from error
         models.append(build_model(installed, wanted, settings))
-    return Registry(models, catalog)
+    return Registry(models, catalog, Telemetry())
 
 
 def _engines(node: Node) -> list[SupervisedEngine]:

@@ -51,12 +51,15 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         status = response.status
         return response
     finally:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource else "-"
+        request.app[NODE].registry.telemetry.http_requests.labels(route, status).inc()
         # Health is asked for every second by everything that watches: not worth a line each.
         access_log.log(
             logging.DEBUG if request.path in OPEN_PATHS else logging.INFO,
             "%s %s %s %.1f ms %s",
             request.method,
-            request.match_info.route.resource.canonical if request.match_info.route.resource else "-",
+            route,
             status,
             (time.monotonic() - arrived) * 1e3,
             request[REQUEST_ID],
@@ -80,6 +83,7 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
         failure = InternalError("the node failed to answer; the failure is logged under the request's id")
         allow = None
+    request.app[NODE].registry.telemetry.errors.labels(failure.code).inc()
     response = renderer(request.path)(failure)
     if allow is not None:
         response.headers["Allow"] = allow

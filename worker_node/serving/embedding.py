@@ -44,7 +44,9 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
         tokenize=tokenized - began,
         inference=output.inference_s,
     )
-    return EmbeddingReply(route, output.vectors, model.space, Usage(count), timing, output.busy_us)
+    reply = EmbeddingReply(route, output.vectors, model.space, Usage(count), timing, output.busy_us)
+    registry.telemetry.embedded(reply)
+    return reply
 
 
 def _timing(arrived: float, queue: float = 0.0, tokenize: float = 0.0, inference: float = 0.0) -> Timing:

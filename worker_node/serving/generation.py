@@ -26,6 +26,7 @@ from worker_node.routing import Candidate, choose
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import GenerationModel, Registry
+from worker_node.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,20 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     route = Route(model.id, placement.device, decision.reason, len(prompt), placement.emulated)
     job = _job(request, prompt, candidates[decision.index])
     with placement.admission.permit(1, context.deadline):
-        async with aclosing(_run(request, model, placement, job, tokenize_s, len(prompt))) as events:
-            yield GenerationRun(route, events)
+        async with (
+            aclosing(_run(request, model, placement, job, tokenize_s, len(prompt))) as events,
+            aclosing(_counted(registry.telemetry, route, events)) as counted,
+        ):
+            yield GenerationRun(route, counted)
+
+
+async def _counted(
+    telemetry: Telemetry, route: Route, events: AsyncIterator[Token | Finished]
+) -> AsyncGenerator[Token | Finished, None]:
+    async for event in events:
+        if isinstance(event, Finished):
+            telemetry.generated(route, event)
+        yield event
 
 
 def _encode(model: GenerationModel, request: GenerationRequest) -> list[int]:

@@ -13,6 +13,7 @@ from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.placement import Placement
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+from worker_node.telemetry import Telemetry
 
 
 class ModelState(StrEnum):
@@ -71,8 +72,9 @@ ServedModel = EmbeddingModel | GenerationModel
 class Registry:
     """All served models; the first of each kind is the default."""
 
-    def __init__(self, models: Iterable[ServedModel], catalog: Catalog) -> None:
+    def __init__(self, models: Iterable[ServedModel], catalog: Catalog, telemetry: Telemetry) -> None:
         self.models = tuple(models)
+        self.telemetry = telemetry
         self._catalog = catalog
         self._by_id = {normalise_name(model.id): model for model in self.models}
 

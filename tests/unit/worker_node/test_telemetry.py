@@ -1,0 +1,51 @@
+"""What a finished request leaves in the metrics."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from worker_node.domain import Device, EmbeddingReply, Finished, FinishReason, Route, Timing, Usage
+from worker_node.telemetry import Telemetry
+
+LABELS = {"model": "m", "device": "NPU"}
+
+
+@pytest.fixture
+def telemetry():
+    return Telemetry()
+
+
+def value(telemetry, name, **labels):
+    return telemetry.registry.get_sample_value(f"npu_node_{name}", labels)
+
+
+def test_an_embedding_is_counted(telemetry):
+    route = Route("m", Device.NPU, "preferred", 12)
+    timing = Timing(queue=1.0, tokenize=0.5, inference=20.0, total=25.0)
+    telemetry.embedded(EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
+    assert value(telemetry, "embedded_texts_total", **LABELS) == 3
+    assert value(telemetry, "prompt_tokens_total", **LABELS) == 12
+    assert value(telemetry, "npu_busy_seconds_total", model="m") == pytest.approx(0.015)
+    assert value(telemetry, "request_inference_time_seconds_sum", **LABELS) == pytest.approx(0.020)
+    assert value(telemetry, "routes_total", **LABELS, reason="preferred") == 1
+
+
+def test_a_generation_is_counted_with_its_latencies(telemetry):
+    route = Route("m", Device.NPU, "context_exceeds_npu", 30)
+    timing = Timing(queue=1.0, tokenize=0.5, inference=99.0, total=110.0, first_token=10.0)
+    telemetry.generated(route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
+    assert value(telemetry, "generation_tokens_total", **LABELS) == 11
+    assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
+    assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
+    assert value(telemetry, "npu_busy_seconds_total", model="m") is None
+
+
+async def test_a_blocked_event_loop_is_seen(telemetry):
+    watcher = asyncio.create_task(telemetry.watch_event_loop())
+    await asyncio.sleep(0.03)
+    time.sleep(0.2)  # noqa: ASYNC251  (the very thing that is measured)
+    await asyncio.sleep(0.03)
+    watcher.cancel()
+    assert value(telemetry, "event_loop_lag_max_seconds") >= 0.1

@@ -1,0 +1,67 @@
+"""GET /metrics, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from worker_node.api.keys import NODE, Node
+from worker_node.devices.npu_counters import read_counters
+from worker_node.engines.base import EngineState
+
+
+def routes() -> list[web.RouteDef]:
+    """The route of this file."""
+    return [web.get("/metrics", _metrics)]
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = generate_latest(request.app[NODE].registry.telemetry.registry)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class NodeCollector(Collector):
+    """Reads engines and counters when they are asked for, instead of keeping a second copy of their state."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first reading."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the state of every engine, and of the NPU, now."""
+        yield from self._engines()
+        counters = read_counters(self._node.settings.npu_sysfs)
+        if counters.busy_time_us.value is not None:
+            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", "NPU busy time by all of its users")
+            busy.add_metric((), counters.busy_time_us.value / 1e6)
+            yield busy
+        if counters.memory_bytes.value is not None:
+            memory = GaugeMetricFamily("npu_node_npu_memory_bytes", "NPU memory in use")
+            memory.add_metric((), counters.memory_bytes.value)
+            yield memory
+
+    def _engines(self) -> Iterable[Metric]:
+        labels = ("model", "device")
+        ready = GaugeMetricFamily("npu_node_engine_ready", "1 if the engine serves", labels=labels)
+        running = GaugeMetricFamily("npu_node_num_requests_running", "Jobs that the engine holds", labels=labels)
+        waiting = GaugeMetricFamily("npu_node_num_requests_waiting", "Work queued behind them", labels=labels)
+        restarts = CounterMetricFamily("npu_node_engine_restarts", "Engine processes that ended", labels=labels)
+        load = GaugeMetricFamily("npu_node_model_load_seconds", "The last load and compile", labels=labels)
+        for model in self._node.registry.models:
+            for placement in model.placements:
+                key = (model.id, placement.device.value)
+                status = placement.engine.status
+                ready.add_metric(key, float(status.state is EngineState.READY))
+                running.add_metric(key, status.in_flight)
+                waiting.add_metric(key, placement.admission.queue_depth)
+                restarts.add_metric(key, status.restarts)
+                if status.load_seconds is not None:
+                    load.add_metric(key, status.load_seconds)
+        return ready, running, waiting, restarts, load

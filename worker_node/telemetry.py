@@ -1,0 +1,101 @@
+"""Every metric of the node, declared once. Times in seconds, sizes in bytes; names in the manner of vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from worker_node.domain import EmbeddingReply, Finished, Route
+
+_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
+_TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_LAG_PERIOD_S = 0.01
+
+# When each counter began is a second series for every one of them, and nobody asks.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Telemetry:
+    """The metrics of one node, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        by_route = ("model", "device")
+
+        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(f"npu_node_{name}", text, labels, registry=self.registry)
+
+        def histogram(
+            name: str, text: str, labels: Iterable[str] = (), buckets: tuple[float, ...] = _LATENCY
+        ) -> Histogram:
+            return Histogram(f"npu_node_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+        self.http_requests = counter("http_requests", "HTTP requests by route and status", ("route", "status"))
+        self.routes = counter("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
+        self.errors = counter("request_errors", "Requests that failed, by error code", ("code",))
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed", by_route)
+        self.generation_tokens = counter("generation_tokens", "Tokens generated", by_route)
+        self.embedded_texts = counter("embedded_texts", "Texts embedded", by_route)
+        self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model",))
+        self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
+        self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
+        self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered", by_route)
+        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", by_route)
+        self.inter_token = histogram(
+            "inter_token_latency_seconds", "Mean time between a request's tokens", by_route, _TOKEN_LATENCY
+        )
+        self.loop_lag = histogram("event_loop_lag_seconds", "How late the edge's event loop was", (), _LAG)
+        self.loop_lag_max = Gauge(
+            "npu_node_event_loop_lag_max_seconds",
+            "The latest that the event loop has been since the node started",
+            registry=self.registry,
+        )
+
+    def embedded(self, reply: EmbeddingReply) -> None:
+        """Count a finished embedding request."""
+        labels = (reply.route.model, reply.route.device.value)
+        self._routed(reply.route)
+        self.embedded_texts.labels(*labels).inc(len(reply.vectors))
+        self.prompt_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
+        self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
+        self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
+        self.latency.labels(*labels).observe(reply.timing.total / 1e3)
+        self._busy(reply.route, reply.npu_busy_delta_us)
+
+    def generated(self, route: Route, finished: Finished) -> None:
+        """Count a finished generation."""
+        labels = (route.model, route.device.value)
+        timing, tokens = finished.timing, finished.usage.completion_tokens
+        self._routed(route)
+        self.prompt_tokens.labels(*labels).inc(finished.usage.prompt_tokens)
+        self.generation_tokens.labels(*labels).inc(tokens)
+        self.queue_time.labels(*labels).observe(timing.queue / 1e3)
+        self.inference_time.labels(*labels).observe(timing.inference / 1e3)
+        self.latency.labels(*labels).observe(timing.total / 1e3)
+        if timing.first_token is not None:
+            self.first_token.labels(*labels).observe(timing.first_token / 1e3)
+            if tokens > 1:
+                self.inter_token.labels(*labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
+        self._busy(route, finished.npu_busy_delta_us)
+
+    def _routed(self, route: Route) -> None:
+        self.routes.labels(route.model, route.device.value, route.reason).inc()
+
+    def _busy(self, route: Route, delta_us: int | None) -> None:
+        if delta_us is not None:
+            self.npu_busy.labels(route.model).inc(max(0, delta_us) / 1e6)
+
+    async def watch_event_loop(self) -> None:
+        """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""
+        worst = 0.0
+        while True:
+            due = time.monotonic() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
+            lag = max(0.0, time.monotonic() - due)
+            worst = max(worst, lag)
+            self.loop_lag.observe(lag)
+            self.loop_lag_max.set(worst)
