@@ -11,7 +11,8 @@ import pytest
 
 from worker_node.domain import Device
 from worker_node.engines.base import EngineSpec, EngineState
-from worker_node.hosting.supervisor import HostingLimits, SupervisedEngine
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.serving.tokenization import EmbeddingTokenizer
 
 pytestmark = pytest.mark.real

@@ -12,16 +12,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from worker_node.models.manifest import MANIFEST_FILE
-
 log = logging.getLogger(__name__)
 
 KEY_FILE = "key.json"
-_GRAPH_FILES = (MANIFEST_FILE, "openvino_model.xml")
 
 
 class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +48,10 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
         ) != (other.model_hash, other.openvino, other.driver, other.compiler)
 
 
-def model_hash(directory: Path) -> str:
-    """SHA-256 over the graph and the manifest, which names the hashes of the published weights and the converters."""
+def model_hash(directory: Path, names: Iterable[str]) -> str:
+    """SHA-256 over the files of those names that the model directory has."""
     digest = hashlib.sha256()
-    for name in _GRAPH_FILES:
+    for name in names:
         path = directory / name
         if path.is_file():
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -84,11 +84,13 @@ Command = EmbedJob | GenerateJob | Cancel | Shutdown
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
-    """The pipeline is up. `seconds` is the time that loading and compiling took."""
+    """The pipeline is up. `seconds` is the time that loading and compiling took; `driver` the device's, where it
+    has one."""
 
     seconds: float
     device_name: str
     runtime: str
+    driver: str | None = None
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True):
@@ -97,11 +99,22 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True
     message: str
 
 
+class Broken(msgspec.Struct, frozen=True, tag="broken", array_like=True):
+    """The device failed and no further job can be trusted to it: this process ends and must be replaced."""
+
+    message: str
+
+
+class DeviceBroken(Exception):
+    """Raised by a runner when its device or driver failed in the middle of a job."""
+
+
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
     natural logarithms, one a token.
 
-    `started` (monotonic) is set on the first delta: when the engine took the job up.
+    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
+    since then, `busy_shared` that others are known to have used it too.
     """
 
     id: int
@@ -110,6 +123,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     started: float | None = None
     busy_us: int | None = None
     logprobs: list[float] | None = None
+    busy_shared: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
@@ -119,13 +133,19 @@ class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
 
 
 class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
-    """The finished vectors of one job: float32, row-major, `len(lengths)` rows."""
+    """The finished vectors of one job: float32, row-major, `len(lengths)` rows.
+
+    `device_tokens` are those that the device computed for it, padding included. For `busy_us` and `busy_shared` see
+    `TokenDelta`; a run that held texts of several jobs is shared out by rows.
+    """
 
     id: int
     vectors: bytes
     started: float
     inference_s: float
     busy_us: int | None = None
+    busy_shared: bool = False
+    device_tokens: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
@@ -143,7 +163,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     running: int
 
 
-Event = Loaded | LoadFailed | Step | Embedded | Failed | Heartbeat
+Event = Loaded | LoadFailed | Broken | Step | Embedded | Failed | Heartbeat
 
 
 class Outbox(Protocol):
@@ -180,12 +200,26 @@ class Runner(Protocol):
 class EngineState(StrEnum):
     """Where an engine is in its life."""
 
+    UNLOADED = "unloaded"
     STARTING = "starting"
     READY = "ready"
     BACKING_OFF = "backing_off"
     QUARANTINED = "quarantined"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryProof:
+    """What the last passed canary proved: this model on this device, with this driver and this OpenVINO.
+
+    `passed_at` is `time.time()`, for people.
+    """
+
+    passed_at: float
+    device_name: str
+    driver: str | None
+    runtime: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +234,7 @@ class EngineStatus:
     device_name: str | None = None
     retry_after: float | None = None
     in_flight: int = 0
+    proof: CanaryProof | None = None
 
 
 class Engine(Protocol):
@@ -207,6 +242,14 @@ class Engine(Protocol):
 
     @property
     def status(self) -> EngineStatus: ...
+
+    def wake(self) -> None:
+        """Begin to load an engine that is unloaded; nothing for any other."""
+        ...
+
+    async def settled(self) -> EngineStatus:
+        """Wait until the engine is ready, or known not to become so by itself soon."""
+        ...
 
     async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:
         """Return the vectors of the texts, in order. Raises EngineUnavailable, DeadlineExceeded."""
@@ -222,9 +265,14 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """`vectors`: float32 (n, dimensions). `started` is monotonic time, `inference_s` seconds on the device."""
+    """`vectors`: float32 (n, dimensions). `started` is monotonic time, `inference_s` seconds on the device.
+
+    `device_tokens` are those that the device computed, padding included, where the engine counts them.
+    """
 
     vectors: npt.NDArray[np.float32]
     started: float
     inference_s: float
     busy_us: int | None
+    busy_shared: bool = False
+    device_tokens: int | None = None

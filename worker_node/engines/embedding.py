@@ -14,24 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import openvino as ov
 
-from worker_node.engines.base import (
-    TOKEN_DTYPE,
-    VECTOR_DTYPE,
-    Embedded,
-    EmbedJob,
-    EngineSpec,
-    Failed,
-    GenerateJob,
-    Inbox,
-    Job,
-    Loaded,
-    Outbox,
-)
+from worker_node.engines.base import EngineSpec, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
 from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
+from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 
 
 class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,22 +33,12 @@ class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class _Open:
-    """A job of which rows are still missing."""
-
-    job: EmbedJob
-    rows: list[npt.NDArray[np.int32]]
-    missing: int
-    vectors: npt.NDArray[np.float32] | None = None
-    started: float | None = None
-
-
-@dataclass(slots=True)
 class _Slot:
     """One infer request of the device and what it is running."""
 
     request: ov.InferRequest
     batch: list[Waiting] = field(default_factory=list)
+    tokens: int = 0
 
 
 class EmbeddingRunner:
@@ -71,8 +48,7 @@ class EmbeddingRunner:
         self._spec = spec
         self._options = msgspec.convert(spec.options, EmbeddingOptions)
         self._limits = BatchLimits(max_tokens=self._options.max_batch_tokens, max_rows=self._options.max_batch_rows)
-        self._jobs: dict[int, _Open] = {}
-        self._queue: list[Waiting] = []
+        self._jobs = EmbeddingJobs()
         self._idle: list[_Slot] = []
         self._slots: list[_Slot] = []
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
@@ -82,14 +58,14 @@ class EmbeddingRunner:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._finished) or bool(self._queue and self._idle)
+        return bool(self._finished) or bool(self._jobs.queue and self._idle)
 
     @property
     def wake_fd(self) -> int:
         return self._wake
 
     def counts(self) -> tuple[int, int]:
-        return len(self._queue), len(self._jobs)
+        return len(self._jobs.queue), len(self._jobs)
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -124,47 +100,24 @@ class EmbeddingRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, GenerateJob):
             raise TypeError("an embedding engine was sent a generation")
-        tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
-        ends = np.cumsum(job.lengths)
-        rows = np.split(tokens, ends[:-1])
-        self._jobs[job.id] = _Open(job, rows, missing=len(rows))
-        arrived = time.monotonic()
-        self._queue += [
-            Waiting(job.id, row, length, arrived, job.interactive) for row, length in enumerate(job.lengths)
-        ]
+        self._jobs.add(job, time.monotonic())
 
     def cancel(self, job_id: int) -> None:
-        if self._jobs.pop(job_id, None) is not None:
-            self._queue = [w for w in self._queue if w.job_id != job_id]
+        self._jobs.cancel(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a batch never blocks this loop)
         self._collect(emit)
         now = time.monotonic()
-        self._drop_expired(now, emit)
-        while self._idle and self._queue:
-            picked = plan_batch(self._queue, self._limits, free_slots=len(self._idle), now=now)
-            batch = [self._queue[i] for i in picked]
-            taken = set(picked)
-            self._queue = [w for i, w in enumerate(self._queue) if i not in taken]
-            self._start(self._idle.pop(), batch, now)
+        for job_id in self._jobs.expire(now):
+            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        while self._idle and self._jobs.queue:
+            picked = plan_batch(self._jobs.queue, self._limits, free_slots=len(self._idle), now=now)
+            self._start(self._idle.pop(), self._jobs.take(picked, now))
 
-    def _drop_expired(self, now: float, emit: Outbox) -> None:
-        for job_id in {w.job_id for w in self._queue}:
-            if self._jobs[job_id].job.deadline <= now:
-                self.cancel(job_id)
-                emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
-
-    def _start(self, slot: _Slot, batch: list[Waiting], now: float) -> None:
-        longest = max(w.length for w in batch)
-        ids = np.zeros((len(batch), longest), np.int64)
-        mask = np.zeros((len(batch), longest), np.int64)
-        for i, waiting in enumerate(batch):
-            job = self._jobs[waiting.job_id]
-            if job.started is None:
-                job.started = now
-            ids[i, : waiting.length] = job.rows[waiting.row]
-            mask[i, : waiting.length] = 1
-        slot.batch = batch
+    def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
+        shape = (len(batch), max(w.length for w in batch))
+        ids, mask = self._jobs.padded(batch, shape)
+        slot.batch, slot.tokens = batch, shape[0] * shape[1]
         slot.request.set_tensor("input_ids", ov.Tensor(ids))
         slot.request.set_tensor("attention_mask", ov.Tensor(mask))
         slot.request.start_async()
@@ -177,28 +130,11 @@ class EmbeddingRunner:
         while self._finished:
             slot = self._finished.popleft()
             slot.request.wait()
-            self._scatter(slot, emit)
+            output = slot.request.get_tensor("embedding").data
+            for event in self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic()):
+                emit(event)
             slot.batch = []
             self._idle.append(slot)
-
-    def _scatter(self, slot: _Slot, emit: Outbox) -> None:
-        output: npt.NDArray[np.float32] = slot.request.get_tensor("embedding").data
-        now = time.monotonic()
-        touched: set[int] = set()
-        for i, waiting in enumerate(slot.batch):
-            job = self._jobs.get(waiting.job_id)
-            if job is None:
-                continue
-            if job.vectors is None:
-                job.vectors = np.empty((len(job.rows), output.shape[1]), VECTOR_DTYPE)
-            job.vectors[waiting.row] = output[i]
-            job.missing -= 1
-            touched.add(waiting.job_id)
-        for job_id in touched:
-            job = self._jobs[job_id]
-            if job.missing == 0 and job.vectors is not None and job.started is not None:
-                del self._jobs[job_id]
-                emit(Embedded(job_id, job.vectors.tobytes(), job.started, now - job.started))
 
     def close(self) -> None:
         for slot in self._slots:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 
-from worker_node.engines.base import Cancel, EngineSpec, Heartbeat, LoadFailed, Runner, Shutdown
+from worker_node.engines.base import Broken, Cancel, DeviceBroken, EngineSpec, Heartbeat, LoadFailed, Runner, Shutdown
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
 
 HEARTBEAT_S = 1.0
@@ -27,6 +27,8 @@ _PR_SET_NAME = 15
 # By name, so that an engine process imports only the runtime that it needs.
 RUNNERS = {
     "embedding": ("worker_node.engines.embedding", "EmbeddingRunner"),
+    "embedding_static": ("worker_node.engines.embedding_static", "StaticEmbeddingRunner"),
+    "generation_stateful": ("worker_node.engines.generation_stateful", "StatefulRunner"),
     "generation_continuous": ("worker_node.engines.generation_continuous", "ContinuousRunner"),
 }
 
@@ -115,6 +117,9 @@ def main(fd: int, parent_pid: int) -> int:
         Loop(channel, runner).run()
     except (EdgeGone, BrokenPipeError, ConnectionError):
         runner.close()
+    except DeviceBroken as error:
+        channel.send(Broken(str(error)))
+        return 1
     return 0
 
 

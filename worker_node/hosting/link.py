@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 from worker_node import errors
 from worker_node.engines.base import (
+    Broken,
     Command,
     Embedded,
     EngineSpec,
@@ -37,6 +38,7 @@ _ERRORS: dict[str, type[NodeError]] = {
     cls.code: cls
     for cls in (
         errors.BadRequest,
+        errors.ContextLengthExceeded,
         errors.DeadlineExceeded,
         errors.EngineUnavailable,
         errors.InternalError,
@@ -65,7 +67,7 @@ class EngineLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
-        self.last_heard = time.monotonic()
+        self.last_heard = self.used_at = time.monotonic()
         self._kill_reason: str | None = None
 
     @classmethod
@@ -120,11 +122,13 @@ class EngineLink(asyncio.Protocol):
         if not self.up:
             raise self._unavailable("the engine process has ended")
         if sink is not None:
+            self.used_at = time.monotonic()
             self._jobs[command.id] = sink  # type: ignore[union-attr]
         self._write(encode(command))
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
+        self.used_at = time.monotonic()
         return self._jobs.pop(job_id, None) is not None
 
     def kill(self, reason: str) -> None:
@@ -207,6 +211,8 @@ class EngineLink(asyncio.Protocol):
                 if not self.loaded.done():
                     self.loaded.set_exception(LoadRefused(event.message))
                     self.loaded.exception()
+            case Broken():
+                self.kill(event.message)
             case Heartbeat():
                 pass
 

@@ -59,3 +59,7 @@ class RestartPolicy:
             )
         delay = min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** (self._streak - 1))
         return Verdict(delay, quarantined=False, reason=reason)
+
+    def distrusted(self, reason: str) -> Verdict:
+        """It runs, but what it answers is wrong: quarantined at once, since another start would answer the same."""
+        return Verdict(self.limits.quarantine_s, quarantined=True, reason=reason)

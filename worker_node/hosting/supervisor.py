@@ -1,7 +1,8 @@
 """Keeps one engine alive over many lives of its process, and is the `Engine` that the node calls.
 
 Death is seen by the closing of the socket, a hang by the watchdog on the engine's heartbeats. After either, the engine
-is started again as `restart.py` decides. It is `ready` only after its canary has passed.
+is started again as `restart.py` decides. It is `ready` only after its canary has passed; one that fails, then or later,
+quarantines the engine at once.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
 
 import msgspec
 import numpy as np
@@ -20,11 +20,10 @@ import numpy as np
 from worker_node.engines.base import (
     TOKEN_DTYPE,
     VECTOR_DTYPE,
+    CanaryProof,
     Cancel,
-    Embedded,
     EmbeddingOutput,
     EmbedJob,
-    Engine,
     EngineSpec,
     EngineState,
     EngineStatus,
@@ -32,42 +31,45 @@ from worker_node.engines.base import (
     Loaded,
     TokenDelta,
 )
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError
-from worker_node.hosting.link import EngineLink, LoadRefused
-from worker_node.hosting.restart import RestartLimits, RestartPolicy
+from worker_node.errors import DeadlineExceeded, EngineUnavailable
+from worker_node.hosting.life import Canary, End, EngineLife, HostingLimits
+from worker_node.hosting.link import EngineLink
+from worker_node.hosting.restart import RestartPolicy
+from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
 
 log = logging.getLogger(__name__)
 
-Canary = Callable[[Engine], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class HostingLimits:
-    """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own."""
-
-    load_timeout_s: float = 600.0
-    watchdog_s: float = 30.0
-    stop_timeout_s: float = 5.0
-    restart: RestartLimits = field(default_factory=RestartLimits)
-
-
-class CanaryFailed(Exception):
-    """The engine runs, but what it answers is wrong."""
+_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 
 
 class SupervisedEngine:
-    """An `Engine` in a child process that is restarted when it dies or hangs."""
+    """An `Engine` in a child process that is restarted when it dies or hangs.
 
-    def __init__(self, spec: EngineSpec, canary: Canary, limits: HostingLimits) -> None:
+    A `lazy` one stays unloaded until `wake` is called. `standby` is woken when this engine cannot serve any more.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        canary: Canary,
+        limits: HostingLimits,
+        *,
+        lazy: bool = False,
+        standby: SupervisedEngine | None = None,
+    ) -> None:
         self.spec = spec
+        self.lazy = lazy
+        self._standby = standby
         self._canary = canary
         self._limits = limits
         self._policy = RestartPolicy(limits.restart)
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
-        self._state = EngineState.STARTING
-        self._reason: str | None = "loading"
+        self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
+        self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
         self._loaded: Loaded | None = None
+        self._proof: CanaryProof | None = None
+        self._life = EngineLife(spec, limits, self._examine, self._on_ready)
         self._restarts = 0
         self._resume_at: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -89,11 +91,33 @@ class SupervisedEngine:
             device_name=self._loaded.device_name if self._loaded else None,
             retry_after=retry_after,
             in_flight=self._link.in_flight if self._link else 0,
+            proof=self._proof,
         )
 
     def start(self) -> None:
-        """Begin to run and supervise the engine process."""
+        """Begin to run and supervise the engine process; a lazy one waits for `wake`."""
+        if not self.lazy:
+            self._begin()
+
+    def wake(self) -> None:
+        """Load the engine if it is not: returns at once, `settled` waits."""
+        if self._state is EngineState.UNLOADED:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._set(EngineState.STARTING, "loading")
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.model_id}")
+
+    async def unload(self) -> bool:
+        """End the process until `wake` is called; False, and nothing done, while it holds jobs or is not ready."""
+        if self._task is None or self._state is not EngineState.READY or self.status.in_flight:
+            return False
+        self._set(EngineState.UNLOADED, "it was unloaded; it is loaded again when needed")
+        task, self._task = self._task, None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return True
 
     async def settled(self) -> EngineStatus:
         """Wait until the engine is ready or is known not to become so by itself soon."""
@@ -117,16 +141,27 @@ class SupervisedEngine:
         if self._state is not EngineState.STOPPED:
             self._state, self._reason = state, reason
         self._changed.set()
+        if self._standby is not None and state in _DOWN:
+            self._standby.wake()
 
     async def _supervise(self) -> None:
         while True:
-            reason = await self._live()
-            if reason is None:
+            end, reason = await self._live()
+            if end is End.WRONG:
+                self._proof = None
+            if end is End.HOPELESS:
+                self._set(EngineState.FAILED, reason)
+                log.error("engine %s on %s %s", self.spec.model_id, self.spec.device, reason)
+                return
+            if end is End.IDLE:
+                self._set(EngineState.UNLOADED, reason)
+                log.info("engine %s on %s is unloaded: %s", self.spec.model_id, self.spec.device, reason)
                 return
             self._restarts += 1
-            verdict = self._policy.crashed(time.monotonic(), reason)
+            now = time.monotonic()
+            verdict = self._policy.distrusted(reason) if end is End.WRONG else self._policy.crashed(now, reason)
             state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
-            self._resume_at = time.monotonic() + verdict.delay
+            self._resume_at = now + verdict.delay
             self._set(state, verdict.reason)
             log.warning(
                 "engine %s on %s ended: %s; next start in %.1f s",
@@ -139,56 +174,23 @@ class SupervisedEngine:
             self._resume_at = None
             self._set(EngineState.STARTING, "starting again after: " + verdict.reason)
 
-    async def _live(self) -> str | None:
-        """Run one life of the process; return why it ended, or None if another start would be useless."""
+    async def _live(self) -> tuple[End, str]:
         link = self._link = await EngineLink.spawn(self.spec)
         try:
-            try:
-                async with asyncio.timeout(self._limits.load_timeout_s):
-                    self._loaded = await link.loaded
-            except TimeoutError:
-                link.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
-                return await link.wait_closed()
-            except LoadRefused as error:
-                self._set(EngineState.FAILED, f"cannot be loaded: {error}")
-                log.error("engine %s on %s cannot be loaded: %s", self.spec.model_id, self.spec.device, error)
-                await link.wait_closed()
-                return None
-            except EngineUnavailable:
-                return f"{await link.wait_closed()} while loading"
-            return await self._serve(link)
+            return await self._life.run(link)
         finally:
             if self._state is not EngineState.STOPPED:
                 self._link = None
                 status = await link.reap()
                 log.info("engine %s on %s: exit status %s", self.spec.model_id, self.spec.device, status)
 
-    async def _serve(self, link: EngineLink) -> str:
-        watchdog = asyncio.create_task(self._watch(link), name=f"watchdog {self.spec.model_id}")
-        try:
-            try:
-                await self._canary(self)
-            except CanaryFailed as error:
-                link.kill(f"canary failed: {error}")
-                return await link.wait_closed()
-            except NodeError as error:
-                link.kill(f"canary could not run: {error.message}")
-                return await link.wait_closed()
-            self._set(EngineState.READY, None)
-            log.info("engine %s on %s is ready, pid %s", self.spec.model_id, self.spec.device, link.pid)
-            return await link.wait_closed()
-        finally:
-            watchdog.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watchdog
+    def _on_ready(self) -> None:
+        self._set(EngineState.READY, None)
 
-    async def _watch(self, link: EngineLink) -> None:
-        while True:
-            silent = time.monotonic() - link.last_heard
-            if silent >= self._limits.watchdog_s:
-                link.kill(f"hung: no heartbeat for {silent:.0f} s")
-                return
-            await asyncio.sleep(min(1.0, self._limits.watchdog_s - silent))
+    async def _examine(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        await self._canary(self)
+        self._proof = CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)
 
     def _live_link(self) -> EngineLink:
         if self._link is None or self._state in {EngineState.STOPPED, EngineState.FAILED}:
@@ -204,7 +206,7 @@ class SupervisedEngine:
         lengths = [len(row) for row in tokens]
         flat = np.fromiter(itertools.chain.from_iterable(tokens), TOKEN_DTYPE, count=sum(lengths))
         job = EmbedJob(next(self._ids), flat.tobytes(), lengths, deadline, interactive)
-        sink = _EmbeddingSink()
+        sink = EmbeddingSink()
         link.send(job, sink)
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
@@ -214,13 +216,15 @@ class SupervisedEngine:
         finally:
             _abandon(link, job.id)
         vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(lengths), -1)
-        return EmbeddingOutput(vectors, event.started, event.inference_s, event.busy_us)
+        return EmbeddingOutput(
+            vectors, event.started, event.inference_s, event.busy_us, event.busy_shared, event.device_tokens
+        )
 
     async def generate(self, job: GenerateJob) -> AsyncGenerator[TokenDelta, None]:
         """See `Engine.generate`."""
         link = self._live_link()
         job = msgspec.structs.replace(job, id=next(self._ids))
-        sink = _GenerationSink()
+        sink = GenerationSink()
         link.send(job, sink)
         try:
             while True:
@@ -245,36 +249,3 @@ def _abandon(link: EngineLink, job_id: int) -> None:
     if link.forget(job_id):
         with contextlib.suppress(EngineUnavailable):
             link.send(Cancel(job_id))
-
-
-class _EmbeddingSink:
-    def __init__(self) -> None:
-        self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
-
-    def on_result(self, result: Embedded | TokenDelta) -> None:
-        if isinstance(result, Embedded) and not self.future.done():
-            self.future.set_result(result)
-
-    def on_error(self, error: NodeError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class _GenerationSink:
-    """At most one generation's tokens wait here, so a slow reader holds a bounded list of integers and no more."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[TokenDelta | NodeError] = asyncio.Queue()
-
-    async def next(self) -> TokenDelta:
-        item = await self._queue.get()
-        if isinstance(item, NodeError):
-            raise item
-        return item
-
-    def on_result(self, result: Embedded | TokenDelta) -> None:
-        if isinstance(result, TokenDelta):
-            self._queue.put_nowait(result)
-
-    def on_error(self, error: NodeError) -> None:
-        self._queue.put_nowait(error)

@@ -8,7 +8,8 @@ from typing import Any
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineSpec
 from worker_node.errors import ConfigurationError
-from worker_node.hosting.supervisor import Canary, HostingLimits, SupervisedEngine
+from worker_node.hosting.life import Canary, HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits

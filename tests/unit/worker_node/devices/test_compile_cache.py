@@ -54,13 +54,19 @@ def test_the_same_key_keeps_its_blobs(tmp_path):
     assert (prepare(tmp_path, KEY) / "blob").exists()
 
 
-def test_the_models_hash_follows_graph_and_manifest(tmp_path):
-    (tmp_path / "npu-node.json").write_text("{}")
-    first = model_hash(tmp_path)
-    (tmp_path / "openvino_model.xml").write_text("<net/>")
-    second = model_hash(tmp_path)
-    (tmp_path / "npu-node.json").write_text('{"source": "other"}')
-    assert len({first, second, model_hash(tmp_path)}) == 3
+def test_the_models_hash_follows_its_files(tmp_path):
+    def hashed():
+        return model_hash(tmp_path, ["a", "b"])
+
+    (tmp_path / "a").write_text("1")
+    first = hashed()
+    (tmp_path / "b").write_text("2")
+    second = hashed()
+    (tmp_path / "a").write_text("12")
+    (tmp_path / "b").write_text("")
+    assert len({first, second, hashed()}) == 3
+    (tmp_path / "c").write_text("3")
+    assert hashed() == hashed()
 
 
 @given(st.builds(CacheKey, model=st.just("m"), model_hash=st.text(), device=st.just("NPU"), openvino=st.text()))

@@ -1,0 +1,123 @@
+"""The books of an embedding engine: which rows of which job wait, run and are done. No device, no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_node.engines.base import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob
+from worker_node.engines.batching import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What one run on the device cost. `tokens` is rows times padded length."""
+
+    tokens: int
+    busy_us: int | None = None
+    busy_shared: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """A job of which rows are still missing."""
+
+    job: EmbedJob
+    rows: list[npt.NDArray[np.int32]]
+    missing: int
+    vectors: npt.NDArray[np.float32] | None = None
+    started: float | None = None
+    device_tokens: float = 0.0
+    busy_us: float | None = 0.0
+    busy_shared: bool = False
+
+
+@dataclass(slots=True)
+class EmbeddingJobs:
+    """All jobs that an engine holds; `queue` has their waiting rows, oldest first."""
+
+    queue: list[Waiting] = field(default_factory=list)
+    _open: dict[int, _Open] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, job: EmbedJob, now: float) -> None:
+        """Queue the texts of a job."""
+        tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
+        rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
+        self._open[job.id] = _Open(job, rows, missing=len(rows))
+        self.queue += [Waiting(job.id, row, length, now, job.interactive) for row, length in enumerate(job.lengths)]
+
+    def cancel(self, job_id: int) -> None:
+        """Nobody waits for a job any more: drop what waits of it; what runs of it goes nowhere."""
+        if self._open.pop(job_id, None) is not None:
+            self.queue = [w for w in self.queue if w.job_id != job_id]
+
+    def expire(self, now: float) -> list[int]:
+        """Cancel the jobs whose deadline passed while rows of them waited; return their ids."""
+        late = [job_id for job_id in {w.job_id for w in self.queue} if self._open[job_id].job.deadline <= now]
+        for job_id in late:
+            self.cancel(job_id)
+        return late
+
+    def take(self, picked: Sequence[int], now: float) -> list[Waiting]:
+        """Take rows out of the queue by index, in the given order, to run them now."""
+        batch = [self.queue[index] for index in picked]
+        taken = set(picked)
+        self.queue = [w for index, w in enumerate(self.queue) if index not in taken]
+        for waiting in batch:
+            job = self._open[waiting.job_id]
+            if job.started is None:
+                job.started = now
+        return batch
+
+    def padded(
+        self, batch: Sequence[Waiting], shape: tuple[int, int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return input ids and attention mask, int64 of `shape` (rows, length), with the batch in the first rows.
+
+        Unused rows attend to one token, since a mean over none is no number.
+        """
+        ids = np.zeros(shape, np.int64)
+        mask = np.zeros(shape, np.int64)
+        for i, waiting in enumerate(batch):
+            ids[i, : waiting.length] = self._open[waiting.job_id].rows[waiting.row]
+            mask[i, : waiting.length] = 1
+        mask[len(batch) :, 0] = 1
+        return ids, mask
+
+    def finish(
+        self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float
+    ) -> Iterable[Embedded]:
+        """Take in a run's vectors (row i is that of `batch[i]`) and return the jobs that are complete by it."""
+        touched: dict[int, _Open] = {}
+        for i, waiting in enumerate(batch):
+            job = self._open.get(waiting.job_id)
+            if job is None:
+                continue
+            if job.vectors is None:
+                job.vectors = np.empty((len(job.rows), output.shape[1]), VECTOR_DTYPE)
+            job.vectors[waiting.row] = output[i]
+            job.missing -= 1
+            job.device_tokens += cost.tokens / len(batch)
+            job.busy_us = (
+                None if job.busy_us is None or cost.busy_us is None else job.busy_us + cost.busy_us / len(batch)
+            )
+            job.busy_shared |= cost.busy_shared
+            touched[waiting.job_id] = job
+        for job_id, job in touched.items():
+            if job.missing == 0 and job.vectors is not None and job.started is not None:
+                del self._open[job_id]
+                yield Embedded(
+                    job_id,
+                    job.vectors.tobytes(),
+                    job.started,
+                    now - job.started,
+                    None if job.busy_us is None else round(job.busy_us),
+                    job.busy_shared,
+                    round(job.device_tokens),
+                )

@@ -1,0 +1,110 @@
+"""The embedding engine of the NPU: static shapes, compiled ahead in buckets of length.
+
+The NPU runs static shapes only, so the model is compiled once per bucket at load, and each text runs in the smallest
+bucket that holds it. What the padding costs is counted. One run at a time, so that the busy counter read around it is
+that run's.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openvino as ov
+
+from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.engines.base import DeviceBroken, EngineSpec, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
+from worker_node.engines.batching import BatchLimits, plan_batch
+from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
+
+
+class StaticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`buckets` are lengths in tokens, ascending; `batch` the rows of every run. `busy_counter` is the counter's file,
+    which the engine advances itself if `stand_in`."""
+
+    buckets: tuple[int, ...]
+    batch: int = 1
+    busy_counter: str | None = None
+    stand_in: bool = False
+    cache_dir: str | None = None
+    plugin_config: dict[str, Any] = {}
+
+
+class StaticEmbeddingRunner:
+    """A `Runner` over one compiled model per bucket."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._options = msgspec.convert(spec.options, StaticOptions)
+        longest = self._options.buckets[-1]
+        self._limits = BatchLimits(max_tokens=longest * self._options.batch, max_rows=self._options.batch)
+        self._jobs = EmbeddingJobs()
+        self._requests: dict[int, ov.InferRequest] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs.queue)
+
+    @property
+    def wake_fd(self) -> None:
+        return None
+
+    def counts(self) -> tuple[int, int]:
+        return len(self._jobs.queue), len(self._jobs)
+
+    def load(self) -> Loaded:
+        began = time.monotonic()
+        options, emulated = self._options, self._spec.emulated
+        core = ov.Core()
+        require_npu(core, emulated=emulated)
+        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        config = npu_properties(emulated=emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config)
+        for length in options.buckets:
+            model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
+            model.reshape({port.any_name: [options.batch, length] for port in model.inputs})
+            self._requests[length] = core.compile_model(model, NPU, config).create_infer_request()
+        self._meter.rest()
+        name, driver = describe_npu(core, emulated=emulated)
+        return Loaded(time.monotonic() - began, name, ov.get_version(), driver)
+
+    def submit(self, job: Job) -> None:
+        if isinstance(job, GenerateJob):
+            raise TypeError("an embedding engine was sent a generation")
+        self._jobs.add(job, time.monotonic())
+
+    def cancel(self, job_id: int) -> None:
+        self._jobs.cancel(job_id)
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run is short: the loop polls between)
+        now = time.monotonic()
+        for job_id in self._jobs.expire(now):
+            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        if not self._jobs.queue:
+            return
+        batch = self._jobs.take(plan_batch(self._jobs.queue, self._limits, free_slots=1, now=now), now)
+        length = bucket_for(max(w.length for w in batch), self._options.buckets)
+        shape = (self._options.batch, length)
+        ids, mask = self._jobs.padded(batch, shape)
+        request = self._requests[length]
+        self._meter.begin()
+        try:
+            request.infer({"input_ids": ids, "attention_mask": mask})
+        except RuntimeError as error:
+            raise DeviceBroken(f"the NPU failed in a run: {brief(error)}") from None
+        busy = self._meter.end()
+        cost = RunCost(shape[0] * shape[1], busy.us, busy.shared)
+        for event in self._jobs.finish(batch, request.get_tensor("embedding").data, cost, time.monotonic()):
+            emit(event)
+
+    def close(self) -> None:
+        self._requests.clear()
+
+
+def bucket_for(length: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `length` tokens. Raises ValueError when none does."""
+    for bucket in buckets:
+        if length <= bucket:
+            return bucket
+    raise ValueError(f"{length} tokens do not fit the largest bucket of {buckets[-1]}")

@@ -1,0 +1,183 @@
+"""The generation engine of the NPU: GenAI's stateful pipeline, one generation at a time, in static shapes.
+
+`generate` releases the GIL and returns when the answer is complete; everything in between happens in the streamer,
+which GenAI calls for each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot
+be interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.engines.base import (
+    TOKEN_DTYPE,
+    DeviceBroken,
+    EmbedJob,
+    EngineSpec,
+    Failed,
+    GenerateJob,
+    Inbox,
+    Job,
+    Loaded,
+    Outbox,
+    Step,
+    TokenDelta,
+)
+from worker_node.engines.sampling import generation_config
+from worker_node.engines.token_streamer import TokenStreamer
+from worker_node.engines.waiting import WaitingLine
+
+
+class StatefulOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GenAI's properties for the NPU, as spec/serving.md names them; lengths in tokens. None leaves it to OpenVINO.
+
+    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
+    """
+
+    max_prompt_len: int = 1024
+    min_response_len: int = 128
+    prefill_hint: str | None = None
+    generate_hint: str | None = None
+    prefill_chunk_size: int | None = None
+    busy_counter: str | None = None
+    stand_in: bool = False
+    cache_dir: str | None = None
+    plugin_config: dict[str, Any] = {}
+
+
+class StatefulRunner:
+    """A `Runner` over one `LLMPipeline` on the NPU."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._options = msgspec.convert(spec.options, StatefulOptions)
+        self._line: WaitingLine[GenerateJob] = WaitingLine()
+        self._current: GenerateJob | None = None
+        self._cancelled = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._line)
+
+    @property
+    def wake_fd(self) -> None:
+        return None
+
+    def counts(self) -> tuple[int, int]:
+        return len(self._line), int(self._current is not None)
+
+    def load(self) -> Loaded:
+        began = time.monotonic()
+        options, emulated = self._options, self._spec.emulated
+        core = ov.Core()
+        require_npu(core, emulated=emulated)
+        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        properties = npu_properties(
+            emulated=emulated,
+            cache_dir=options.cache_dir,
+            plugin_config=options.plugin_config,
+            MAX_PROMPT_LEN=options.max_prompt_len,
+            MIN_RESPONSE_LEN=options.min_response_len,
+            PREFILL_HINT=options.prefill_hint,
+            GENERATE_HINT=options.generate_hint,
+            NPUW_LLM_PREFILL_CHUNK_SIZE=options.prefill_chunk_size,
+        )
+        self._pipeline = genai.LLMPipeline(self._spec.path, NPU, **properties)
+        self._defaults = self._pipeline.get_generation_config()
+        self._meter.rest()
+        name, driver = describe_npu(core, emulated=emulated)
+        return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
+
+    def submit(self, job: Job) -> None:
+        if isinstance(job, EmbedJob):
+            raise TypeError("a generation engine was sent an embedding")
+        self._line.add(job, time.monotonic())
+
+    def cancel(self, job_id: int) -> None:
+        if self._current is not None and self._current.id == job_id:
+            self._cancelled = True
+        else:
+            self._line.remove(job_id)
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:
+        now = time.monotonic()
+        for late in self._line.expired(now):
+            emit(Failed(late.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        job = self._line.next(now)
+        if job is None:
+            return
+        self._current, self._cancelled = job, False
+        try:
+            self._generate(job, emit, poll)
+        finally:
+            self._current = None
+
+    def _generate(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
+        refusal = self._refusal(job)
+        if refusal is not None:
+            emit(refusal)
+            return
+        started: float | None = time.monotonic()
+
+        def on_tokens(tokens: list[int]) -> bool:
+            nonlocal started
+            emit(Step([TokenDelta(job.id, tokens, None, started, self._meter.so_far())]))
+            started = None
+            poll()
+            return not self._cancelled and job.deadline > time.monotonic()
+
+        streamer = TokenStreamer(on_tokens)
+        ids = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
+        inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
+        self._meter.begin()
+        try:
+            result = self._pipeline.generate(inputs, generation_config(job, self._defaults), streamer)
+        except RuntimeError as error:
+            # The job was examined before, so this is the device or its driver, and every next job would meet it too.
+            raise DeviceBroken(f"the NPU failed in a generation: {brief(error)}") from None
+        busy = self._meter.end()
+        if streamer.failure is not None:
+            raise streamer.failure
+        if self._cancelled:
+            return
+        finish = _finish(result.finish_reasons[0], stopped=streamer.stopped)
+        if finish is None:
+            emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
+            return
+        emit(Step([TokenDelta(job.id, [], finish, started, busy.us, busy_shared=busy.shared)]))
+
+    def _refusal(self, job: GenerateJob) -> Failed | None:
+        """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
+        length = len(job.tokens) // TOKEN_DTYPE.itemsize
+        if length > self._options.max_prompt_len:
+            return Failed(
+                job.id,
+                "context_length_exceeded",
+                f"the prompt has {length} tokens and this NPU engine takes {self._options.max_prompt_len}",
+            )
+        if job.logprobs:
+            return Failed(job.id, "unsupported_parameter", "the NPU engine does not give logprobs; place it elsewhere")
+        try:
+            generation_config(job, self._defaults).validate()
+        except RuntimeError as error:
+            return Failed(job.id, "invalid_request", brief(error))
+        return None
+
+    def close(self) -> None:
+        del self._pipeline
+
+
+def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | None:
+    """GenAI's NONE means that the KV cache is full or that the streamer stopped it (None), which only we can tell."""
+    if reason == genai.GenerationFinishReason.STOP:
+        return "stop"
+    if reason == genai.GenerationFinishReason.NONE and stopped:
+        return None
+    return "length"

@@ -1,0 +1,139 @@
+"""One life of one engine process: spawned, loaded, examined, looked after, ended.
+
+The canary is asked before the engine is called ready and again whenever it has been idle at the time; a device that
+answers garbage raises no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from worker_node.engines.base import Engine, EngineSpec, Loaded
+from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.hosting.link import EngineLink, LoadRefused
+from worker_node.hosting.restart import RestartLimits
+
+log = logging.getLogger(__name__)
+
+Canary = Callable[[Engine], Awaitable[None]]
+
+
+class CanaryFailed(Exception):
+    """The engine runs, but what it answers is wrong."""
+
+
+class End(Enum):
+    """How a life ended: by a crash, a hang or a limit; by wrong answers; by a load that can never work; by idleness."""
+
+    CRASHED = auto()
+    WRONG = auto()
+    HOPELESS = auto()
+    IDLE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class HostingLimits:
+    """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own.
+
+    After `canary_interval_s` an idle engine is examined again; after `idle_unload_s` (None: never) it is unloaded.
+    """
+
+    load_timeout_s: float = 600.0
+    watchdog_s: float = 30.0
+    stop_timeout_s: float = 5.0
+    canary_interval_s: float = 300.0
+    idle_unload_s: float | None = None
+    restart: RestartLimits = field(default_factory=RestartLimits)
+
+
+class EngineLife:
+    """Runs and watches one engine process. `examine` asks the canary; `on_ready` is called when it first passed."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        limits: HostingLimits,
+        examine: Callable[[Loaded], Awaitable[None]],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._examine = examine
+        self._on_ready = on_ready
+
+    async def run(self, link: EngineLink) -> tuple[End, str]:
+        """Serve on a process just spawned until it ends; return how and why it did."""
+        try:
+            async with asyncio.timeout(self._limits.load_timeout_s):
+                loaded = await link.loaded
+        except TimeoutError:
+            link.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
+            return End.CRASHED, await link.wait_closed()
+        except LoadRefused as error:
+            await link.wait_closed()
+            return End.HOPELESS, f"cannot be loaded: {error}"
+        except EngineUnavailable:
+            return End.CRASHED, f"{await link.wait_closed()} while loading"
+        watchdog = asyncio.create_task(self._watch(link), name=f"watchdog {self._spec.model_id}")
+        try:
+            return await self._serve(link, loaded)
+        except CanaryFailed as error:
+            link.kill(f"canary failed: {error}")
+            return End.WRONG, await link.wait_closed()
+        finally:
+            watchdog.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watchdog
+
+    async def _serve(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
+        try:
+            await self._examine(loaded)
+        except NodeError as error:
+            link.kill(f"canary could not run: {error.message}")
+            return End.CRASHED, await link.wait_closed()
+        self._on_ready()
+        log.info("engine %s on %s is ready, pid %s", self._spec.model_id, self._spec.device, link.pid)
+        return await self._attend(link, loaded)
+
+    async def _attend(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
+        """Look after a ready engine until its process ends or it was idle for long. Raises CanaryFailed."""
+        limits = self._limits
+        link.used_at = examined = time.monotonic()
+        look_s = min(1.0, limits.canary_interval_s, limits.idle_unload_s or 1.0)
+        while True:
+            try:
+                async with asyncio.timeout(look_s):
+                    return End.CRASHED, await link.wait_closed()
+            except TimeoutError:
+                now = time.monotonic()
+            if link.in_flight or not link.up:
+                continue
+            if limits.idle_unload_s is not None and now - link.used_at >= limits.idle_unload_s:
+                return End.IDLE, f"it was idle for {limits.idle_unload_s:g} s; it is loaded again when needed"
+            if now - examined >= limits.canary_interval_s:
+                await self._examine_again(link, loaded)
+                examined = time.monotonic()
+
+    async def _examine_again(self, link: EngineLink, loaded: Loaded) -> None:
+        used_at = link.used_at
+        try:
+            await self._examine(loaded)
+        except NodeError as error:
+            # Requests came in between and took its time, or the process died, which is seen by its closing.
+            log.info("canary of %s on %s put off: %s", self._spec.model_id, self._spec.device, error.message)
+        if not link.in_flight:
+            link.used_at = used_at  # the canary's own questions are no use of the engine
+
+    async def _watch(self, link: EngineLink) -> None:
+        while True:
+            silent = time.monotonic() - link.last_heard
+            if silent >= self._limits.watchdog_s:
+                link.kill(f"hung: no heartbeat for {silent:.0f} s")
+                return
+            await asyncio.sleep(min(1.0, self._limits.watchdog_s - silent))
