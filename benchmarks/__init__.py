@@ -1,0 +1,1 @@
+"""Measurements that anyone can repeat: each prints ratios of figures taken in turn within one run."""

@@ -1,0 +1,40 @@
+"""`python -m benchmarks [NAME …] [--quick] [--json FILE]`: run the benchmarks against a node that it starts."""
+
+import argparse
+import asyncio
+import json
+import platform
+from pathlib import Path
+
+from benchmarks import embeddings, event_loop, footprint, generation
+from tests.support.nodes import start_node
+from worker_node.models.store import ModelStore
+
+BENCHMARKS = {
+    "embeddings": embeddings.run,
+    "generation": generation.run,
+    "event-loop": event_loop.run,
+    "footprint": footprint.run,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
+    parser.add_argument(
+        "--quick", action="store_true", help="less work and fewer rounds: a look, not a figure to quote"
+    )
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"unknown: {', '.join(unknown)}")
+    store = ModelStore()
+    results = {"machine": platform.processor() or platform.machine(), "figures": {}}
+    with start_node("--log-level", "warning") as node:
+        for name in options.names or BENCHMARKS:
+            results["figures"][name] = asyncio.run(BENCHMARKS[name](node, store, options.quick))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+main()

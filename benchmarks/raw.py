@@ -1,0 +1,146 @@
+"""The limit to compare with: raw OpenVINO and openvino-genai pipelines, driven as well as we know how.
+
+`python -m benchmarks.raw KIND MODEL_DIRECTORY` answers one JSON task a line on standard output.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+
+def batches(rows, size):
+    """Rows sorted by length, in padded batches."""
+    import numpy as np
+
+    rows = sorted(rows, key=len)
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        ids = np.zeros((len(batch), len(batch[-1])), np.int64)
+        mask = np.zeros_like(ids)
+        for i, row in enumerate(batch):
+            ids[i, : len(row)] = row
+            mask[i, : len(row)] = 1
+        yield {"input_ids": ids, "attention_mask": mask}
+
+
+class Embedding:
+    """AsyncInferQueue on the model, at the stream count and batch size that are best on this machine."""
+
+    SETTINGS = tuple((streams, size) for streams in (1, 2) for size in (1, 4, 8, 16, 32))
+
+    def __init__(self, directory):
+        import openvino as ov
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        core = ov.Core()
+        self._queues = {}
+        for streams in {streams for streams, _ in self.SETTINGS}:
+            config = {"PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY", "NUM_STREAMS": str(streams)}
+            compiled = core.compile_model(directory / "openvino_model.xml", "CPU", config)
+            self._queues[streams] = ov.AsyncInferQueue(compiled, max(2, streams))
+        self._best = None
+
+    def about(self):
+        return {"kind": "embedding"}
+
+    def run(self, texts, tune=False):
+        if tune:
+            rates = {setting: max(self._rate(texts, *setting) for _ in range(2)) for setting in self.SETTINGS}
+            self._best = max(rates, key=rates.get)
+            return {"best": self._best, "rates": {f"{s}x{n}": round(rate, 1) for (s, n), rate in rates.items()}}
+        return {"per_second": self._rate(texts, *self._best)}
+
+    def _rate(self, texts, streams, size):
+        queue = self._queues[streams]
+        began = time.perf_counter()
+        rows = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        for batch in batches(rows, size):
+            queue.start_async(batch)
+        queue.wait_all()
+        return len(texts) / (time.perf_counter() - began)
+
+
+class Continuous:
+    """A ContinuousBatchingPipeline loop: add all requests, step until none is left."""
+
+    def __init__(self, directory):
+        import openvino_genai as genai
+
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = True
+        self._pipeline = genai.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", {})
+        self._tokenizer = self._pipeline.get_tokenizer()
+        self._id = 0
+
+    def about(self):
+        return {"kind": "continuous"}
+
+    def run(self, prompts, tokens):
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
+        began = time.perf_counter()
+        handles = []
+        for prompt in prompts:
+            self._id += 1
+            ids = self._tokenizer.encode(prompt).input_ids
+            handles.append(self._pipeline.add_request(self._id, ids, config))
+        produced, first = 0, None
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            for handle in handles:
+                while handle.can_read():
+                    produced += sum(len(out.generated_ids) for out in handle.read().values())
+                    first = first or time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return {"per_second": produced / seconds, "first_token_s": first, "tokens": produced}
+
+
+class Stateful:
+    """LLMPipeline, one prompt after another."""
+
+    def __init__(self, directory):
+        import openvino_genai as genai
+
+        self._pipeline = genai.LLMPipeline(str(directory), "CPU")
+
+    def about(self):
+        return {"kind": "stateful"}
+
+    def run(self, prompts, tokens):
+        produced, firsts = 0, []
+        began = time.perf_counter()
+        for prompt in prompts:
+            sent = time.perf_counter()
+            seen = []
+
+            def note(_text, seen=seen):
+                seen.append(time.perf_counter())
+                return False
+
+            self._pipeline.generate(
+                prompt, max_new_tokens=tokens, ignore_eos=True, streamer=note, apply_chat_template=False
+            )
+            produced += tokens
+            firsts.append(seen[0] - sent)
+        firsts.sort()
+        return {"per_second": produced / (time.perf_counter() - began), "first_token_s": firsts[len(firsts) // 2]}
+
+
+KINDS = {"embedding": Embedding, "continuous": Continuous, "stateful": Stateful}
+
+
+def main(kind, directory):
+    """Serve tasks until standard input ends."""
+    pipeline = KINDS[kind](Path(directory))
+    print(json.dumps(pipeline.about()), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(pipeline.run(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
