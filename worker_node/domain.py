@@ -168,7 +168,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingReply:
-    """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`."""
+    """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
+
+    `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
+    `device_tokens` are those that the device computed, padding included, where the engine counts them.
+    """
 
     route: Route
     vectors: npt.NDArray[np.float32]
@@ -176,6 +180,8 @@ class EmbeddingReply:
     usage: Usage
     timing: Timing
     npu_busy_delta_us: int | None = None
+    npu_busy_shared: bool = False
+    device_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +199,5 @@ class Finished:
     usage: Usage
     timing: Timing
     npu_busy_delta_us: int | None = None
+    npu_busy_shared: bool = False
     stop_sequence: str | None = None

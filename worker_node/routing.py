@@ -73,7 +73,9 @@ def choose(
             passed_over = passed_over or "context_exceeds_npu"
         elif candidate.obstacle is not None:
             passed_over = passed_over or candidate.obstacle
-            blocked = blocked or candidate
+            # Of those that cannot serve, the one that is being loaded will soonest.
+            if blocked is None or (candidate.obstacle == "model_loading" and blocked.obstacle != "model_loading"):
+                blocked = candidate
         elif require is not None:
             return Decision(index, "device_required")
         else:

@@ -16,12 +16,13 @@ from aiohttp import web
 from worker_node.api.connection import ConnectionLimits, GuardedConnection
 from worker_node.api.keys import Node, NodeState
 from worker_node.app import make_app
+from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
 from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import build_model
+from worker_node.serving.build import Machine, build_model
 from worker_node.serving.registry import Registry, ServedModel
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
@@ -57,10 +58,13 @@ async def running_node(settings: NodeSettings) -> AsyncIterator[tuple[Node, str]
     sock = _bind(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(sock.close)
+        npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
+        found = await probe()
         node = Node(
             settings=settings,
-            registry=_registry(settings),
-            probe=await probe(),
+            registry=_registry(Machine(settings, found, npu)),
+            probe=found,
+            npu=npu,
             state=NodeState(started=time.monotonic()),
         )
         stack.push_async_callback(_stop_engines, node)
@@ -92,7 +96,8 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _registry(settings: NodeSettings) -> Registry:
+def _registry(machine: Machine) -> Registry:
+    settings = machine.settings
     catalog = Catalog.load()
     store = ModelStore(settings.model_store)
     models: list[ServedModel] = []
@@ -103,7 +108,7 @@ def _registry(settings: NodeSettings) -> Registry:
             raise ConfigurationError(
                 f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
             ) from error
-        models.append(build_model(installed, wanted, settings))
+        models.append(build_model(installed, wanted, machine))
     return Registry(models, catalog, Telemetry())
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
@@ -18,36 +19,94 @@ from pydantic_settings import (
 from worker_node.domain import Device
 from worker_node.models.store import default_store_root
 
+# Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
+NAMED_PROPERTIES = frozenset(
+    {
+        "CACHE_DIR",
+        "GENERATE_HINT",
+        "MAX_PROMPT_LEN",
+        "MIN_RESPONSE_LEN",
+        "NPUW_DEVICES",
+        "NPUW_LLM_PREFILL_CHUNK_SIZE",
+        "PREFILL_HINT",
+    }
+)
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
 
 class PlacementSettings(BaseModel):
-    """One device for a model, with the properties that only this device takes."""
+    """One device for a model, with the properties that only this device takes.
+
+    `load` None is eager for a model's first placement and lazy (loaded when first needed) for the others.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: Device
+    load: Literal["eager", "lazy"] | None = None
     plugin_config: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _nothing_behind_our_back(self) -> PlacementSettings:
+        taken = sorted(NAMED_PROPERTIES & self.plugin_config.keys()) if self.device is Device.NPU else []
+        if taken:
+            raise ValueError(f"plugin_config may not hold {', '.join(taken)}: the node has settings for these")
+        return self
 
 
 class ModelSettings(BaseModel):
-    """A model to serve. What its kind of engine cannot use is refused by the engine at start-up, never ignored."""
+    """A model to serve; None is the engine's default. Lengths are in tokens.
+
+    `placements` None stands for the devices that there are, NPU before GPU before CPU. What the engine of a device
+    cannot use is reported at start-up; what no engine for this kind of model can use is refused.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    placements: tuple[PlacementSettings, ...] = (PlacementSettings(device=Device.CPU),)
+    placements: Annotated[tuple[PlacementSettings, ...], Field(min_length=1)] | None = None
     max_outstanding: int | None = Field(default=None, gt=0)
+    idle_unload_s: float | None = Field(default=None, gt=0)
+    compile_cache: Path | None = None
     # embedding
     precision: str | None = None
     streams: int | None = Field(default=None, ge=0, le=64)
     max_batch_tokens: int | None = Field(default=None, gt=0)
+    # embedding on the NPU: static shapes
+    npu_buckets: Annotated[tuple[Annotated[int, Field(ge=8)], ...], Field(min_length=1)] | None = None
+    npu_batch_size: int | None = Field(default=None, ge=1, le=64)
     # generation, continuous batching
     max_num_batched_tokens: int | None = Field(default=None, gt=0)
     max_num_seqs: int | None = Field(default=None, gt=0)
     cache_size_gb: int | None = Field(default=None, ge=0)
     dynamic_split_fuse: bool | None = None
     enable_prefix_caching: bool | None = None
+    # generation on the NPU: static shapes
+    max_prompt_len: int | None = Field(default=None, gt=0)
+    min_response_len: int | None = Field(default=None, gt=0)
+    prefill_hint: Literal["DYNAMIC", "STATIC"] | None = None
+    generate_hint: Literal["FAST_COMPILE", "BEST_PERF"] | None = None
+    prefill_chunk_size: int | None = Field(default=None, ge=16)
+
+    @field_validator("npu_buckets")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return None if value is None else tuple(sorted(set(value)))
+
+    @field_validator("prefill_chunk_size")
+    @classmethod
+    def _power_of_two(cls, value: int | None) -> int | None:
+        if value is not None and value & (value - 1):
+            raise ValueError("the NPU takes only powers of two")
+        return value
+
+    @field_validator("placements")
+    @classmethod
+    def _devices_once(cls, value: tuple[PlacementSettings, ...] | None) -> tuple[PlacementSettings, ...] | None:
+        devices = [place.device for place in value or ()]
+        if len(set(devices)) != len(devices):
+            raise ValueError("a device is named twice")
+        return value
 
     @field_validator("placements", mode="before")
     @classmethod
@@ -58,8 +117,19 @@ class ModelSettings(BaseModel):
         return value
 
 
+def default_compile_cache() -> Path:
+    """`npu-node/compiled` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "npu-node" / "compiled"
+
+
 class NodeSettings(BaseSettings):
-    """The node. Times are seconds, sizes bytes."""
+    """The node. Times are seconds, sizes bytes.
+
+    `npu_sysfs` is where the counters of the NPU are read; None is the kernel's place, or the stand-in of an emulated
+    NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
+    about 2,000 tokens it is known to answer garbage without an error.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="NPU_NODE_",
@@ -75,8 +145,10 @@ class NodeSettings(BaseSettings):
     allow_unauthenticated: bool = False
     model_store: Path = Field(default_factory=default_store_root)
     models: tuple[ModelSettings, ...] = tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS)
-    compile_cache: Path | None = None
-    npu_sysfs: Path = Path("/sys/class/accel/accel0/device")
+    compile_cache: Path = Field(default_factory=default_compile_cache)
+    npu_sysfs: Path | None = None
+    npu_emulation: bool = False
+    npu_token_limit: int = Field(default=1800, gt=0)
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_texts: int = Field(default=2048, gt=0)
@@ -88,6 +160,8 @@ class NodeSettings(BaseSettings):
     drain_timeout_s: float = Field(default=25.0, ge=0, le=25.0)
     load_timeout_s: float = Field(default=600.0, gt=0)
     watchdog_s: float = Field(default=30.0, gt=0)
+    canary_interval_s: float = Field(default=300.0, gt=0)
+    quarantine_s: float = Field(default=300.0, gt=0)
 
     @field_validator("api_keys", mode="before")
     @classmethod

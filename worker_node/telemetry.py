@@ -40,6 +40,9 @@ class Telemetry:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed", by_route)
         self.generation_tokens = counter("generation_tokens", "Tokens generated", by_route)
         self.embedded_texts = counter("embedded_texts", "Texts embedded", by_route)
+        self.device_tokens = counter(
+            "embedding_device_tokens", "Tokens computed for embeddings, padding included", by_route
+        )
         self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model",))
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
@@ -61,6 +64,8 @@ class Telemetry:
         self._routed(reply.route)
         self.embedded_texts.labels(*labels).inc(len(reply.vectors))
         self.prompt_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
+        if reply.device_tokens is not None:
+            self.device_tokens.labels(*labels).inc(reply.device_tokens)
         self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
         self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
         self.latency.labels(*labels).observe(reply.timing.total / 1e3)

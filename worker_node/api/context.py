@@ -60,8 +60,8 @@ def _choice(request: web.Request, name: str, kind: type[E]) -> E | None:
     raise BadRequest(f"{name} is one of {', '.join(kind)}", param=name)
 
 
-def route_headers(route: Route, npu_busy_delta_us: int | None = None) -> dict[str, str]:
-    """Which device ran the request, why, and what it cost."""
+def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared: bool = False) -> dict[str, str]:
+    """Which device ran the request, why, and what it cost; `shared`: others are known to have used the NPU too."""
     headers = {
         "X-Model": route.model,
         "X-NPU-Node-Device": route.device.value,
@@ -72,4 +72,6 @@ def route_headers(route: Route, npu_busy_delta_us: int | None = None) -> dict[st
         headers["X-NPU-Emulated"] = "true"
     if npu_busy_delta_us is not None:
         headers["X-NPU-Busy-Delta-Us"] = str(npu_busy_delta_us)
+        if shared:
+            headers["X-NPU-Busy-Exclusive"] = "false"
     return headers

@@ -11,9 +11,10 @@ from aiohttp import web
 
 from worker_node import __version__
 from worker_node.api.keys import NODE, Node
-from worker_node.devices.npu_counters import Reading, read_counters
+from worker_node.devices.emulation import EMULATED_NAME
+from worker_node.devices.npu_counters import Reading
 from worker_node.domain import Device
-from worker_node.engines.base import EngineState
+from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import EmbeddingModel, ModelState, ServedModel
 
@@ -35,9 +36,9 @@ def node_status(node: Node) -> str:
     if node.state.draining:
         return "draining"
     states = {model.state() for model in node.registry.models}
-    if states == {ModelState.READY}:
+    if states <= {ModelState.READY, ModelState.UNLOADED}:
         return "ready"
-    if states & {ModelState.READY, ModelState.DEGRADED}:
+    if states & {ModelState.READY, ModelState.DEGRADED, ModelState.UNLOADED}:
         return "starting" if ModelState.LOADING in states else "degraded"
     return "starting" if ModelState.LOADING in states else "failed"
 
@@ -45,7 +46,6 @@ def node_status(node: Node) -> str:
 async def _health(request: web.Request) -> web.Response:
     node = request.app[NODE]
     status = node_status(node)
-    counters = read_counters(node.settings.npu_sysfs)
     return _json(
         {
             "status": status,
@@ -53,12 +53,7 @@ async def _health(request: web.Request) -> web.Response:
             "uptime_s": round(time.monotonic() - node.state.started, 1),
             "devices": _device_list(node),
             "models": [_model(model) for model in node.registry.models],
-            "npu": {
-                "busy_time_us": counters.busy_time_us.value,
-                "memory_bytes": counters.memory_bytes.value,
-                "frequency_mhz": counters.frequency_mhz.value,
-                "utilisation": None,
-            },
+            "npu": _npu(node),
         },
         status=200 if status in _SERVING else 503,
     )
@@ -83,13 +78,44 @@ async def _devices(request: web.Request) -> web.Response:
             for key, value in device.properties.items()
         }
         devices.append({"name": device.name, "properties": properties})
-    counters = asdict(read_counters(node.settings.npu_sysfs))
+    counters = asdict(node.npu.read()) | {"emulated": node.npu.emulated}
     return _json({"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters})
 
 
+def _npu(node: Node) -> dict[str, Any]:
+    """The counters of the NPU; `reasons` says of each that is null why it is."""
+    counters = node.npu.read()
+    busy = counters.busy_time_us
+    share = node.state.npu_utilisation.look(busy.value, time.monotonic())
+    reasons = {
+        name: reading.reason
+        for name, reading in (
+            ("busy_time_us", busy),
+            ("memory_bytes", counters.memory_bytes),
+            ("frequency_mhz", counters.frequency_mhz),
+        )
+        if reading.value is None
+    }
+    if share is None:
+        reasons["utilisation"] = busy.reason or "there is no earlier look at the counter to compare with"
+    return {
+        "emulated": node.npu.emulated,
+        "busy_time_us": busy.value,
+        "memory_bytes": counters.memory_bytes.value,
+        "frequency_mhz": counters.frequency_mhz.value,
+        "utilisation": None if share is None else round(share, 4),
+        "reasons": reasons,
+    }
+
+
 def _device_list(node: Node) -> list[dict[str, Any]]:
-    devices = []
+    devices: list[dict[str, Any]] = []
     for device in Device:
+        if device is Device.NPU and node.npu.emulated:
+            devices.append(
+                {"name": device, "available": True, "emulated": True, "full_name": EMULATED_NAME, "driver": None}
+            )
+            continue
         info = node.probe.find(device)
         properties = info.properties if info else {}
         devices.append(
@@ -140,7 +166,22 @@ def _engine(placement: Placement) -> dict[str, Any]:
         "total_limit": placement.total_limit,
         "pid": status.pid,
         "restarts": status.restarts,
+        "canary": _canary(status.proof),
+        "notes": placement.notes,
         "retry_after_s": None if status.retry_after is None else round(status.retry_after, 1),
+    }
+
+
+def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
+    """What was last proven, and when."""
+    if proof is None:
+        return None
+    return {
+        "passed_at": round(proof.passed_at, 3),
+        "age_s": round(time.time() - proof.passed_at, 1),
+        "device": proof.device_name,
+        "driver": proof.driver,
+        "openvino": proof.runtime,
     }
 
 

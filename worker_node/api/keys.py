@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from worker_node.devices.busy import Utilisation
+from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.serving.registry import Registry
 from worker_node.settings import NodeSettings
@@ -21,6 +23,7 @@ class NodeState:
         self.started = started
         self.draining = False
         self.in_flight = 0
+        self.npu_utilisation = Utilisation()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -48,6 +51,7 @@ class Node:
     settings: NodeSettings
     registry: Registry
     probe: Probe
+    npu: NpuSource
     state: NodeState = field(repr=False)
 
 

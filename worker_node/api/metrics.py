@@ -10,7 +10,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from worker_node.api.keys import NODE, Node
-from worker_node.devices.npu_counters import read_counters
 from worker_node.engines.base import EngineState
 
 
@@ -37,7 +36,10 @@ class NodeCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the state of every engine, and of the NPU, now."""
         yield from self._engines()
-        counters = read_counters(self._node.settings.npu_sysfs)
+        emulated = GaugeMetricFamily("npu_node_npu_emulated", "1 if what is called the NPU here runs on the CPU")
+        emulated.add_metric((), float(self._node.npu.emulated))
+        yield emulated
+        counters = self._node.npu.read()
         if counters.busy_time_us.value is not None:
             busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", "NPU busy time by all of its users")
             busy.add_metric((), counters.busy_time_us.value / 1e6)

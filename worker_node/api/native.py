@@ -78,7 +78,9 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             param="texts",
         )
     reply = await embed(node.registry, EmbeddingRequest(context, tuple(body.texts), body.model, truncate=body.truncate))
-    headers = route_headers(reply.route, reply.npu_busy_delta_us) | {"X-Space": reply.space}
+    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared) | {
+        "X-Space": reply.space
+    }
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
         return web.Response(
@@ -101,6 +103,8 @@ async def _embeddings_json(reply: EmbeddingReply) -> AsyncIterator[bytes]:
         "timing_ms": _timing(reply.timing, "queue", "tokenize", "inference", "total"),
         "npu_busy_delta_us": reply.npu_busy_delta_us,
     }
+    if reply.npu_busy_shared:
+        head["npu_busy_exclusive"] = False
     if reply.route.emulated:
         head["emulated"] = True
     yield orjson.dumps(head)[:-1] + b',"embeddings":['
@@ -139,7 +143,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
         body=orjson.dumps({"text": "".join(text), **_done(run.route, finished)}),
         content_type="application/json",
         charset="utf-8",
-        headers=route_headers(run.route, finished.npu_busy_delta_us),
+        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
     )
 
 
@@ -173,6 +177,8 @@ def _done(route: Route, finished: Finished) -> dict[str, Any]:
         },
         "npu_busy_delta_us": finished.npu_busy_delta_us,
     }
+    if finished.npu_busy_shared:
+        done["npu_busy_exclusive"] = False
     if route.emulated:
         done["emulated"] = True
     return done

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 
+from worker_node.devices import compile_cache
+from worker_node.devices.npu_source import NpuSource
+from worker_node.devices.probe import Probe
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
+from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
-from worker_node.models.manifest import InstalledModel
+from worker_node.models.manifest import MANIFEST_FILE, InstalledModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import embedding_canary, generation_canary
+from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import EmbeddingModel, GenerationModel, ServedModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
-_OPTIONS: dict[ModelKind, frozenset[str]] = {
-    ModelKind.EMBEDDING: frozenset({"precision", "streams", "max_batch_tokens"}),
-    ModelKind.GENERATION: frozenset(
-        {
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "cache_size_gb",
-            "dynamic_split_fuse",
-            "enable_prefix_caching",
-        }
-    ),
-}
+log = logging.getLogger(__name__)
+
 # What is counted is texts for embedding and requests for generation.
-_ADMISSION: dict[ModelKind, AdmissionLimits] = {
-    ModelKind.EMBEDDING: AdmissionLimits(max_outstanding=8192, parallel=64),
-    ModelKind.GENERATION: AdmissionLimits(max_outstanding=256, parallel=64),
+_ADMISSION: dict[str, AdmissionLimits] = {
+    "embedding": AdmissionLimits(max_outstanding=8192, parallel=64),
+    "embedding_static": AdmissionLimits(max_outstanding=8192, parallel=1),
+    "generation_continuous": AdmissionLimits(max_outstanding=256, parallel=64),
+    "generation_stateful": AdmissionLimits(max_outstanding=64, parallel=1),
 }
+_HASHED = (MANIFEST_FILE, "openvino_model.xml")
 
 
-def build_model(installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> ServedModel:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The node's settings and the devices that it found."""
+
+    settings: NodeSettings
+    probe: Probe
+    npu: NpuSource
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that a model may be placed on, in the order of preference."""
+        emulated = {Device.NPU} if self.npu.emulated else set()
+        return tuple(device for device in Device if device in emulated or self.probe.find(device) is not None)
+
+
+def build_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> ServedModel:
     """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError."""
-    _refuse_foreign_options(installed, wanted)
+    refuse_foreign_options(installed, wanted)
     if installed.kind is ModelKind.EMBEDDING:
-        return _embedding_model(installed, wanted, settings)
+        return _embedding_model(installed, wanted, machine)
     chat = ChatTokenizer(installed.path, installed.context_limit)
     canary: Canary = _no_canary
     if isinstance(installed.canary, GenerationCanary):
         canary = generation_canary(installed.canary, chat)
-    return GenerationModel(installed, _placements(installed, wanted, settings, canary), chat)
+    return GenerationModel(installed, _placements(installed, wanted, machine, canary), chat)
 
 
-def _embedding_model(installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> EmbeddingModel:
+def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:
     if installed.space is None or installed.dimensions is None:
         raise ConfigurationError(f"{installed.path}: an embedding model without dimensions or space; pull it again")
     tokenizer = EmbeddingTokenizer(installed.path, installed.context_limit)
@@ -59,7 +72,7 @@ def _embedding_model(installed: InstalledModel, wanted: ModelSettings, settings:
         canary = embedding_canary(installed.canary, tokenizer)
     return EmbeddingModel(
         installed,
-        _placements(installed, wanted, settings, canary),
+        _placements(installed, wanted, machine, canary),
         tokenizer,
         installed.space,
         installed.dimensions,
@@ -71,57 +84,97 @@ async def _no_canary(_engine: object) -> None:
 
 
 def _placements(
-    installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings, canary: Canary
+    installed: InstalledModel, wanted: ModelSettings, machine: Machine, canary: Canary
 ) -> tuple[Placement, ...]:
-    limits = _ADMISSION[installed.kind]
-    if wanted.max_outstanding is not None:
-        limits = AdmissionLimits(wanted.max_outstanding, limits.parallel)
-    hosting = HostingLimits(load_timeout_s=settings.load_timeout_s, watchdog_s=settings.watchdog_s)
-    placements = []
-    for place in wanted.placements:
-        spec = EngineSpec(
-            model_id=installed.id,
-            kind=installed.kind,
-            path=str(installed.path),
-            device=place.device,
-            runner=_runner(installed, place.device),
-            options=_options(installed, wanted, place, settings.compile_cache),
+    places = wanted.placements
+    if places is None:
+        places = tuple(PlacementSettings(device=device) for device in machine.devices())
+    if not places:
+        raise ConfigurationError(
+            f"{installed.id}: OpenVINO sees no device here ({machine.probe.error or 'none listed'})"
         )
-        placements.append(
-            Placement(
-                device=place.device,
-                engine=SupervisedEngine(spec, canary, hosting),
-                admission=Admission(f"{installed.id} on {place.device}", limits),
-                prompt_limit=installed.context_limit,
-                total_limit=installed.context_limit,
-            )
+    devices = [place.device for place in places]
+    placements: list[Placement] = []
+    standby: SupervisedEngine | None = None
+    # From the last to the first, since each engine knows the next one as its standby.
+    for index in reversed(range(len(places))):
+        placement, standby = _placement(
+            installed, wanted, places[index], devices, machine, canary, standby, first=index == 0
         )
+        placements.insert(0, placement)
     return tuple(placements)
 
 
-def _runner(installed: InstalledModel, device: Device) -> str:
-    if device is Device.NPU:
-        raise ConfigurationError(f"{installed.id}: this version has no engine for the NPU; place it on GPU or CPU")
-    return "embedding" if installed.kind is ModelKind.EMBEDDING else "generation_continuous"
+def _placement(
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    place: PlacementSettings,
+    beside: Collection[Device],
+    machine: Machine,
+    canary: Canary,
+    standby: SupervisedEngine | None,
+    *,
+    first: bool,
+) -> tuple[Placement, SupervisedEngine]:
+    settings = machine.settings
+    plan = plan_engine(installed, wanted, place, beside, settings, machine.npu)
+    emulated = machine.npu.emulated and place.device is Device.NPU
+    notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
+    options = dict(plan.options)
+    if place.device is not Device.CPU:
+        try:
+            root = wanted.compile_cache or settings.compile_cache
+            key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
+            options["cache_dir"] = str(compile_cache.prepare(root.expanduser(), key))
+        except OSError as error:
+            notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
+    for note in notes:
+        log.warning("%s on %s: %s", installed.id, place.device, note)
+    spec = EngineSpec(
+        model_id=installed.id,
+        kind=installed.kind,
+        path=str(installed.path),
+        device=place.device,
+        runner=plan.runner,
+        options=options,
+        emulated=emulated,
+    )
+    hosting = HostingLimits(
+        load_timeout_s=settings.load_timeout_s,
+        watchdog_s=settings.watchdog_s,
+        canary_interval_s=settings.canary_interval_s,
+        idle_unload_s=wanted.idle_unload_s,
+        restart=RestartLimits(quarantine_s=settings.quarantine_s),
+    )
+    lazy = place.load == "lazy" or (place.load is None and not first)
+    engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby)
+    limits = _ADMISSION[plan.runner]
+    if wanted.max_outstanding is not None:
+        limits = AdmissionLimits(wanted.max_outstanding, limits.parallel)
+    placement = Placement(
+        device=place.device,
+        engine=engine,
+        admission=Admission(f"{installed.id} on {place.device}", limits),
+        prompt_limit=plan.prompt_limit,
+        total_limit=plan.total_limit,
+        emulated=emulated,
+        on_demand=lazy or wanted.idle_unload_s is not None,
+        notes=tuple(notes),
+    )
+    return placement, engine
 
 
-def _options(
-    installed: InstalledModel, wanted: ModelSettings, place: PlacementSettings, compile_cache: Path | None
-) -> dict[str, object]:
-    options: dict[str, Any] = {
-        name: value for name in _OPTIONS[installed.kind] if (value := getattr(wanted, name)) is not None
-    }
-    if place.plugin_config:
-        options["plugin_config"] = place.plugin_config
-    if compile_cache is not None:
-        options["cache_dir"] = str(compile_cache / installed.id)
-    return options
-
-
-def _refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
-    every = frozenset[str]().union(*_OPTIONS.values())
-    foreign = sorted(name for name in every - _OPTIONS[installed.kind] if getattr(wanted, name) is not None)
-    if foreign:
-        raise ConfigurationError(
-            f"model {wanted.name}: {', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
-        )
+def _cache_key(
+    installed: InstalledModel, device: Device, plan: EnginePlan, machine: Machine, *, emulated: bool
+) -> compile_cache.CacheKey:
+    info = machine.probe.find(device)
+    properties = info.properties if info is not None and not emulated else {}
+    return compile_cache.CacheKey(
+        model=installed.id,
+        model_hash=compile_cache.model_hash(installed.path, _HASHED),
+        device=f"{device}-emulated" if emulated else device.value,
+        openvino=machine.probe.openvino or "unknown",
+        driver=properties.get("NPU_DRIVER_VERSION"),
+        compiler=properties.get("NPU_COMPILER_VERSION"),
+        lengths=plan.lengths,
+    )

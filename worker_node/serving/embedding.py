@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
-from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Route, Timing, Usage
-from worker_node.routing import choose
-from worker_node.serving.registry import Registry
+from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
+from worker_node.serving.places import Demand, find_place
+from worker_node.serving.registry import EmbeddingModel, Registry
 
 
 async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply:
@@ -18,19 +19,12 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
     ModelLoading, DeviceUnavailable.
     """
     context = request.context
-    model = registry.embedding(request.model)
     began = time.monotonic()
-    tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)
+    prepared = await prepare_embedding(registry, request)
     tokenized = time.monotonic()
-    count = sum(map(len, tokens))
-    decision = choose(
-        model.id,
-        [placement.candidate() for placement in model.placements],
-        prompt_tokens=max(map(len, tokens), default=0),
-        require=context.require_device,
-    )
-    placement = model.placements[decision.index]
-    route = Route(model.id, placement.device, decision.reason, count, placement.emulated)
+    model, tokens = prepared.model, prepared.tokens
+    place = await find_place(prepared.demand, context)
+    placement, route = place.placement, place.route
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
         return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
@@ -44,9 +38,34 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
         tokenize=tokenized - began,
         inference=output.inference_s,
     )
-    reply = EmbeddingReply(route, output.vectors, model.space, Usage(count), timing, output.busy_us)
+    reply = EmbeddingReply(
+        route, output.vectors, model.space, Usage(route.token_count), timing, output.busy_us, output.busy_shared
+    )
     registry.telemetry.embedded(reply)
     return reply
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEmbedding:
+    """A request with its model found and its texts tokenized; nothing has been decided or run."""
+
+    model: EmbeddingModel
+    tokens: list[list[int]]
+    demand: Demand
+
+
+async def prepare_embedding(registry: Registry, request: EmbeddingRequest) -> PreparedEmbedding:
+    """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
+    model = registry.embedding(request.model)
+    tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=max(map(len, tokens), default=0),
+        token_count=sum(map(len, tokens)),
+        require=request.context.require_device,
+    )
+    return PreparedEmbedding(model, tokens, demand)
 
 
 def _timing(arrived: float, queue: float = 0.0, tokenize: float = 0.0, inference: float = 0.0) -> Timing:

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker_node.domain import (
+    Device,
     Finished,
     FinishReason,
     GenerationRequest,
     Priority,
     Route,
+    Sampling,
     Timing,
     Token,
     TokenIds,
     Usage,
 )
 from worker_node.engines.base import TOKEN_DTYPE, GenerateJob
-from worker_node.errors import BadRequest
-from worker_node.routing import Candidate, choose
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
+from worker_node.serving.places import Demand, find_place
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
 
@@ -46,31 +49,55 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     Overloaded.
     """
     context = request.context
-    model = registry.generation(request.model)
     began = time.monotonic()
+    prepared = prepare_generation(registry, request)
+    tokenize_s = time.monotonic() - began
+    place = await find_place(prepared.demand, context)
+    _refuse_unsupported(place.route, request.sampling)
+    job = _job(request, prepared.prompt, place.candidate)
+    with place.placement.admission.permit(1, context.deadline):
+        async with (
+            aclosing(_run(request, prepared.model, place.placement, job, tokenize_s, len(prepared.prompt))) as events,
+            aclosing(_counted(registry.telemetry, place.route, events)) as counted,
+        ):
+            yield GenerationRun(place.route, counted)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGeneration:
+    """A request with its model found and its prompt tokenized; nothing has been decided or run."""
+
+    model: GenerationModel
+    prompt: list[int]
+    demand: Demand
+
+
+def prepare_generation(registry: Registry, request: GenerationRequest) -> PreparedGeneration:
+    """Find the model and count the prompt's tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
+    model = registry.generation(request.model)
     prompt = _encode(model, request)
     if not prompt:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
-    tokenize_s = time.monotonic() - began
-    candidates = [placement.candidate() for placement in model.placements]
     wanted = request.sampling.max_new_tokens
-    decision = choose(
+    demand = Demand(
         model.id,
-        candidates,
+        model.placements,
         prompt_tokens=len(prompt),
+        token_count=len(prompt),
         # An open-ended request takes what room there is, but at least one token.
         max_new_tokens=1 if wanted is None else wanted,
-        require=context.require_device,
+        require=request.context.require_device,
     )
-    placement = model.placements[decision.index]
-    route = Route(model.id, placement.device, decision.reason, len(prompt), placement.emulated)
-    job = _job(request, prompt, candidates[decision.index])
-    with placement.admission.permit(1, context.deadline):
-        async with (
-            aclosing(_run(request, model, placement, job, tokenize_s, len(prompt))) as events,
-            aclosing(_counted(registry.telemetry, route, events)) as counted,
-        ):
-            yield GenerationRun(route, counted)
+    return PreparedGeneration(model, prompt, demand)
+
+
+def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
+    """Raise UnsupportedParameter for what the NPU's pipeline cannot do."""
+    if route.device is Device.NPU and sampling.logprobs:
+        raise UnsupportedParameter(
+            f"{route.model} on NPU gives no log probabilities; leave them out or require another device",
+            param="logprobs",
+        )
 
 
 async def _counted(
@@ -126,7 +153,7 @@ async def _run(
     started = submitted
     first_token: float | None = None
     completion_tokens = 0
-    busy_us: int | None = None
+    busy_us, busy_shared = None, False
     finish = FinishReason.STOP
     detokenizer = model.tokenizer.detokenizer()
     stop = StopMatcher(request.sampling.stop)
@@ -138,11 +165,11 @@ async def _run(
             completion_tokens += len(delta.tokens)
             if text := stop.push(detokenizer.push(delta.tokens)):
                 yield Token(text)
+            busy_us, busy_shared = delta.busy_us, delta.busy_shared
             if stop.matched is not None:
                 break
             if delta.finish is not None:
                 finish = FinishReason(delta.finish)
-                busy_us = delta.busy_us
     if stop.matched is None and (text := stop.push(detokenizer.flush()) + stop.flush()):
         yield Token(text)
     now = time.monotonic()
@@ -157,5 +184,6 @@ async def _run(
             first_token=None if first_token is None else (first_token - arrived) * 1e3,
         ),
         npu_busy_delta_us=busy_us,
+        npu_busy_shared=busy_shared,
         stop_sequence=stop.matched,
     )

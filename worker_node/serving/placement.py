@@ -9,7 +9,10 @@ from worker_node.engines.base import Engine, EngineState
 from worker_node.routing import Candidate, Obstacle
 from worker_node.scheduling.admission import Admission
 
+# A guess at the load of an engine that was never loaded here.
+_UNKNOWN_LOAD_S = 20.0
 _OBSTACLES: dict[EngineState, Obstacle] = {
+    EngineState.UNLOADED: "model_loading",
     EngineState.STARTING: "model_loading",
     EngineState.BACKING_OFF: "device_unavailable",
     EngineState.QUARANTINED: "device_quarantined",
@@ -20,7 +23,10 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`."""
+    """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
+
+    An `on_demand` engine is loaded for the requests that need it. `notes` say what was found at start-up.
+    """
 
     device: Device
     engine: Engine
@@ -28,6 +34,12 @@ class Placement:
     prompt_limit: int
     total_limit: int
     emulated: bool = False
+    on_demand: bool = False
+    notes: tuple[str, ...] = ()
+
+    def expected_load_s(self) -> float:
+        """How long the next load is going to take, as far as is known."""
+        return self.engine.status.load_seconds or _UNKNOWN_LOAD_S
 
     def candidate(self) -> Candidate:
         """This placement as routing sees it now."""
@@ -38,5 +50,5 @@ class Placement:
             total_limit=self.total_limit,
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
-            retry_after=status.retry_after,
+            retry_after=self.expected_load_s() if status.state is EngineState.UNLOADED else status.retry_after,
         )

@@ -22,6 +22,7 @@ class ModelState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DEGRADED = "degraded"
+    UNLOADED = "unloaded"
     FAILED = "failed"
 
 
@@ -36,13 +37,18 @@ class _Served:
         return self.installed.id
 
     def state(self) -> ModelState:
-        """`degraded` when a placement other than the preferred one serves, or an engine is being restarted."""
+        """`degraded` when a placement other than the preferred one serves, or an engine is being restarted;
+        `unloaded` when the preferred one is loaded as soon as it is needed."""
         states = [placement.engine.status.state for placement in self.placements]
         if states[0] is EngineState.READY:
             return ModelState.READY
+        if states[0] is EngineState.UNLOADED:
+            return ModelState.READY if EngineState.READY in states else ModelState.UNLOADED
         if EngineState.READY in states or EngineState.BACKING_OFF in states:
             return ModelState.DEGRADED
-        return ModelState.LOADING if EngineState.STARTING in states else ModelState.FAILED
+        if EngineState.STARTING in states:
+            return ModelState.LOADING
+        return ModelState.DEGRADED if EngineState.UNLOADED in states else ModelState.FAILED
 
     def serving(self) -> Placement | None:
         """The first placement that can serve now."""

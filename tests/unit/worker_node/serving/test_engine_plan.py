@@ -1,0 +1,114 @@
+"""Which engine with which limits a placement gets, and what is said about settings that it has no use for."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from worker_node.devices.npu_source import NpuSource
+from worker_node.domain import Device, ModelKind
+from worker_node.errors import ConfigurationError
+from worker_node.models.manifest import InstalledModel
+from worker_node.serving.engine_plan import buckets_up_to, plan_engine, refuse_foreign_options
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+
+REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
+EMULATED = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
+BOTH = (Device.NPU, Device.CPU)
+
+
+def model(kind=ModelKind.GENERATION, context_limit=8192, **more):
+    return InstalledModel("m", kind, Path("/m"), context_limit, "int4_sym", "smollm", **more)
+
+
+def plan(installed, device=Device.NPU, npu=EMULATED, beside=BOTH, limit=1800, **wanted):
+    settings = NodeSettings(npu_token_limit=limit)
+    place = PlacementSettings(device=device)
+    return plan_engine(installed, ModelSettings(name="m", **wanted), place, beside, settings, npu)
+
+
+def test_the_npu_gets_its_own_engines_and_the_rest_theirs():
+    assert plan(model()).runner == "generation_stateful"
+    assert plan(model(), Device.GPU).runner == "generation_continuous"
+    assert plan(model(ModelKind.EMBEDDING)).runner == "embedding_static"
+    assert plan(model(ModelKind.EMBEDDING), Device.CPU).runner == "embedding"
+
+
+def test_limits_of_generation_on_the_npu():
+    default = plan(model())
+    assert (default.prompt_limit, default.total_limit) == (1024, 1152)
+    longer = plan(model(), max_prompt_len=4096, min_response_len=512)
+    assert (longer.prompt_limit, longer.total_limit) == (1800, 4608), "the threshold bounds the prompt, not the answer"
+    assert plan(model(), max_prompt_len=4096, limit=5000).prompt_limit == 4096
+    assert plan(model(max_prompt_len=512)).options["max_prompt_len"] == 512
+    short = plan(model(context_limit=700))
+    assert (short.prompt_limit, short.total_limit) == (700, 700)
+    with pytest.raises(ConfigurationError, match="max_prompt_len is 9000"):
+        plan(model(), max_prompt_len=9000)
+
+
+def test_prefill_chunks_are_chosen_for_the_emulated_npu_only():
+    assert plan(model()).options["prefill_chunk_size"] == 256
+    assert plan(model(), max_prompt_len=200).options["prefill_chunk_size"] == 128
+    assert plan(model(), prefill_chunk_size=64).options["prefill_chunk_size"] == 64
+    assert "prefill_chunk_size" not in plan(model(), npu=REAL).options
+    assert "prefill_chunk_size" not in plan(model(), prefill_hint="STATIC").options
+
+
+def test_engines_know_the_counter_and_whether_to_advance_it():
+    assert plan(model()).options["stand_in"] is True
+    assert plan(model(), npu=REAL).options["busy_counter"] == "/sys/npu_busy_time_us"
+    assert plan(model(), npu=REAL).options["stand_in"] is False
+    assert "busy_counter" not in plan(model(), Device.CPU).options
+
+
+def test_what_an_engine_ignores_is_named():
+    assert plan(model(), cache_size_gb=1, dynamic_split_fuse=False).ignored == ("cache_size_gb", "dynamic_split_fuse")
+    assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()
+    alone = plan(model(), Device.CPU, beside=(Device.CPU,), max_prompt_len=64)
+    assert alone.ignored == ("max_prompt_len",), "nothing else uses it"
+    assert plan(model(ModelKind.EMBEDDING), streams=2).ignored == ("streams",)
+
+
+def test_what_no_engine_for_the_model_knows_is_refused():
+    with pytest.raises(ConfigurationError, match="max_prompt_len cannot be used"):
+        refuse_foreign_options(model(ModelKind.EMBEDDING), ModelSettings(name="m", max_prompt_len=64))
+    with pytest.raises(ConfigurationError, match="streams cannot be used"):
+        refuse_foreign_options(model(), ModelSettings(name="m", streams=1))
+
+
+@given(st.integers(8, 10_000))
+def test_buckets_reach_the_limit_and_double(limit):
+    buckets = buckets_up_to(limit)
+    assert buckets[-1] == limit
+    assert list(buckets) == sorted(set(buckets))
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(buckets))
+
+
+def test_buckets_may_be_set_up_to_the_models_limit():
+    embedding = model(ModelKind.EMBEDDING, 256)
+    assert plan(embedding).options["buckets"] == [32, 64, 128, 256]
+    short = plan(embedding, npu_buckets=[128, 16], npu_batch_size=4)
+    assert (short.options["buckets"], short.options["batch"], short.prompt_limit) == ([16, 128], 4, 128)
+    with pytest.raises(ConfigurationError, match="a bucket of 512"):
+        plan(embedding, npu_buckets=[512])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prefill_chunk_size": 100},
+        {"prefill_hint": "SOMETIMES"},
+        {"placements": ["NPU", "NPU"]},
+        {"placements": []},
+        {"max_prompt_len": 0},
+        {"placements": [{"device": "NPU", "plugin_config": {"NPUW_DEVICES": "NPU,CPU"}}]},
+        {"placements": [{"device": "NPU", "plugin_config": {"MAX_PROMPT_LEN": 64}}]},
+    ],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        ModelSettings(name="m", **wrong)
