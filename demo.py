@@ -1,0 +1,167 @@
+"""`make demo`: a node on this machine, called through the client; then its end, and the fallback.
+
+Everything in it is real: the weights, the node, the client. The cloud is your own if NPU_CLIENT_CLOUD__API_KEY and its
+companions are set, else a stand-in that the demo starts: a second node, spoken to in OpenAI's dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import SecretStr
+from rich.console import Console
+from rich.table import Table
+
+from backend_client import InferenceClient, NPUUnavailableError
+from backend_client.settings import ClientSettings, CloudSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
+SENTENCES = (
+    "A cat sits on the mat.",
+    "A feline rests upon a rug.",
+    "Quarterly revenue rose by 12%.",
+)
+QUESTION = "What is the capital of France?"
+READY_WITHIN_S = 120
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A node process on a free port of this machine, ended with the block. Yields it and its URL."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "worker_node", "serve", "--port", "0", "--log-level", "error"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line.startswith("listening on "):
+                raise SystemExit(f"the {name} did not start; its message is above")
+            yield process, line.split()[-1]
+        finally:
+            process.terminate()
+
+
+async def ready(client: InferenceClient, name: str) -> None:
+    """Wait, with a spinner, until the client sees its node serve all models."""
+    with console.status(f"the {name} loads its models and checks their known answers"):
+        deadline = time.monotonic() + READY_WITHIN_S
+        while True:
+            nodes = await client.npu.health()
+            if nodes[0].usable and all(model.state == "ready" for model in nodes[0].models):
+                return
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the {name} was not ready within {READY_WITHIN_S} s: {nodes[0].trouble}")
+            await asyncio.sleep(0.2)
+
+
+def show_health(client: InferenceClient) -> None:
+    table = Table(title="Nodes as the client sees them", title_justify="left")
+    for column in ("node", "status", "model", "state", "device"):
+        table.add_column(column)
+    for status in client.npu.status():
+        for model in status.models:
+            table.add_row(status.url, status.status, model.id, model.state, model.device or "-")
+    console.print(table)
+
+
+async def embed(client: InferenceClient, served: Counter[str]) -> None:
+    """Embed the sentences and print how alike they are."""
+    results = [await client.embed_result(text) for text in SENTENCES]
+    vectors = np.asarray([result.vector for result in results])
+    table = Table(title="Similarity of sentences", title_justify="left")
+    for column in ("sentence", "and", "cosine"):
+        table.add_column(column)
+    for a, b in combinations(range(len(SENTENCES)), 2):
+        table.add_row(SENTENCES[a], SENTENCES[b], f"{vectors[a] @ vectors[b]:.3f}")
+    console.print(table)
+    for result in results:
+        served[f"embed     by {result.source} ({result.device or 'device unknown'}) at {result.node}"] += 1
+
+
+async def ask(client: InferenceClient, served: Counter[str]) -> None:
+    """Stream an answer."""
+    console.print(f"[bold]{QUESTION}[/] ", end="")
+    began = time.monotonic()
+    stream = client.stream(QUESTION, model=GENERATOR, max_new_tokens=40)
+    async for piece in stream:
+        console.print(piece, end="", markup=False)
+    result = stream.result
+    console.print(f"\n[dim]{result.usage.completion_tokens} tokens in {time.monotonic() - began:.2f} s[/]")
+    served[f"generate  by {result.source} ({result.device or 'device unknown'}) at {result.node}"] += 1
+
+
+async def try_both(client: InferenceClient, served: Counter[str]) -> None:
+    for call in (embed, ask):
+        try:
+            await call(client, served)
+        except NPUUnavailableError as error:
+            console.print(f"[yellow]{call.__name__}: {error}[/]")
+            served[f"{call.__name__:9s} by nobody: the reason is above"] += 1
+
+
+async def stand_in(url: str, space: str) -> CloudSettings:
+    """The second node as an OpenAI-compatible cloud: the same models, so the same vector space."""
+    return CloudSettings(
+        api_key=SecretStr("stand-in"),
+        base_url=url + "/v1",
+        chat_model=GENERATOR,
+        embedding_models={space: EMBEDDER},
+    )
+
+
+async def main() -> None:
+    """Run the demo; SystemExit with a message when a step fails."""
+    served: Counter[str] = Counter()
+    own_cloud = ClientSettings.load().cloud
+    with ExitStack() as stack:
+        console.rule("1  A node starts")
+        process, url = stack.enter_context(node("node"))
+        second = None if own_cloud else stack.enter_context(node("stand-in for the cloud"))
+        console.print(f"node {process.pid} listens on {url}")
+        async with InferenceClient.from_settings(ClientSettings(nodes=[url])) as client:
+            await ready(client, "node")
+            show_health(client)
+            console.rule("2  The backend calls it")
+            await embed(client, served)
+            await ask(client, served)
+            space = (await client.embed_result("once more")).space
+        cloud = own_cloud
+        if second is not None:
+            async with InferenceClient.from_settings(ClientSettings(nodes=[second[1]])) as warm:
+                await ready(warm, "stand-in")
+            cloud = await stand_in(second[1], space)
+        settings = ClientSettings(nodes=[url], cloud=cloud, spaces={EMBEDDER: space})
+        async with InferenceClient.from_settings(settings) as client:
+            await client.embed("known to be up")
+            console.rule("3  The node is killed")
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            what = (
+                "your own cloud" if own_cloud else f"a stand-in for the cloud, a second node at {second and second[1]}"
+            )
+            console.print(f"kill -9 {process.pid}; the fallback is {what}")
+            console.rule("4  The same calls again")
+            await try_both(client, served)
+    console.rule("Who served what")
+    for what, times in served.items():
+        console.print(f"{times} x {what}", markup=False)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
