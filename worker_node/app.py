@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api import health, metrics, native
+from worker_node.api import explain, health, metrics, native
 from worker_node.api.keys import NODE, Node
 from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
 from worker_node.api.openai import chat, completions, embeddings
@@ -18,6 +18,6 @@ def make_app(node: Node) -> web.Application:
     app[NODE] = node
     app.on_response_prepare.append(on_prepare)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
-    for room in (health, metrics, native, openai_models, embeddings, completions, chat):
+    for room in (health, explain, metrics, native, openai_models, embeddings, completions, chat):
         app.add_routes(room.routes())
     return app

@@ -81,7 +81,8 @@ class Sampling:
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement.
+    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. With
+    `dry_run` nothing is loaded or run: the routing decision is all that is wanted.
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class RequestContext:
     deadline: float
     priority: Priority = Priority.INTERACTIVE
     require_device: Device | None = None
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

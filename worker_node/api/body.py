@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from worker_node.api.keys import NODE
+from worker_node.api.keys import DRY_RUN, NODE, DryRun
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
 
 _SHOWN_PROBLEMS = 3
@@ -71,6 +71,9 @@ async def read_body(request: web.Request, model: type[B]) -> B:
 
 
 async def _read_bytes(request: web.Request) -> bytes:
+    dry_run: DryRun | None = request.get(DRY_RUN)
+    if dry_run is not None:
+        return dry_run.body
     settings = request.app[NODE].settings
     limit = settings.max_body_bytes
     if (request.content_length or 0) > limit:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
 from aiohttp import web
 
-from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.api.keys import ARRIVED, DRY_RUN, NODE, REQUEST_ID, DryRun
 from worker_node.domain import Device, Priority, RequestContext, Route
 from worker_node.errors import BadRequest, DeadlineExceeded
 
@@ -27,18 +28,21 @@ def request_id(request: web.BaseRequest) -> str:
 def request_context(request: web.Request) -> RequestContext:
     """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
     settings = request.app[NODE].settings
+    dry_run: DryRun | None = request.get(DRY_RUN)
+    headers = request.headers if dry_run is None else dry_run.headers
     arrived: float = request[ARRIVED]
     return RequestContext(
         request_id=request[REQUEST_ID],
         arrived=arrived,
-        deadline=arrived + _timeout_s(request, settings.request_timeout_s),
-        priority=_choice(request, "X-Priority", Priority) or Priority.INTERACTIVE,
-        require_device=_choice(request, "X-NPU-Require-Device", Device),
+        deadline=arrived + _timeout_s(headers, settings.request_timeout_s),
+        priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
+        require_device=_choice(headers, "X-NPU-Require-Device", Device),
+        dry_run=dry_run is not None,
     )
 
 
-def _timeout_s(request: web.Request, longest: float) -> float:
-    header = request.headers.get("X-Request-Timeout-Ms")
+def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
+    header = headers.get("X-Request-Timeout-Ms")
     if header is None:
         return longest
     if not _MILLISECONDS.fullmatch(header):
@@ -50,8 +54,8 @@ def _timeout_s(request: web.Request, longest: float) -> float:
     return min(int(header) / 1000, longest)
 
 
-def _choice(request: web.Request, name: str, kind: type[E]) -> E | None:
-    header = request.headers.get(name)
+def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
+    header = headers.get(name)
     if header is None:
         return None
     for value in kind:

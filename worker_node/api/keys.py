@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -55,6 +55,15 @@ class Node:
     state: NodeState = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The body and headers of a request that is only to be explained, in place of the HTTP request's own."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
 NODE = web.AppKey("node", Node)
+DRY_RUN = "dry_run"
 REQUEST_ID = "request_id"
 ARRIVED = "arrived"

@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -128,6 +129,14 @@ def require_key(keys: tuple[str, ...]) -> Middleware:
     return check
 
 
+_INFERENCE: WeakSet[Handler] = WeakSet()
+
+
+def is_inference(handler: object) -> bool:
+    """Whether a handler was made by `inference`."""
+    return handler in _INFERENCE
+
+
 def inference(handler: Handler) -> Handler:
     """Mark a handler as inference: refused while the node drains, waited for when it does."""
 
@@ -138,4 +147,5 @@ def inference(handler: Handler) -> Handler:
         with state.working():
             return await handler(request)
 
+    _INFERENCE.add(gated)
     return gated

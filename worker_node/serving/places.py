@@ -59,6 +59,14 @@ class Explanation:
     refusal: NodeError | None
 
 
+class Explained(Exception):
+    """Raised in place of running a request that is a dry run."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        super().__init__("a dry run ends where the placement is decided")
+        self.explanation = explanation
+
+
 def explain(demand: Demand) -> Explanation:
     """Decide as for a real request, but load and run nothing."""
     candidates = [placement.candidate() for placement in demand.placements]
@@ -72,8 +80,11 @@ def explain(demand: Demand) -> Explanation:
 async def find_place(demand: Demand, context: RequestContext) -> Place:
     """Return the place for a request; if only an engine on demand can hold it, have that loaded and wait for it.
 
-    Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline.
+    Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline; Explained
+    for a dry run.
     """
+    if context.dry_run:
+        raise Explained(explain(demand))
     while True:
         candidates = [placement.candidate() for placement in demand.placements]
         try:

@@ -18,8 +18,8 @@ from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineSpec, EngineState, GenerateJob
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
-from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.life import CanaryFailed, HostingLimits
+from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 
 RUNNER = "tests.support.scripted_runner:ScriptedRunner"

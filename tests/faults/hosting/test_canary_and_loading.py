@@ -1,0 +1,138 @@
+"""Engines that answer garbage, and engines that are loaded and unloaded on demand: scripted, in real processes."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from tests.faults.hosting.test_engine_faults import collect, no_canary, until
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.errors import EngineUnavailable
+from worker_node.hosting.life import CanaryFailed, HostingLimits
+from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+
+QUESTION = (5, 6, 7)
+
+
+async def canary(engine):
+    answer = await collect(engine, *QUESTION)
+    if answer != list(QUESTION):
+        raise CanaryFailed("the answer to a known question is wrong")
+
+
+def make(canary=canary, *, limits=None, lazy=False, standby=None, **options):
+    runner = "tests.support.garbage_runner:GarbageRunner"
+    spec = EngineSpec("garbage", ModelKind.GENERATION, "/", Device.CPU, runner, options)
+    return SupervisedEngine(spec, canary, limits or HostingLimits(), lazy=lazy, standby=standby)
+
+
+async def test_garbage_quarantines_at_once_and_the_standby_is_loaded():
+    standby = make(no_canary, lazy=True)
+    engine = make(standby=standby)
+    standby.start()
+    engine.start()
+    try:
+        assert standby.status.state is EngineState.UNLOADED
+        status = await until(engine, EngineState.QUARANTINED)
+        assert status.restarts == 1
+        assert "canary failed: the answer to a known question is wrong" in status.reason
+        assert status.retry_after > 200
+        assert status.proof is None
+        await until(standby, EngineState.READY)
+    finally:
+        await engine.stop()
+        await standby.stop()
+
+
+async def test_a_quarantined_engine_is_tried_again_with_a_fresh_process():
+    answers = iter([False, True])
+
+    async def second_time(engine):
+        if not next(answers):
+            await canary(engine)
+
+    engine = make(second_time, limits=HostingLimits(restart=RestartLimits(quarantine_s=0.05)))
+    engine.start()
+    try:
+        status = await until(engine, EngineState.READY)
+        assert status.restarts == 1
+        assert status.proof.device_name == "scripted"
+    finally:
+        await engine.stop()
+
+
+async def test_a_device_that_goes_wrong_later_is_found_when_idle():
+    engine = make(limits=HostingLimits(canary_interval_s=0.05), after=2)
+    engine.start()
+    try:
+        first = await until(engine, EngineState.READY)
+        assert first.proof is not None
+        status = await until(engine, EngineState.QUARANTINED)
+        assert "canary failed" in status.reason
+        assert not psutil.pid_exists(first.pid)
+        with pytest.raises(EngineUnavailable, match="canary failed"):
+            await collect(engine, *QUESTION)
+    finally:
+        await engine.stop()
+
+
+async def test_a_busy_engine_is_not_examined():
+    asked = []
+
+    async def counting(engine):
+        asked.append(engine.status.in_flight)
+
+    engine = make(counting, limits=HostingLimits(canary_interval_s=0.01), step_s=0.02, after=100)
+    engine.start()
+    try:
+        await until(engine, EngineState.READY)
+        before = len(asked)
+        await asyncio.gather(collect(engine, *range(1, 30)))
+        assert asked == [0] * len(asked)
+        async with asyncio.timeout(10):
+            while len(asked) <= before + 1:
+                await asyncio.sleep(0.01)
+    finally:
+        await engine.stop()
+
+
+async def test_an_engine_is_loaded_when_woken_and_unloaded_when_idle_whatever_the_canary_asks():
+    limits = HostingLimits(canary_interval_s=0.02, idle_unload_s=0.2)
+    engine = make(limits=limits, lazy=True, after=10**6)
+    engine.start()
+    try:
+        for _ in range(2):
+            assert engine.status.state is EngineState.UNLOADED
+            with pytest.raises(EngineUnavailable, match=r"when (first )?needed"):
+                await collect(engine, *QUESTION)
+            engine.wake()
+            engine.wake()
+            status = await engine.settled()
+            assert status.state is EngineState.READY
+            assert await collect(engine, 1, 2) == [1, 2]
+            await until(engine, EngineState.UNLOADED)
+            assert not psutil.pid_exists(status.pid)
+    finally:
+        await engine.stop()
+
+
+async def test_unloading_waits_for_nobody_and_harms_nobody():
+    engine = make(no_canary, step_s=0.01, after=100)
+    engine.start()
+    try:
+        assert not await engine.unload(), "it is still loading"
+        status = await until(engine, EngineState.READY)
+        running = asyncio.create_task(collect(engine, *range(1, 20)))
+        while not engine.status.in_flight:
+            await asyncio.sleep(0)
+        assert not await engine.unload(), "it is working"
+        assert len(await running) == 19
+        assert await engine.unload()
+        assert engine.status.state is EngineState.UNLOADED
+        assert not psutil.pid_exists(status.pid)
+        engine.wake()
+        assert (await engine.settled()).state is EngineState.READY
+    finally:
+        await engine.stop()
