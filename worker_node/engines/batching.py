@@ -7,6 +7,7 @@ fill the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,14 @@ class Waiting:
 class BatchLimits:
     """`max_tokens` bounds rows times longest (padding counts); `max_rows` bounds the rows.
 
-    After `batch_patience_s` in the queue, `batch` work counts as interactive: it is slowed, never starved.
+    A run costs about as much as `run_overhead_tokens` more tokens would, whatever is in it: a text joins a batch only
+    if the padding that it causes is less. After `batch_patience_s` in the queue, `batch` work counts as interactive: it
+    is slowed, never starved.
     """
 
     max_tokens: int = 2048
     max_rows: int = 64
+    run_overhead_tokens: float = math.inf
     batch_patience_s: float = 1.0
 
 
@@ -52,8 +56,12 @@ def plan_batch(queue: Sequence[Waiting], limits: BatchLimits, *, free_slots: int
     chosen: list[int] = []
     longest = 0
     for index in by_distance:
-        longest = max(longest, queue[index].length)
-        if chosen and (len(chosen) >= limits.max_rows or longest * (len(chosen) + 1) > budget):
+        length = queue[index].length
+        padded = max(longest, length) * (len(chosen) + 1)
+        if chosen and padded - longest * len(chosen) - length > limits.run_overhead_tokens:
+            continue
+        if chosen and (len(chosen) >= limits.max_rows or padded > budget):
             break
         chosen.append(index)
+        longest = max(longest, length)
     return sorted(chosen, key=lambda i: queue[i].length)

@@ -1,7 +1,7 @@
 """The embedding engine: token ids in, pooled and normalised vectors out.
 
-The model's graph does the whole work (`models/bert.py` builds it). Here texts of many requests are merged into
-batches by length and kept running on every stream of the device; the queue never waits for a batch to fill.
+The model's graph does the whole work (`models/conversion/bert.py` builds it). Here texts of many requests are merged
+into batches by length and kept running on every stream of the device; the queue never waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -16,17 +16,27 @@ from typing import Any
 import msgspec
 import openvino as ov
 
+from worker_node.domain import Device
 from worker_node.engines.base import EngineSpec, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
 from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 
+# Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
+# and a run costs as much as some 30 tokens. A GPU wants its batches large.
+_CPU_BATCH_TOKENS = 512
+_GPU_BATCH_TOKENS = 8192
+_RUN_OVERHEAD_TOKENS = 32
+# One stream on so many cores: fewer cores a stream would make a single text slow, more leave cores waiting.
+_CORES_PER_STREAM = 4
+
 
 class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: as the device likes)."""
+    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: one for every 4 cores on a
+    CPU, as the device likes on a GPU); `max_batch_tokens` 0 takes what was measured to be best for the device."""
 
     precision: str | None = None
     streams: int = 0
-    max_batch_tokens: int = 2048
+    max_batch_tokens: int = 0
     max_batch_rows: int = 64
     cache_dir: str | None = None
     plugin_config: dict[str, Any] = {}
@@ -47,7 +57,14 @@ class EmbeddingRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, EmbeddingOptions)
-        self._limits = BatchLimits(max_tokens=self._options.max_batch_tokens, max_rows=self._options.max_batch_rows)
+        on_cpu = spec.device is Device.CPU
+        self._limits = BatchLimits(
+            max_tokens=self._options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
+            max_rows=self._options.max_batch_rows,
+            run_overhead_tokens=_RUN_OVERHEAD_TOKENS,
+        )
+        cores = len(os.sched_getaffinity(0))
+        self._streams = self._options.streams or (max(1, cores // _CORES_PER_STREAM) if on_cpu else 0)
         self._jobs = EmbeddingJobs()
         self._idle: list[_Slot] = []
         self._slots: list[_Slot] = []
@@ -70,9 +87,9 @@ class EmbeddingRunner:
     def load(self) -> Loaded:
         began = time.monotonic()
         core = ov.Core()
-        config: dict[str, Any] = {"PERFORMANCE_HINT": "THROUGHPUT" if self._options.streams != 1 else "LATENCY"}
-        if self._options.streams > 1:
-            config["NUM_STREAMS"] = str(self._options.streams)
+        config: dict[str, Any] = {"PERFORMANCE_HINT": "THROUGHPUT" if self._streams != 1 else "LATENCY"}
+        if self._streams:
+            config["NUM_STREAMS"] = str(self._streams)
         if self._options.precision:
             config["INFERENCE_PRECISION_HINT"] = self._options.precision
         if self._options.cache_dir:
@@ -80,8 +97,9 @@ class EmbeddingRunner:
         config |= self._options.plugin_config
         device = self._spec.device.value
         compiled = core.compile_model(Path(self._spec.path) / "openvino_model.xml", device, config)
-        count = self._options.streams or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
-        for _ in range(max(1, count)):
+        self._streams = self._streams or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        # One more than can run, so that the device has its next batch while the last one's vectors are given out.
+        for _ in range(self._streams + 1):
             slot = _Slot(compiled.create_infer_request())
             slot.request.set_callback(self._on_finished, slot)
             self._slots.append(slot)
@@ -111,7 +129,7 @@ class EmbeddingRunner:
         for job_id in self._jobs.expire(now):
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
         while self._idle and self._jobs.queue:
-            picked = plan_batch(self._jobs.queue, self._limits, free_slots=len(self._idle), now=now)
+            picked = plan_batch(self._jobs.queue, self._limits, free_slots=len(self._idle) - 1, now=now)
             self._start(self._idle.pop(), self._jobs.take(picked, now))
 
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:

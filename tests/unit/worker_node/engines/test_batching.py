@@ -49,6 +49,12 @@ def test_texts_of_like_length_run_together():
     assert [queue[i].length for i in picked] == [10, 11, 12]
 
 
+def test_a_text_that_would_cost_more_padding_than_a_run_of_its_own_waits():
+    queue = queue_of([10, 60, 12, 40])
+    picked = plan_batch(queue, BatchLimits(run_overhead_tokens=16), free_slots=1, now=0.0)
+    assert [queue[i].length for i in picked] == [10, 12]
+
+
 def test_free_slots_share_the_queue():
     queue = queue_of([20] * 16)
     assert len(plan_batch(queue, LIMITS, free_slots=2, now=0.0)) == 8
