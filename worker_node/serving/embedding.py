@@ -39,7 +39,14 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
         inference=output.inference_s,
     )
     reply = EmbeddingReply(
-        route, output.vectors, model.space, Usage(route.token_count), timing, output.busy_us, output.busy_shared
+        route,
+        output.vectors,
+        model.space,
+        Usage(route.token_count),
+        timing,
+        output.busy_us,
+        output.busy_shared,
+        output.device_tokens,
     )
     registry.telemetry.embedded(reply)
     return reply

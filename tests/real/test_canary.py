@@ -1,0 +1,72 @@
+"""A device that answers garbage never serves: a model's own canary, on a scripted engine beside a real one."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from worker_node.domain import Device, GenerationRequest, Message, RequestContext, Sampling, Token
+from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.errors import DeviceUnavailable
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.models.catalog import Catalog
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.canary import generation_canary
+from worker_node.serving.generation import generate
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import GenerationModel, ModelState, Registry
+from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.telemetry import Telemetry
+
+pytestmark = pytest.mark.real
+GARBAGE = "tests.support.garbage_runner:GarbageRunner"
+
+
+@asynccontextmanager
+async def garbage_before_real(store):
+    """SmolLM2 on an NPU that answers garbage, then on the real CPU, which is lazy."""
+    installed = store.get("smollm2-135m-instruct")
+    chat = ChatTokenizer(installed.path, installed.context_limit)
+    canary = generation_canary(installed.canary, chat)
+    engines = []
+    for device, runner in ((Device.CPU, "generation_continuous"), (Device.NPU, GARBAGE)):
+        spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, {})
+        standby = engines[-1] if engines else None
+        engines.append(SupervisedEngine(spec, canary, HostingLimits(), lazy=device is Device.CPU, standby=standby))
+    placements = [
+        Placement(engine.spec.device, engine, Admission("m", AdmissionLimits(8)), 8192, 8192, on_demand=engine.lazy)
+        for engine in reversed(engines)
+    ]
+    for engine in engines:
+        engine.start()
+    try:
+        yield Registry([GenerationModel(installed, placements, chat)], Catalog.load(), Telemetry())
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+def request(**more):
+    now = time.monotonic()
+    context = RequestContext("req_1", now, now + 100, **more)
+    return GenerationRequest(context, (Message("user", "What is the capital of France?"),), Sampling(max_new_tokens=24))
+
+
+async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
+    async with garbage_before_real(store) as registry:
+        (model,) = registry.models
+        npu, cpu = (placement.engine for placement in model.placements)
+        assert model.state() is ModelState.LOADING
+        status = await npu.settled()
+        assert status.state is EngineState.QUARANTINED
+        assert status.reason == "canary failed: the answer to a known question lacks 'Paris'"
+        assert cpu.status.state is not EngineState.UNLOADED, "the next placement is made ready meanwhile"
+        async with generate(registry, request()) as run:
+            assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
+            text = "".join([event.text async for event in run.events if isinstance(event, Token)])
+        assert "Paris" in text
+        assert model.state() is ModelState.DEGRADED
+        with pytest.raises(DeviceUnavailable, match="canary failed"):
+            async with generate(registry, request(require_device=Device.NPU)):
+                pass

@@ -1,0 +1,229 @@
+"""The NPU's own code path on real weights, executed by the CPU: same shapes, same limits, same refusals.
+
+The limits are small so that loading is quick; what is compiled is kept between runs of the suite.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("store")]
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
+CONFIG = """
+[[models]]
+name = "all-minilm-l6-v2"
+
+[[models]]
+name = "smollm2-135m-instruct"
+max_prompt_len = 128
+min_response_len = 64
+cache_size_gb = 1
+"""
+LONG = "Tell me about the sea. " * 30
+PARIS = {"prompt": "What is the capital of France?"}
+NPU_ONLY = {"X-NPU-Require-Device": "NPU"}
+
+
+@pytest.fixture(scope="module")
+def npu_node(tmp_path_factory):
+    config = tmp_path_factory.mktemp("npu") / "node.toml"
+    config.write_text(CONFIG)
+    with start_node("--config", str(config), ready=False, NPU_NODE_NPU_EMULATION="1") as node:
+        node.wait_for(lambda body: body["status"] == "ready", timeout=240)
+        yield node
+
+
+async def post(http, node, path, body, headers=None):
+    async with http.post(node.url + path, json=body, headers=headers) as reply:
+        return reply.status, reply.headers, await reply.read()
+
+
+async def ask(http, node, body, headers=None, path="/inference"):
+    status, headers, content = await post(http, node, path, body, headers)
+    assert status == 200, content
+    return headers, json.loads(content)
+
+
+async def stream(http, node, body, on_event):
+    """Send each event of a streamed answer to `on_event(name, data)` until that returns False."""
+    async with http.post(node.url + "/inference", json={**body, "stream": True}) as reply:
+        assert reply.status == 200, await reply.text()
+        name = ""
+        async for line in reply.content:
+            if line.startswith(b"event: "):
+                name = line[7:].strip().decode()
+            elif line.startswith(b"data: ") and on_event(name, json.loads(line[6:])) is False:
+                return
+
+
+async def test_the_answer_is_the_cpus_and_says_where_it_comes_from(npu_node, node, http):
+    headers, answer = await ask(http, npu_node, PARIS)
+    assert "Paris" in answer["text"]
+    assert (answer["device"], answer["emulated"], answer["finish_reason"]) == ("NPU", True, "stop")
+    assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("NPU", "preferred")
+    assert headers["X-NPU-Emulated"] == "true"
+    assert int(headers["X-NPU-Busy-Delta-Us"]) == answer["npu_busy_delta_us"] > 0
+    assert answer["usage"]["prompt_tokens"] == 37
+    _, on_cpu = await ask(http, node, PARIS)
+    assert "Paris" in on_cpu["text"]
+    assert "emulated" not in on_cpu
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {**PARIS, "max_new_tokens": 1, "stream": True}),
+        ("/embeddings", {"texts": ["a"]}),
+        ("/v1/embeddings", {"model": "all-minilm-l6-v2", "input": "a"}),
+        ("/v1/completions", {"model": "smollm2-135m-instruct", "prompt": "a", "max_tokens": 1}),
+        (
+            "/v1/chat/completions",
+            {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        ),
+    ],
+)
+async def test_every_reply_says_that_the_npu_is_emulated(npu_node, http, path, body):
+    status, headers, content = await post(http, npu_node, path, body)
+    assert status == 200, content
+    assert headers["X-NPU-Emulated"] == "true"
+    assert headers["X-NPU-Node-Device"] == "NPU"
+
+
+def test_health_says_that_the_npu_is_emulated_what_was_proven_and_what_is_ignored(npu_node):
+    _, body = npu_node.health()
+    npu = body["devices"][0]
+    assert (npu["name"], npu["available"], npu["emulated"]) == ("NPU", True, True)
+    assert body["npu"]["emulated"] is True
+    assert body["npu"]["busy_time_us"] > 0
+    assert body["npu"]["memory_bytes"] is None
+    assert body["npu"]["reasons"]["memory_bytes"] == "the NPU is emulated"
+    minilm, smollm = body["models"]
+    for model in (minilm, smollm):
+        on_npu, on_cpu = model["engines"]
+        assert (on_npu["state"], on_npu["emulated"], on_cpu["emulated"]) == ("ready", True, False)
+        assert on_npu["canary"]["device"] == npu["full_name"]
+        assert on_npu["canary"]["openvino"]
+    assert smollm["engines"][0]["notes"] == ["cache_size_gb is ignored: the engine for NPU has no use for it"]
+    assert (smollm["engines"][0]["prompt_limit"], smollm["engines"][0]["total_limit"]) == (128, 192)
+
+
+async def test_a_prompt_over_the_limit_goes_to_the_cpu_or_is_refused_with_the_numbers(npu_node, http):
+    headers, answer = await ask(http, npu_node, {"prompt": LONG, "max_new_tokens": 2})
+    assert (answer["device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "context_exceeds_npu")
+    assert "X-NPU-Emulated" not in headers
+    assert "X-NPU-Busy-Delta-Us" not in headers
+    assert answer["npu_busy_delta_us"] is None
+    for body in ({"prompt": LONG}, {**PARIS, "max_new_tokens": 156}):
+        status, _, content = await post(http, npu_node, "/inference", body, NPU_ONLY)
+        error = json.loads(content)["error"]
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        assert "128 in the prompt and 192 in all" in error["message"]
+
+
+async def test_two_callers_are_served_in_turn(npu_node, http):
+    seen = []
+
+    def noting(who):
+        return lambda name, _data: seen.append((who, name))
+
+    body = {**PARIS, "max_new_tokens": 6}
+    await asyncio.gather(*(stream(http, npu_node, body, noting(who)) for who in "ab"))
+    first, second = seen[0][0], seen[-1][0]
+    assert first != second
+    assert [who for who, _ in seen] == [first] * (len(seen) // 2) + [second] * (len(seen) // 2)
+    assert seen.count(("a", "done")) == seen.count(("b", "done")) == 1
+
+
+async def test_a_caller_that_leaves_frees_the_device_within_a_token(npu_node, http):
+    wanted = 150
+    long_one = {"prompt": "Count.", "max_new_tokens": wanted, "ignore_eos": True}
+    busy = npu_node.health()[1]["npu"]["busy_time_us"]
+    tokens = []
+    await stream(http, npu_node, long_one, lambda name, data: tokens.append((name, data)) or len(tokens) < 2)
+    _, after = await ask(http, npu_node, {**PARIS, "max_new_tokens": 2})
+    spent = npu_node.health()[1]["npu"]["busy_time_us"] - busy
+    # Four tokens and two prefills are all that the device did: as much as two short answers, not as 150 tokens.
+    assert spent < 10 * after["npu_busy_delta_us"]
+    assert npu_node.health()[1]["models"][1]["in_flight"] == 0
+
+
+async def test_a_stop_sequence_ends_the_generation_with_its_busy_time(npu_node, http):
+    _, answer = await ask(http, npu_node, {**PARIS, "stop": ["capital"]})
+    assert (answer["text"], answer["finish_reason"]) == ("The ", "stop")
+    assert answer["npu_busy_delta_us"] > 0
+
+
+async def test_what_the_npu_cannot_do_is_refused_with_the_reason(npu_node, http):
+    body = {
+        "model": "smollm2-135m-instruct",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+        "logprobs": True,
+    }
+    status, _, content = await post(http, npu_node, "/v1/chat/completions", body)
+    assert status == 400
+    assert "log" in json.loads(content)["error"]["message"]
+
+
+async def test_vectors_from_static_buckets_are_the_other_librarys(npu_node, http):
+    body = {"texts": REFERENCE["texts"], "truncate": True}
+    headers, reply = await ask(http, npu_node, body, NPU_ONLY, path="/embeddings")
+    assert headers["X-NPU-Node-Route-Reason"] == "device_required"
+    vectors, expected = np.asarray(reply["embeddings"]), np.asarray(REFERENCE["vectors"])
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    assert (np.einsum("nd,nd->n", vectors, expected) / norms).min() >= 0.999
+    assert reply["npu_busy_delta_us"] > 0
+
+
+async def test_padding_is_measured(npu_node, http):
+    async def tokens(name):
+        async with http.get(npu_node.url + "/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        wanted = f'npu_node_{name}_total{{device="NPU",model="all-minilm-l6-v2"}}'
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
+
+    real, computed = await tokens("prompt_tokens"), await tokens("embedding_device_tokens")
+    _, reply = await ask(http, npu_node, {"texts": ["one", "word " * 40]}, path="/embeddings")
+    assert await tokens("prompt_tokens") - real == reply["usage"]["prompt_tokens"] == 45
+    assert await tokens("embedding_device_tokens") - computed == 32 + 64
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {"prompt": LONG}),
+        ("/v1/chat/completions", {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": LONG}]}),
+    ],
+)
+async def test_a_route_is_explained_in_any_dialect_and_nothing_runs(npu_node, http, path, body):
+    async def explain(**headers):
+        return (await ask(http, npu_node, {"path": path, "body": body, "headers": headers}, path="/route/explain"))[1]
+
+    busy = npu_node.health()[1]["npu"]["busy_time_us"]
+    told = await explain()
+    npu, cpu = told["placements"]
+    assert told["token_count"] > 128
+    assert (npu["device"], npu["holds"], npu["prompt_limit"], npu["emulated"]) == ("NPU", False, 128, True)
+    assert (cpu["device"], cpu["holds"], cpu["on_demand"]) == ("CPU", True, True)
+    if cpu["obstacle"] is None:
+        assert (told["device"], told["reason"], told["refusal"]) == ("CPU", "context_exceeds_npu", None)
+    else:
+        assert told["refusal"]["code"] == "model_loading"
+    required = await explain(**NPU_ONLY)
+    assert (required["device"], required["refusal"]["code"]) == (None, "context_length_exceeded")
+    assert npu_node.health()[1]["npu"]["busy_time_us"] == busy
+
+
+async def test_only_requests_for_inference_are_explained(npu_node, http):
+    for path in ("/health", "/route/explain", "/nowhere"):
+        status, _, content = await post(http, npu_node, "/route/explain", {"path": path, "body": {}})
+        assert status == 400
+        assert "/inference" in json.loads(content)["error"]["message"]
+    status, _, content = await post(http, npu_node, "/route/explain", {"path": "/inference", "body": {"prompt": 1}})
+    assert (status, json.loads(content)["error"]["param"]) == (400, "prompt")
