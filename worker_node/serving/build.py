@@ -121,7 +121,7 @@ def _placement(
     emulated = machine.npu.emulated and place.device is Device.NPU
     notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
     options = dict(plan.options)
-    if place.device is not Device.CPU:
+    if _worth_keeping(installed, place.device, emulated=emulated):
         try:
             root = wanted.compile_cache or settings.compile_cache
             key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
@@ -162,6 +162,12 @@ def _placement(
         notes=tuple(notes),
     )
     return placement, engine
+
+
+def _worth_keeping(installed: InstalledModel, device: Device, *, emulated: bool) -> bool:
+    """Whether compiling takes long enough to keep the result: not for the CPU, nor, at half a second and a copy of all
+    weights for each bucket, for an embedding model on the emulated NPU."""
+    return device is not Device.CPU and not (emulated and installed.kind is ModelKind.EMBEDDING)
 
 
 def _cache_key(

@@ -1,0 +1,195 @@
+"""What the NPU's generation engine does between tokens, over a scripted pipeline of GenAI's shape."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import openvino_genai as genai
+import pytest
+
+from worker_node.domain import Device, ModelKind
+from worker_node.engines import generation_stateful
+from worker_node.engines.base import DeviceBroken, EngineSpec, Failed, GenerateJob, Step
+from worker_node.engines.generation_stateful import StatefulRunner
+
+FAR = 1e12
+REASON = genai.GenerationFinishReason
+
+
+class Pipeline:
+    """Answers n, n+1, n+2 … after a prompt that begins with n, up to `room` tokens; 0 is the end token."""
+
+    made = None
+
+    def __init__(self, path, device, **properties):
+        Pipeline.made = self
+        self.where = (path, device, properties)
+        self.room = 20
+        self.error = None
+        self.generated = 0
+
+    def get_generation_config(self):
+        config = genai.GenerationConfig()
+        config.set_eos_token_id(0)
+        return config
+
+    def generate(self, inputs, config, streamer):
+        assert np.all(inputs.attention_mask.data == 1)
+        first = int(inputs.input_ids.data[0, 0])
+        if self.error:
+            raise RuntimeError(self.error)
+        reason = REASON.NONE
+        for count in range(1, self.room + 1):
+            self.generated += 1
+            token = max(0, first - count)
+            if streamer.write([token]) == genai.StreamingStatus.CANCEL:
+                break
+            if token == 0:
+                reason = REASON.STOP
+                break
+            if count == config.max_new_tokens:
+                reason = REASON.LENGTH
+                break
+        streamer.end()
+        return SimpleNamespace(finish_reasons=[reason])
+
+
+class Rig:
+    """A loaded runner, what it emitted, and commands that arrive after so many tokens."""
+
+    def __init__(self, **options):
+        options = {"max_prompt_len": 64, "min_response_len": 64, **options}
+        self.runner = StatefulRunner(
+            EngineSpec("m", ModelKind.GENERATION, "/m", Device.NPU, "generation_stateful", options, emulated=True)
+        )
+        self.runner.load()
+        self.events = []
+        self.arrivals = {}
+        self.tokens = 0
+
+    def poll(self):
+        self.tokens += 1
+        if (command := self.arrivals.pop(self.tokens, None)) is not None:
+            command()
+
+    def run(self):
+        while self.runner.has_work:
+            self.runner.step(self.events.append, self.poll)
+
+    def answer(self, job_id):
+        deltas = [d for event in self.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
+        return [token for d in deltas for token in d.tokens], [d.finish for d in deltas if d.finish]
+
+    def failures(self):
+        return {event.id: event.code for event in self.events if isinstance(event, Failed)}
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    monkeypatch.setattr(generation_stateful.genai, "LLMPipeline", Pipeline)
+    return Rig()
+
+
+def job(job_id, first=100, length=3, deadline=FAR, max_new_tokens=1000, **more):
+    tokens = np.full(length, first, "<i4").tobytes()
+    return GenerateJob(job_id, tokens, max_new_tokens, deadline, **more)
+
+
+def test_the_pipeline_is_made_for_the_npu_alone_and_the_cpu_stands_in_openly(rig):
+    path, device, properties = Pipeline.made.where
+    assert (path, device) == ("/m", "NPU")
+    assert properties["NPUW_DEVICES"] == "CPU"
+    assert (properties["MAX_PROMPT_LEN"], properties["MIN_RESPONSE_LEN"]) == (64, 64)
+    assert "PREFILL_HINT" not in properties
+    assert rig.runner.load().device_name == "NPU path of OpenVINO, emulated on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tokens", "finish"),
+    [
+        ({"first": 3}, [2, 1, 0], "stop"),
+        ({"max_new_tokens": 4}, [99, 98, 97, 96], "length"),
+        ({}, list(range(99, 79, -1)), "length"),
+    ],
+    ids=["end token", "as many as asked for", "the KV cache is full, for which GenAI gives no reason"],
+)
+def test_an_answer_ends_with_its_reason(rig, wanted, tokens, finish):
+    rig.runner.submit(job(1, **wanted))
+    rig.run()
+    assert rig.answer(1) == (tokens, [finish])
+    assert rig.events[0].deltas[0].started is not None
+    assert rig.runner.counts() == (0, 0)
+
+
+def test_jobs_that_arrive_between_tokens_are_served_in_turn_interactive_first(rig):
+    rig.runner.submit(job(1, max_new_tokens=5))
+    rig.arrivals[2] = lambda: [
+        rig.runner.submit(job(2, max_new_tokens=1, interactive=False)),
+        rig.runner.submit(job(3, max_new_tokens=1)),
+    ]
+    rig.run()
+    order = [delta.id for event in rig.events for delta in event.deltas if delta.finish]
+    assert order == [1, 3, 2]
+
+
+def test_a_cancelled_generation_ends_at_once_and_says_no_more(rig):
+    rig.runner.submit(job(1))
+    rig.runner.submit(job(2, max_new_tokens=1))
+    rig.arrivals[3] = lambda: rig.runner.cancel(1)
+    rig.run()
+    assert rig.answer(1) == ([99, 98, 97], [])
+    assert rig.answer(2) == ([99], ["length"])
+    assert Pipeline.made.generated == 4
+
+
+def test_a_waiting_job_is_cancelled_without_a_run(rig):
+    rig.runner.submit(job(1, max_new_tokens=2))
+    rig.runner.submit(job(2))
+    rig.arrivals[1] = lambda: rig.runner.cancel(2)
+    rig.run()
+    assert Pipeline.made.generated == 2
+
+
+def test_a_deadline_is_kept_in_the_queue_and_between_tokens(rig, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(generation_stateful.time, "monotonic", lambda: now[0])
+    rig.runner.submit(job(1, deadline=50.0))
+    rig.runner.submit(job(2, deadline=10.0))
+
+    def later():
+        now[0] = 60.0
+
+    rig.arrivals[2] = later
+    rig.run()
+    assert rig.answer(1) == ([99, 98], [])
+    assert rig.failures() == {1: "deadline_exceeded", 2: "deadline_exceeded"}
+    assert Pipeline.made.generated == 2
+
+
+def test_the_end_of_the_edge_in_mid_answer_passes_through_without_harming_the_pipeline(rig):
+    def gone():
+        raise EOFError
+
+    rig.runner.submit(job(1))
+    rig.arrivals[2] = gone
+    with pytest.raises(EOFError):
+        rig.run()
+    assert Pipeline.made.generated == 2
+    rig.runner.submit(job(2, max_new_tokens=1))
+    rig.run()
+    assert rig.answer(2) == ([99], ["length"])
+
+
+def test_what_genai_would_refuse_is_refused_before_it_runs(rig):
+    rig.runner.submit(job(1, length=65))
+    rig.runner.submit(job(2, logprobs=True))
+    rig.runner.submit(job(3, max_new_tokens=0))
+    rig.run()
+    assert rig.failures() == {1: "context_length_exceeded", 2: "unsupported_parameter", 3: "invalid_request"}
+    assert Pipeline.made.generated == 0
+
+
+def test_a_device_that_fails_in_a_run_is_not_used_again(rig):
+    Pipeline.made.error = "Exception from x.cpp:1:\nZE_RESULT_ERROR_DEVICE_LOST, code 0x70000001\n\n"
+    rig.runner.submit(job(1))
+    with pytest.raises(DeviceBroken, match="DEVICE_LOST"):
+        rig.run()
