@@ -30,7 +30,7 @@ def main():
         parser.error(f"unknown: {', '.join(unknown)}")
     store = ModelStore()
     results = {"machine": platform.processor() or platform.machine(), "figures": {}}
-    with start_node("--log-level", "warning") as node:
+    with start_node("--log-level", "warning", NPU_NODE_EMBEDDING_CACHE="0") as node:
         for name in options.names or BENCHMARKS:
             results["figures"][name] = asyncio.run(BENCHMARKS[name](node, store, options.quick))
     if options.json:

@@ -6,9 +6,9 @@ absolute deadline may travel to an engine process. Durations in replies are mill
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 RouteReason = Literal[
@@ -94,11 +95,45 @@ class RequestContext:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made in an earlier turn."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `role` is system, user or assistant."""
+    """One turn of a conversation. `role` is system, user, assistant or tool.
+
+    A tool's message is its result; `tool_name` says whose it is, where that is known.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request. With `forced` the answer is a call of one of them, and the engine is held to that.
+
+    `where` is the place of the tools in the request, for refusals.
+    """
+
+    tools: tuple[Tool, ...]
+    forced: bool = False
+    where: str = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +160,19 @@ class TokenIds:
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
-    `sampling.max_new_tokens` None means as many as the placement allows.
+    `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar` (EBNF, see
+    `grammars`). `think` turns the reasoning of models that can do with and without it on or off;
+    with `split_reasoning` it is told apart from the answer.
     """
 
     context: RequestContext
     prompt: str | TokenIds | tuple[Message, ...]
     sampling: Sampling
     model: str | None = None
+    tool_use: ToolUse | None = None
+    grammar: str | None = None
+    think: bool | None = None
+    split_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +214,8 @@ class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
     `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
-    `device_tokens` are those that the device computed, padding included, where the engine counts them.
+    `device_tokens` are those that the device computed, padding included, where the engine counts them. `cached` says
+    that all vectors (hit) or some (partial) were computed for an earlier request.
     """
 
     route: Route
@@ -184,13 +226,53 @@ class EmbeddingReply:
     npu_busy_delta_us: int | None = None
     npu_busy_shared: bool = False
     device_tokens: int | None = None
+    cached: Literal["hit", "partial"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token as it was generated, and the natural logarithm of its probability."""
+
+    text: str
+    utf8: bytes
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of generated text, as soon as it is known to be part of the answer."""
+    """A piece of the answer's text, as soon as it is known to be part of it.
+
+    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back.
+    """
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    """The model calls a tool; `call` numbers the calls of one answer from 0."""
+
+    call: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    call: int
+    text: str
+
+
+Piece = Token | Reasoning | ToolCallStarted | ToolCallArguments
 
 
 @dataclass(frozen=True, slots=True)

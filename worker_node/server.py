@@ -23,6 +23,7 @@ from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model
+from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.registry import Registry, ServedModel
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
@@ -109,7 +110,7 @@ def _registry(machine: Machine) -> Registry:
                 f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
             ) from error
         models.append(build_model(installed, wanted, machine))
-    return Registry(models, catalog, Telemetry())
+    return Registry(models, catalog, Telemetry(), EmbeddingCache(settings.embedding_cache))
 
 
 def _engines(node: Node) -> list[SupervisedEngine]:

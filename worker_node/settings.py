@@ -152,6 +152,7 @@ class NodeSettings(BaseSettings):
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_texts: int = Field(default=2048, gt=0)
+    embedding_cache: int = Field(default=1000, ge=0, le=1_000_000)
     max_connections: int = Field(default=1024, gt=0)
     header_timeout_s: float = Field(default=5.0, gt=0)
     body_timeout_s: float = Field(default=10.0, gt=0)

@@ -43,6 +43,8 @@ class Telemetry:
         self.device_tokens = counter(
             "embedding_device_tokens", "Tokens computed for embeddings, padding included", by_route
         )
+        self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache", by_route)
+        self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not", by_route)
         self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model",))
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
@@ -66,10 +68,16 @@ class Telemetry:
         self.prompt_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
         if reply.device_tokens is not None:
             self.device_tokens.labels(*labels).inc(reply.device_tokens)
-        self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
-        self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
+        if reply.cached != "hit":
+            self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
+            self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
         self.latency.labels(*labels).observe(reply.timing.total / 1e3)
         self._busy(reply.route, reply.npu_busy_delta_us)
+
+    def cached(self, route: Route, hits: int, misses: int) -> None:
+        """Count texts by whether the cache had them."""
+        self.cache_hits.labels(route.model, route.device.value).inc(hits)
+        self.cache_misses.labels(route.model, route.device.value).inc(misses)
 
     def generated(self, route: Route, finished: Finished) -> None:
         """Count a finished generation."""

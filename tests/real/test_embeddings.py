@@ -146,3 +146,21 @@ async def test_64_concurrent_requests_each_get_their_own_vectors(node, http):
 
     vectors = np.asarray(await asyncio.gather(*(one(i) for i in range(64))), np.float32)
     assert worst_cosine(vectors, VECTORS[[i % 25 for i in range(64)]]) >= MIN_COSINE
+
+
+async def test_a_text_embedded_again_comes_from_the_cache_and_says_so(node, http):
+    async def embed(*texts):
+        async with http.post(node.url + "/embeddings", json={"texts": texts}) as reply:
+            assert reply.status == 200
+            return reply.headers.get("X-NPU-Node-Cache"), (await reply.json())
+
+    told, first = await embed("never seen before 7f3a")
+    assert told is None
+    told, again = await embed("never seen before 7f3a")
+    assert told == "hit"
+    assert again["embeddings"] == first["embeddings"]
+    assert again["npu_busy_delta_us"] is None
+    told, mixed = await embed("nor this 91c2", "never seen before 7f3a")
+    assert told == "partial"
+    assert mixed["embeddings"][1] == first["embeddings"][0]
+    assert mixed["embeddings"][0] != mixed["embeddings"][1]

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import Body, read_body
-from worker_node.api.context import request_context, route_headers
+from worker_node.api.context import embedding_headers, request_context, route_headers
 from worker_node.api.errors import describe
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
@@ -78,9 +78,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             param="texts",
         )
     reply = await embed(node.registry, EmbeddingRequest(context, tuple(body.texts), body.model, truncate=body.truncate))
-    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared) | {
-        "X-Space": reply.space
-    }
+    headers = embedding_headers(reply)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
         return web.Response(
@@ -136,7 +134,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
         async for event in run.events:
             if isinstance(event, Token):
                 text.append(event.text)
-            else:
+            elif isinstance(event, Finished):
                 finished = event
     assert finished is not None  # noqa: S101  (the last event, else an error was raised)
     return web.Response(
@@ -153,7 +151,7 @@ async def _stream(request: web.Request, run: GenerationRun) -> web.StreamRespons
             async for event in run.events:
                 if isinstance(event, Token):
                     await stream.send({"text": event.text}, "token")
-                else:
+                elif isinstance(event, Finished):
                     await stream.send(_done(run.route, event), "done")
         except NodeError as error:
             # The status line is long gone: the error is the last event, and there is no `done`.

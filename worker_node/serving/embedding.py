@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
 from worker_node.serving.places import Demand, find_place
@@ -28,28 +29,53 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
         return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
-    with placement.admission.permit(len(tokens), context.deadline):
-        output = await placement.engine.embed(
-            tokens, deadline=context.deadline, interactive=context.priority is Priority.INTERACTIVE
+    known = registry.cache.look_up(model.space, route.device, tokens)
+    missing = [index for index, vector in enumerate(known) if vector is None]
+    registry.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
+    usage = Usage(route.token_count)
+    if not missing:
+        vectors = np.stack([vector for vector in known if vector is not None])
+        reply = EmbeddingReply(route, vectors, model.space, usage, _timing(context.arrived), cached="hit")
+    else:
+        wanted = [tokens[index] for index in missing]
+        with placement.admission.permit(len(wanted), context.deadline):
+            output = await placement.engine.embed(
+                wanted, deadline=context.deadline, interactive=context.priority is Priority.INTERACTIVE
+            )
+        registry.cache.keep(model.space, route.device, wanted, output.vectors)
+        timing = _timing(
+            context.arrived,
+            queue=output.started - tokenized,
+            tokenize=tokenized - began,
+            inference=output.inference_s,
         )
-    timing = _timing(
-        context.arrived,
-        queue=output.started - tokenized,
-        tokenize=tokenized - began,
-        inference=output.inference_s,
-    )
-    reply = EmbeddingReply(
-        route,
-        output.vectors,
-        model.space,
-        Usage(route.token_count),
-        timing,
-        output.busy_us,
-        output.busy_shared,
-        output.device_tokens,
-    )
+        reply = EmbeddingReply(
+            route,
+            _merge(known, missing, output.vectors),
+            model.space,
+            usage,
+            timing,
+            output.busy_us,
+            output.busy_shared,
+            output.device_tokens,
+            cached="partial" if len(missing) < len(tokens) else None,
+        )
     registry.telemetry.embedded(reply)
     return reply
+
+
+def _merge(
+    known: list[npt.NDArray[np.float32] | None], missing: list[int], computed: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """The vectors of all texts in order, from those that were known and those that were computed now."""
+    if len(missing) == len(known):
+        return computed
+    vectors = np.empty((len(known), computed.shape[1]), np.float32)
+    vectors[missing] = computed
+    for index, vector in enumerate(known):
+        if vector is not None:
+            vectors[index] = vector
+    return vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from worker_node.engines.base import EngineState
 from worker_node.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.manifest import InstalledModel
+from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.placement import Placement
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.telemetry import Telemetry
@@ -78,9 +79,12 @@ ServedModel = EmbeddingModel | GenerationModel
 class Registry:
     """All served models; the first of each kind is the default."""
 
-    def __init__(self, models: Iterable[ServedModel], catalog: Catalog, telemetry: Telemetry) -> None:
+    def __init__(
+        self, models: Iterable[ServedModel], catalog: Catalog, telemetry: Telemetry, cache: EmbeddingCache
+    ) -> None:
         self.models = tuple(models)
         self.telemetry = telemetry
+        self.cache = cache
         self._catalog = catalog
         self._by_id = {normalise_name(model.id): model for model in self.models}
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
-from worker_node.api.context import request_context, route_headers
+from worker_node.api.context import embedding_headers, request_context
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.openai.fields import ACCOUNTING
@@ -73,5 +73,5 @@ async def _embeddings(request: web.Request) -> web.Response:
         body=head + b',"data":[' + b"".join([part async for part in items]) + b"]}",
         content_type="application/json",
         charset="utf-8",
-        headers=route_headers(reply.route, reply.npu_busy_delta_us) | {"X-Space": reply.space},
+        headers=embedding_headers(reply),
     )
