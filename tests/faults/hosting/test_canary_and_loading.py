@@ -136,3 +136,32 @@ async def test_unloading_waits_for_nobody_and_harms_nobody():
         assert (await engine.settled()).state is EngineState.READY
     finally:
         await engine.stop()
+
+
+async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
+    limits = HostingLimits(restart=RestartLimits(first_backoff_s=0.05))
+    engine = make(no_canary, limits=limits, after=0, lost=True)
+    engine.start()
+    try:
+        first = await until(engine, EngineState.READY)
+        with pytest.raises(EngineUnavailable, match="DEVICE_LOST"):
+            await collect(engine, *QUESTION)
+        async with asyncio.timeout(30):
+            while not engine.status.restarts:
+                await asyncio.sleep(0)
+        assert "DEVICE_LOST" in engine.status.reason
+        assert (await until(engine, EngineState.READY)).pid != first.pid
+    finally:
+        await engine.stop()
+
+
+async def test_what_cannot_be_loaded_has_its_standby_loaded():
+    standby = make(no_canary, lazy=True)
+    engine = make(no_canary, standby=standby, load_error="OpenVINO sees no NPU")
+    engine.start()
+    try:
+        assert "OpenVINO sees no NPU" in (await until(engine, EngineState.FAILED)).reason
+        await until(standby, EngineState.READY)
+    finally:
+        await engine.stop()
+        await standby.stop()

@@ -69,6 +69,12 @@ def test_nothing_up_says_when_to_try_again():
         route(blocked(Device.CPU, "model_loading"))
 
 
+def test_of_those_that_cannot_serve_the_one_that_is_being_loaded_is_waited_for():
+    with pytest.raises(ModelLoading) as caught:
+        route(blocked(Device.NPU, "device_quarantined"), blocked(Device.CPU, "model_loading", retry_after=3.0))
+    assert caught.value.retry_after == 3.0
+
+
 candidates = st.builds(
     Candidate,
     st.sampled_from(Device),

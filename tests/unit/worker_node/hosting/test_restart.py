@@ -36,6 +36,11 @@ def test_a_quiet_minute_forgives():
     assert policy.crashed(65.0 + 5.0, "died").delay == 0.5
 
 
+def test_wrong_answers_quarantine_at_once():
+    verdict = RestartPolicy(RestartLimits(quarantine_s=7.0)).distrusted("canary failed")
+    assert (verdict.quarantined, verdict.delay, verdict.reason) == (True, 7.0, "canary failed")
+
+
 def test_after_a_quarantine_the_engine_gets_another_try():
     policy = RestartPolicy()
     for t in (0.0, 1.0, 2.0):
