@@ -1,1 +1,124 @@
-"""The client that backend services call NPU worker nodes with."""
+"""The client that backend services call NPU worker nodes with.
+
+    from backend_client import NPUClient
+
+    async with NPUClient(["http://10.0.0.22:8081"]) as client:
+        vector = await client.embed("text")
+
+`InferenceClient` puts a cloud behind the nodes; `backend_client.sync` has the blocking twins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backend_client.client import NPUClient
+from backend_client.errors import (
+    AttemptTimeout,
+    AuthenticationFailed,
+    BadReply,
+    CloudError,
+    CloudRejected,
+    CloudUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EmbedManyFailed,
+    FleetOverloaded,
+    ModelMissing,
+    ModelNotFound,
+    NodeError,
+    NodeFailed,
+    NodeLost,
+    NodeNotServing,
+    NodeOverloaded,
+    NodeUnreachable,
+    NPUError,
+    NPUUnavailableError,
+    PayloadTooLarge,
+    RequestRejected,
+    SpaceChanged,
+    SpendCapReached,
+    StreamInterrupted,
+    VectorSpaceMismatch,
+)
+from backend_client.fallback import InferenceClient
+from backend_client.ledger import Ledger, Tally
+from backend_client.options import ClientOptions
+from backend_client.results import (
+    Attempt,
+    BatchFailure,
+    EmbedManyResult,
+    EmbedOptions,
+    EmbedResult,
+    GenerateOptions,
+    GenerateResult,
+    Timing,
+    Usage,
+)
+from backend_client.settings import ClientSettings, CloudSettings
+from backend_client.status import NodeStatus
+from backend_client.stream import TokenStream
+
+if TYPE_CHECKING:
+    from backend_client.cloud.client import CloudClient
+
+__all__ = [
+    "Attempt",
+    "AttemptTimeout",
+    "AuthenticationFailed",
+    "BadReply",
+    "BatchFailure",
+    "ClientOptions",
+    "ClientSettings",
+    "CloudClient",
+    "CloudError",
+    "CloudRejected",
+    "CloudSettings",
+    "CloudUnavailable",
+    "ConfigurationError",
+    "ConnectionLost",
+    "ContextLengthExceeded",
+    "DeadlineExceeded",
+    "EmbedManyFailed",
+    "EmbedManyResult",
+    "EmbedOptions",
+    "EmbedResult",
+    "FleetOverloaded",
+    "GenerateOptions",
+    "GenerateResult",
+    "InferenceClient",
+    "Ledger",
+    "ModelMissing",
+    "ModelNotFound",
+    "NPUClient",
+    "NPUError",
+    "NPUUnavailableError",
+    "NodeError",
+    "NodeFailed",
+    "NodeLost",
+    "NodeNotServing",
+    "NodeOverloaded",
+    "NodeStatus",
+    "NodeUnreachable",
+    "PayloadTooLarge",
+    "RequestRejected",
+    "SpaceChanged",
+    "SpendCapReached",
+    "StreamInterrupted",
+    "Tally",
+    "Timing",
+    "TokenStream",
+    "Usage",
+    "VectorSpaceMismatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The OpenAI SDK takes longer to import than all the rest; who does not use the cloud does not pay for it.
+    if name == "CloudClient":
+        from backend_client.cloud.client import CloudClient  # noqa: PLC0415
+
+        return CloudClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Which node gets a request. Pure, the clock injected; only `health` does I/O."""

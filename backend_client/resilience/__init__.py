@@ -1,0 +1,1 @@
+"""One deadline, one retry budget, one loop that retries."""

@@ -1,0 +1,131 @@
+"""The methods that every client has, whoever does the work behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from backend_client.batching import Progress, embed_in_batches
+from backend_client.jobs import Backend, EmbedJob, GenerateJob, split_options
+from backend_client.options import ClientOptions
+from backend_client.resilience.deadline import Clock, Deadline
+from backend_client.results import (
+    EmbedBatch,
+    EmbedManyResult,
+    EmbedOptions,
+    EmbedResult,
+    GenerateOptions,
+    GenerateResult,
+)
+from backend_client.stream import TokenStream
+from backend_client.wire import check_texts
+
+
+class Calls:
+    """Embedding and generation over a backend. Use as `async with`, or `close()` it.
+
+    Every method raises RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
+    DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
+    """
+
+    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
+        self._backend = backend
+        self._options = options
+        self._clock = clock
+
+    async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
+        """The vector of a text."""
+        return (await self.embed_result(text, **options)).vector
+
+    async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
+        """The vector of a text, its vector space, and who made it."""
+        batch = await self._backend.embed(self._embed_job([text], options))
+        return EmbedResult(
+            vector=batch.vectors[0].tolist(),
+            space=batch.space,
+            usage=batch.usage,
+            source=batch.source,
+            node=batch.node,
+            model=batch.model,
+            device=batch.device,
+            request_id=batch.request_id,
+            attempts=batch.attempts,
+            route_reason=batch.route_reason,
+            npu_busy_delta_us=batch.npu_busy_delta_us,
+            emulated=batch.emulated,
+        )
+
+    async def embed_many(
+        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of any number of texts, float32 (n, d), in their order; see `embed_many_result`."""
+        return (await self.embed_many_result(texts, progress=progress, **options)).vectors
+
+    async def embed_many_result(
+        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedManyResult:
+        """The vectors of any number of texts, in batches over all nodes, never of more than one vector space.
+
+        `timeout` bounds the whole; without one each batch has the default time of a call. Raises EmbedManyFailed when
+        some batches failed, with the vectors of the others.
+        """
+        check_texts(texts)
+        # One deadline for all, made once; the batches get what remains of it when they start.
+        whole = self._deadline(options["timeout"], 0.0) if options.get("timeout") is not None else None
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            job = self._embed_job(part, options)
+            return await self._backend.embed(job.within(whole) if whole else job)
+
+        return await embed_in_batches(
+            texts,
+            embed,
+            options=self._options.batch,
+            concurrency=self._backend.concurrency(),
+            progress=progress,
+        )
+
+    async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """The answer to a prompt."""
+        return await self._backend.generate(self._generate_job(prompt, options))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
+        """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
+
+        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
+        """
+        job = self._generate_job(prompt, options)
+        return TokenStream(lambda: self._backend.open_stream(job))
+
+    async def close(self) -> None:
+        """Give back connections and tasks. Calls that are under way fail."""
+        await self._backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _deadline(self, timeout: float | None, default: float) -> Deadline:
+        return Deadline.after(default if timeout is None else timeout, self._clock)
+
+    def _embed_job(self, texts: Sequence[str], options: EmbedOptions) -> EmbedJob:
+        check_texts(texts)
+        deadline = self._deadline(options.get("timeout"), self._options.timeouts.embed)
+        common, others = split_options(options)
+        return EmbedJob(texts=texts, deadline=deadline, **common, **others)
+
+    def _generate_job(self, prompt: str, options: GenerateOptions) -> GenerateJob:
+        check_texts([prompt])
+        deadline = self._deadline(options.get("timeout"), self._options.timeouts.generate)
+        common, others = split_options(options)
+        sampling: dict[str, Any] = others
+        return GenerateJob(prompt=prompt, deadline=deadline, sampling=sampling, **common)

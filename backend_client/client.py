@@ -1,0 +1,100 @@
+"""NPUClient: embedding and generation on a fleet of nodes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from pydantic import SecretStr
+
+from backend_client.calls import Calls
+from backend_client.errors import ConfigurationError
+from backend_client.fleet.bindings import Bindings
+from backend_client.fleet.pool import Pool
+from backend_client.npu import FleetBackend
+from backend_client.options import ClientOptions
+from backend_client.resilience.deadline import Clock
+from backend_client.settings import ClientSettings, node_url
+from backend_client.status import NodeStatus, node_status
+from backend_client.transport import HttpTransport, Transport
+
+
+class NPUClient(Calls):
+    """Calls the node that can serve it soonest, and another one when that fails, within one deadline.
+
+    It may be made anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in
+    advance; else a model is bound to the space of its first answer, and vectors of another space are never returned.
+    `transport` makes what carries the requests (tests). Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        api_key: SecretStr | str | None = None,
+        spaces: Mapping[str, str] | None = None,
+        options: ClientOptions | None = None,
+        transport: Callable[[], Transport] | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        options = options or ClientOptions()
+        rng = rng or random.Random()
+        key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self._pool = Pool(options, clock, rng)
+        self._pool.add(_node_urls(nodes))
+        self._fleet = FleetBackend(
+            self._pool,
+            Bindings(self._pool.nodes, spaces or {}),
+            transport or (lambda: HttpTransport(key, options)),
+            options,
+            rng,
+        )
+        super().__init__(self._fleet, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+        """The client that the settings describe (read from file and environment when not given)."""
+        settings = settings or ClientSettings.load()
+        return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
+
+    @property
+    def backend(self) -> FleetBackend:
+        """The fleet, for InferenceClient to put a fallback behind."""
+        return self._fleet
+
+    @property
+    def options(self) -> ClientOptions:
+        """What the client was made with."""
+        return self._options
+
+    @property
+    def spaces(self) -> Mapping[str, str]:
+        """The vector space that each model is bound to."""
+        return self._fleet.bindings.spaces
+
+    def status(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node now, without asking."""
+        return tuple(node_status(node) for node in self._pool.nodes.values())
+
+    async def health(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node, once every node's first probe has ended."""
+        await self._fleet.known()
+        return self.status()
+
+    def __repr__(self) -> str:
+        return f"NPUClient({list(self._pool.nodes)})"
+
+
+def _node_urls(nodes: Sequence[str]) -> list[str]:
+    if isinstance(nodes, str):
+        raise ConfigurationError("nodes is a list of URLs")
+    try:
+        urls = [node_url(node) for node in nodes]
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return urls
+    raise ConfigurationError(problem)

@@ -1,0 +1,148 @@
+"""One request to the cloud: its cost is reserved before, its outcome is settled once after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx2
+import openai
+
+from backend_client.errors import CloudError, CloudRejected, CloudUnavailable, Harm
+from backend_client.fleet.breaker import Breaker
+from backend_client.jobs import Job
+from backend_client.ledger import Ledger
+from backend_client.resilience.deadline import Clock, Deadline
+from backend_client.results import Attempt, Usage
+
+R = TypeVar("R")
+
+
+class NotAnAnswer(ValueError):
+    """The cloud answered 200 with something that is no answer; the text says what, and quotes nothing."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Read what the SDK handed over; it does not validate. Raises NotAnAnswer for what is missing or misshapen."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise NotAnAnswer(f"{what} ({type(error).__name__})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CloudState:
+    """What all requests to one cloud share. `name` is what attempts call it."""
+
+    name: str
+    breaker: Breaker
+    ledger: Ledger
+    clock: Clock
+
+
+class Visit:
+    """Make it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
+
+    `run` settles a failure itself. Raises CloudUnavailable while the breaker is open, SpendCapReached.
+    """
+
+    def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
+        if not state.breaker.admits():
+            pause = state.breaker.opens_in
+            raise CloudUnavailable(
+                f"the cloud at {state.name} is left alone for {pause:.1f} s more after failures in a row"
+            )
+        self.model = model
+        self.job = job
+        self._state = state
+        self._reservation = state.ledger.reserve(model, bound)
+        self._ticket = state.breaker.begin()
+        self._began = state.clock()
+        self._settled = False
+
+    @property
+    def bound(self) -> Usage:
+        """The most that the request may use."""
+        return self._reservation.bound
+
+    async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
+        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history."""
+        remaining = (until or self.job.deadline).remaining()
+        problem: CloudError
+        try:
+            async with asyncio.timeout(remaining):
+                return await work
+        except TimeoutError:
+            problem, harm, owed = self._unavailable("did not answer within the call's time"), Harm.NONE, True
+        except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, StopAsyncIteration) as error:
+            problem, harm, owed = self._translate(error)
+        except BaseException:
+            self.abandoned()
+            raise
+        self._fail(problem, harm, owed=owed)
+        # Raised out here: the SDK's error holds the request with its headers and must not become the context of ours.
+        raise problem
+
+    def succeeded(self, usage: Usage | None) -> None:
+        """The answer is complete; None when it did not say what it used."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.succeeded(self._ticket)
+            self._state.ledger.settle(self._reservation, usage)
+
+    def abandoned(self) -> None:
+        """The caller left: what was used is not known, and nothing was learnt of the cloud's health."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.abandoned(self._ticket)
+            self._state.ledger.settle(self._reservation, None)
+
+    def attempt(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
+        """This request as an entry of the history, ended now."""
+        return Attempt(self._state.name, outcome, 0.0, self._state.clock() - self._began, sent, status)
+
+    def _fail(self, problem: CloudError, harm: Harm, *, owed: bool) -> None:
+        self._settled = True
+        status = problem.status if isinstance(problem, CloudRejected) else None
+        problem.attempts = (self.attempt(type(problem).__name__, status, sent=owed or status is not None),)
+        problem.request_id = self.job.request_id
+        if harm is not Harm.NONE:
+            self._state.breaker.failed(self._ticket, harm)
+        elif isinstance(problem, CloudRejected):
+            self._state.breaker.succeeded(self._ticket)
+        else:
+            self._state.breaker.abandoned(self._ticket)
+        if owed:
+            self._state.ledger.settle(self._reservation, None)
+        else:
+            self._state.ledger.release(self._reservation)
+
+    def _translate(self, error: Exception) -> tuple[CloudError, Harm, bool]:
+        """Our error, what it says of the cloud's health, and whether the request may have been billed.
+
+        Nothing of the cloud's own message is taken over: it may quote the prompt.
+        """
+        if isinstance(error, openai.APIStatusError):
+            status = error.status_code
+            if status in {408, 429}:
+                return self._unavailable(f"is busy (HTTP {status})"), Harm.NONE, False
+            if status < 500:
+                text = f"the cloud at {self._state.name} refused the request: HTTP {status}"
+                if status in {401, 403}:
+                    text += "; check cloud.api_key"
+                return CloudRejected(text, node=self._state.name, status=status), Harm.NONE, False
+            return self._unavailable(f"failed (HTTP {status})"), Harm.SERVER, False
+        if isinstance(error, openai.APIConnectionError):
+            # What came of a request whose connection broke after it was made is not known.
+            never_sent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+            return self._unavailable("cannot be reached"), Harm.CONNECTION, not never_sent
+        if isinstance(error, NotAnAnswer):
+            return self._unavailable(f"answered what is no answer: {error}"), Harm.SERVER, True
+        return self._unavailable(f"broke off its answer ({type(error).__name__})"), Harm.CONNECTION, True
+
+    def _unavailable(self, what: str) -> CloudUnavailable:
+        return CloudUnavailable(f"the cloud at {self._state.name} {what}")

@@ -1,0 +1,156 @@
+"""One call through the fleet: lend a node, make an attempt, learn from it, try again while that is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from backend_client.errors import (
+    AttemptTimeout,
+    DeadlineExceeded,
+    NodeError,
+    NodeLost,
+    NPUError,
+    NPUUnavailableError,
+    RequestRejected,
+)
+from backend_client.fleet.bindings import Bindings
+from backend_client.fleet.health import Prober
+from backend_client.fleet.node import Requirement
+from backend_client.fleet.pool import Lease, Pool
+from backend_client.fleet.selection import refusal
+from backend_client.resilience.deadline import Deadline
+from backend_client.resilience.retry import Retrier, Tries
+from backend_client.results import Attempt
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the client's user, over all its attempts."""
+
+    need: Requirement
+    deadline: Deadline
+    request_id: str
+    attempt_timeout: float | None
+    began: float
+    tries: Tries = field(default_factory=Tries)
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Served(Generic[R]):
+    """The value of the attempt that succeeded, with its node still lent: `Dispatcher.settle` gives it back."""
+
+    value: R
+    lease: Lease
+
+
+class Dispatcher:
+    """Carries calls out. Every error it raises has the call's attempts and request id."""
+
+    def __init__(self, pool: Pool, bindings: Bindings, prober: Prober, retrier: Retrier) -> None:
+        self._pool = pool
+        self._bindings = bindings
+        self._prober = prober
+        self._retrier = retrier
+
+    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
+        """Return the first success of `send`, tried on one node after another.
+
+        Raises NPUUnavailableError or one of its kind when no node served it, RequestRejected when one refused it.
+        """
+        try:
+            return await self._retrier.run(
+                lambda: self._attempt(call, send),
+                deadline=call.deadline,
+                tries=call.tries,
+                elsewhere=lambda: self._elsewhere(call),
+            )
+        except NodeError as error:
+            problem: NPUError = NPUUnavailableError(
+                f"no node served it in {len(call.attempts)} attempts; the last one: {error.message}",
+                retry_after=error.retry_after,
+            )
+        except NPUError as error:
+            problem = error
+        problem.attempts = tuple(call.attempts)
+        problem.request_id = call.request_id
+        raise problem
+
+    def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
+        """The request on this node is over; learn from it and note it in the call's history."""
+        self._pool.settle(lease, error)
+        last = call.attempts[-1]
+        outcome = "ok" if error is None else type(error).__name__
+        known = error if isinstance(error, NodeError | RequestRejected) else None
+        call.attempts[-1] = replace(
+            last,
+            outcome=outcome,
+            duration=self._pool.clock() - call.began - last.started,
+            sent=not isinstance(error, NodeError) or error.sent,
+            status=known.status if known else None,
+            code=known.code if known else None,
+        )
+
+    async def guard(self, call: Call, lease: Lease, work: Awaitable[R], limit: float | None = None) -> R:
+        """Await a node's work within the call's deadline and `limit` seconds, and no longer than the node lives.
+
+        Raises DeadlineExceeded, AttemptTimeout, NodeLost, or what the work raised.
+        """
+        remaining = call.deadline.remaining()
+        url = lease.node.url
+        try:
+            async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
+                lease.on_lost = lambda: scope.reschedule(asyncio.get_running_loop().time())
+                return await work
+        except TimeoutError:
+            pass
+        finally:
+            lease.on_lost = None
+        if lease.lost:
+            raise NodeLost("stopped answering its probes while it worked on the request", node=url)
+        if limit is not None and limit < remaining:
+            raise AttemptTimeout(f"did not answer within {limit:g} s", node=url)
+        raise DeadlineExceeded(f"the call's time was up while {url} worked on it; give it more, or less to do")
+
+    async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
+        lease = await self._lend(call)
+        call.attempts.append(Attempt(lease.node.url, "under way", self._pool.clock() - call.began, 0.0))
+        call.tries.nodes.add(lease.node.url)
+        call.tries.sent += 1
+        try:
+            value = await self.guard(call, lease, send(lease), call.attempt_timeout)
+        except BaseException as error:
+            if isinstance(error, NodeError) and not error.sent:
+                call.tries.sent -= 1
+            self.settle(call, lease, error)
+            raise
+        return Served(value, lease)
+
+    async def _lend(self, call: Call) -> Lease:
+        """A node for the next attempt. While nothing is known of some node yet, its first probe is waited for."""
+        while True:
+            if call.deadline.remaining() <= 0:
+                raise DeadlineExceeded("the call's time was up before a node could be asked")
+            call.need = self._bindings.complete(call.need)
+            try:
+                return self._pool.acquire(call.need, call.tries.nodes)
+            except (NPUUnavailableError, RequestRejected):
+                if not self._pool.unknown:
+                    raise
+            try:
+                async with asyncio.timeout(call.deadline.remaining()):
+                    await self._prober.news()
+            except TimeoutError:
+                continue
+
+    def _elsewhere(self, call: Call) -> bool:
+        now = self._pool.clock()
+        return any(
+            url not in call.tries.nodes and refusal(node, call.need, now) is None
+            for url, node in self._pool.nodes.items()
+        )

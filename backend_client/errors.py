@@ -1,0 +1,262 @@
+"""Every error of the client.
+
+    NPUError                            .attempts: what was tried, in order   .request_id: what the node's log calls it
+    ├── ConfigurationError              the settings, or the way the client is used, are wrong
+    ├── RequestRejected                 it would be refused again: no retry, no fallback
+    │   ├── AuthenticationFailed        401, 403
+    │   ├── ModelNotFound               no node serves the model
+    │   ├── ContextLengthExceeded       the prompt, or prompt and output together, are too long
+    │   └── PayloadTooLarge             413
+    ├── NPUUnavailableError             no node can serve it: go elsewhere       .retry_after: or come back then
+    │   ├── FleetOverloaded             nodes are up, but busy for longer than the call may wait
+    │   ├── VectorSpaceMismatch         nodes are up, but answer in another vector space
+    │   └── DeadlineExceeded            the call's time was up (also a TimeoutError)
+    ├── StreamInterrupted               the answer stopped in the middle         .partial_text: what had arrived
+    ├── EmbedManyFailed                 some batches failed                      .vectors .failures
+    ├── CloudError
+    │   ├── CloudUnavailable            the cloud did not answer
+    │   ├── CloudRejected               the cloud refused the request (also a RequestRejected)
+    │   └── SpendCapReached             it might cost more than the cap leaves
+    └── NodeError                       one attempt on one node failed; callers meet these in `.attempts`   .node
+        ├── NodeUnreachable             no connection: the request was never sent
+        ├── ConnectionLost              the connection broke before the answer was complete
+        ├── BadReply                    what came back is not a node's answer
+        ├── NodeFailed                  5xx
+        ├── AttemptTimeout              the node took longer than one attempt may
+        ├── NodeLost                    its probes failed while it worked on the request
+        ├── NodeOverloaded              429: busy until `.retry_after`, not dead
+        ├── NodeNotServing              503: draining, loading, or the required device is missing
+        ├── ModelMissing                404 for this model here; another node may serve it
+        └── SpaceChanged                an answer in another vector space than the call's
+
+Messages say what happened, on which node, and what to do next. None holds a prompt, an answer or a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from backend_client.results import Attempt, BatchFailure
+
+
+class NPUError(Exception):
+    """Base of all. `attempts` holds each try on each node (and the cloud), oldest first."""
+
+    def __init__(self, message: str, *, attempts: Sequence[Attempt] = (), request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.attempts: tuple[Attempt, ...] = tuple(attempts)
+        self.request_id = request_id
+
+
+class ConfigurationError(NPUError):
+    """The settings are wrong, or the client is used in a way that cannot work."""
+
+
+class RequestRejected(NPUError):
+    """The request itself was refused; sending it again, here or elsewhere, will not help."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.node = node
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class AuthenticationFailed(RequestRejected):
+    """The API key is missing or not one of the node's."""
+
+
+class ModelNotFound(RequestRejected):
+    """No node serves a model of that name."""
+
+
+class ContextLengthExceeded(RequestRejected):
+    """The prompt, or prompt and output together, are longer than any placement of the model allows."""
+
+
+class PayloadTooLarge(RequestRejected):
+    """The request is larger than the node takes."""
+
+
+class NPUUnavailableError(NPUError):
+    """No node can serve the request now. `retry_after`: seconds until one is expected to, where that is known.
+
+    `cloud_error` is how the fallback failed, if it was asked.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        attempts: Sequence[Attempt] = (),
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, attempts=attempts, request_id=request_id)
+        self.retry_after = retry_after
+        self.cloud_error: CloudError | None = None
+
+    def without_cloud(self, why: str, error: CloudError | None = None) -> Self:
+        """This error, saying also why the cloud did not help; `error` is how it failed, if it was asked."""
+        self.message = f"{self.message}; {why}"
+        self.args = (self.message,)
+        self.cloud_error = error
+        return self
+
+
+class FleetOverloaded(NPUUnavailableError):
+    """Nodes are up, but all that could serve the request are busy for longer than it may wait."""
+
+
+class VectorSpaceMismatch(NPUUnavailableError):
+    """Nodes are up, but none answers in the vector space that this client's earlier vectors are in."""
+
+
+class DeadlineExceeded(NPUUnavailableError, TimeoutError):
+    """The call's time was up before a node had answered."""
+
+
+class StreamInterrupted(NPUError):
+    """A streamed answer stopped after its first token; it is neither retried nor taken over by the cloud.
+
+    `partial_text` is what had arrived. It is kept out of the message and of the repr.
+    """
+
+    def __init__(
+        self, message: str, *, partial_text: str, attempts: Sequence[Attempt] = (), request_id: str | None = None
+    ) -> None:
+        super().__init__(message, attempts=attempts, request_id=request_id)
+        self.partial_text = partial_text
+
+
+class EmbedManyFailed(NPUError):
+    """Some batches could not be embedded.
+
+    `vectors` is float32 (n, d) with NaN in the rows that failed, or None when no batch succeeded; `failures` names the
+    rows of each failed batch and why.
+    """
+
+    def __init__(
+        self, message: str, *, vectors: npt.NDArray[np.float32] | None, failures: Sequence[BatchFailure]
+    ) -> None:
+        attempts = [attempt for failure in failures for attempt in failure.error.attempts]
+        super().__init__(message, attempts=attempts)
+        self.vectors = vectors
+        self.failures = tuple(failures)
+
+
+class CloudError(NPUError):
+    """The cloud leg failed."""
+
+
+class CloudUnavailable(CloudError):
+    """The cloud could not be reached, was busy, failed, or is left alone after failures in a row."""
+
+
+class CloudRejected(CloudError, RequestRejected):
+    """The cloud refused the request; it would refuse it again."""
+
+
+class SpendCapReached(CloudError):
+    """The request might cost more than the spend cap leaves; nothing was sent."""
+
+
+class Harm(Enum):
+    """What a failed attempt says of the node's health."""
+
+    NONE = auto()
+    CONNECTION = auto()
+    SERVER = auto()
+
+
+class NodeError(NPUError):
+    """One attempt on one node failed. Another attempt may succeed.
+
+    `sent` is False only when it is certain that the node never saw the request; `what` is the message without the node.
+    """
+
+    harm: ClassVar[Harm] = Harm.NONE
+    sent: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(f"{node}: {message}")
+        self.what = message
+        self.node = node
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+
+class NodeUnreachable(NodeError):
+    """No connection could be made, so the request was never sent."""
+
+    harm = Harm.CONNECTION
+    sent = False
+
+
+class ConnectionLost(NodeError):
+    """The connection broke between the request and the end of the answer."""
+
+    harm = Harm.CONNECTION
+
+
+class BadReply(NodeError):
+    """The reply breaks the protocol: garbage, a redirect, a length that does not fit, numbers that are none."""
+
+    harm = Harm.CONNECTION
+
+
+class NodeFailed(NodeError):
+    """The node answered 5xx."""
+
+    harm = Harm.SERVER
+
+
+class AttemptTimeout(NodeError):
+    """The node took longer than one attempt may, while the call still had time."""
+
+    harm = Harm.SERVER
+
+
+class NodeLost(NodeError):
+    """The node's probes failed while it worked on the request."""
+
+
+class NodeOverloaded(NodeError):
+    """429: the node is busy until `retry_after` has passed."""
+
+
+class NodeNotServing(NodeError):
+    """503 (or 408): the node is up, but cannot take this request now; `code` says why."""
+
+
+class ModelMissing(NodeError):
+    """This node does not know the model."""
+
+
+class SpaceChanged(NodeError):
+    """The node answered in another vector space than the one the call is bound to."""

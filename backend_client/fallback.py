@@ -1,0 +1,203 @@
+"""InferenceClient: the NPUs first, then the cloud. Here, and nowhere else, NPUUnavailableError is caught."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from backend_client.calls import Calls
+from backend_client.client import NPUClient
+from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
+from backend_client.jobs import Answer, EmbedJob, GenerateJob, J, Job
+from backend_client.ledger import Ledger
+from backend_client.npu import FleetBackend
+from backend_client.options import FallbackOptions
+from backend_client.resilience.deadline import Clock, Deadline
+from backend_client.results import Attempt, EmbedBatch, GenerateResult
+from backend_client.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from backend_client.cloud.backend import CloudBackend
+    from backend_client.cloud.client import CloudClient
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class FallbackBackend:
+    """The fleet, and behind it the cloud for what the fleet cannot serve and the cloud may."""
+
+    def __init__(
+        self,
+        fleet: FleetBackend,
+        cloud: CloudBackend | None,
+        ledger: Ledger,
+        options: FallbackOptions,
+        *,
+        local_only: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._cloud = cloud
+        self._ledger = ledger
+        self._options = options
+        self._local_only = local_only
+
+    def concurrency(self) -> int:
+        """As the fleet's."""
+        return self._fleet.concurrency()
+
+    async def close(self) -> None:
+        """Close both."""
+        await self._fleet.close()
+        if self._cloud is not None:
+            await self._cloud.close()
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed on a node, else in the cloud if it has a model for the same vector space."""
+
+        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> EmbedBatch:
+            batch = await cloud.embed(self._for_cloud(job))
+            return replace(batch, attempts=spent.attempts + batch.attempts)
+
+        batch = await self._first(job, lambda until: self._fleet.embed(job.within(until)), in_cloud)
+        if batch.source == "npu":
+            self._ledger.kept_local(batch.usage)
+        return batch
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """Answer on a node, else in the cloud."""
+
+        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> GenerateResult:
+            result = await cloud.generate(self._for_cloud(job))
+            return replace(result, attempts=spent.attempts + result.attempts)
+
+        result = await self._first(job, lambda until: self._fleet.generate(job.within(until)), in_cloud)
+        if result.source == "npu":
+            self._ledger.kept_local(result.usage)
+        return result
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Open on a node, else in the cloud; whoever sends the first piece sends all."""
+        before: tuple[Attempt, ...] = ()
+
+        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> Answer:
+            nonlocal before
+            before = spent.attempts
+            return await cloud.open_stream(self._for_cloud(job), opened_by)
+
+        # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
+        answer = await self._first(job, lambda until: self._fleet.open_stream(job, until), in_cloud)
+        return self._counted(answer, before)
+
+    async def _counted(self, answer: Answer, before: tuple[Attempt, ...]) -> Answer:
+        try:
+            async for item in answer:
+                if isinstance(item, str):
+                    yield item
+                elif item.source == "npu":
+                    self._ledger.kept_local(item.usage)
+                    yield item
+                else:
+                    yield replace(item, attempts=before + item.attempts)
+        finally:
+            await answer.aclose()
+
+    async def _first(
+        self,
+        job: Job,
+        on_fleet: Callable[[Deadline], Awaitable[R]],
+        in_cloud: Callable[[CloudBackend, NPUUnavailableError], Awaitable[R]],
+    ) -> R:
+        """The fleet's answer by a part of the deadline, else the cloud's by the whole of it.
+
+        Raises the fleet's error, which then says why the cloud did not help, or CloudRejected.
+        """
+        cloud = None if self._forbidden(job) else self._cloud
+        try:
+            return await on_fleet(self._until(job.deadline) if cloud else job.deadline)
+        except NPUUnavailableError as error:
+            unavailable = error
+        if cloud is None:
+            raise unavailable.without_cloud(f"the cloud was not asked: {self._forbidden(job)}")
+        wanted = self._for_cloud(job)
+        if isinstance(wanted, EmbedJob) and wanted.space is None:
+            refusal: str | None = "no node has told the vector space yet; bind it with spaces.<model>"
+        else:
+            refusal = cloud.refusal(wanted)
+        if refusal is not None:
+            raise unavailable.without_cloud(f"the cloud was not asked: {refusal}")
+        log.info("%s goes to the cloud: %s", job.request_id, unavailable.message)
+        try:
+            return await in_cloud(cloud, unavailable)
+        except CloudRejected as error:
+            error.attempts = unavailable.attempts + error.attempts
+            raise
+        except CloudError as error:
+            failed = error
+        unavailable.attempts += failed.attempts
+        raise unavailable.without_cloud(failed.message, failed)
+
+    def _forbidden(self, job: Job) -> str | None:
+        """Why no cloud at all may serve the job, or None."""
+        if self._cloud is None:
+            return "none is configured"
+        if job.local_only or self._local_only:
+            return "local_only is set"
+        if job.require_device is not None:
+            return f"the call requires the device {job.require_device}"
+        return None
+
+    def _for_cloud(self, job: J) -> J:
+        """The job as the cloud gets it: the fleet's model names mean nothing there, a vector space does."""
+        if isinstance(job, EmbedJob):
+            space, dimensions = self._fleet.bindings.known_space(job.model)
+            return replace(job, model=None, space=space, dimensions=dimensions)
+        return replace(job, model=None)
+
+    def _until(self, deadline: Deadline) -> Deadline:
+        return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+
+
+class InferenceClient(Calls):
+    """The same methods as NPUClient; what no node can serve goes to the cloud, where that is allowed.
+
+    `ledger` counts what was kept local, what went to the cloud, and its cost. `local_only` forbids the cloud for all
+    calls, and can be given to each. Closing it closes both clients.
+    """
+
+    def __init__(
+        self,
+        npu: NPUClient,
+        cloud: CloudClient | None = None,
+        *,
+        local_only: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.npu = npu
+        self.ledger = cloud.ledger if cloud else Ledger({})
+        backend = FallbackBackend(
+            npu.backend,
+            cloud.backend if cloud else None,
+            self.ledger,
+            npu.options.fallback,
+            local_only=local_only,
+        )
+        super().__init__(backend, npu.options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+        """The client that the settings describe (read from file and environment when not given)."""
+        settings = settings or ClientSettings.load()
+        cloud = None
+        if settings.cloud is not None:
+            # The OpenAI SDK takes longer to import than all the rest; who has no cloud does not pay for it.
+            from backend_client.cloud.client import CloudClient  # noqa: PLC0415
+
+            cloud = CloudClient(settings.cloud, options=settings.options())
+        return cls(NPUClient.from_settings(settings), cloud, local_only=settings.local_only)
+
+    def __repr__(self) -> str:
+        return f"InferenceClient({self.npu!r})"

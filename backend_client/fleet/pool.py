@@ -1,0 +1,199 @@
+"""The nodes of a client: one is lent to each request, and what becomes of the request is learnt from."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from backend_client.errors import (
+    FleetOverloaded,
+    Harm,
+    ModelMissing,
+    ModelNotFound,
+    NodeError,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUError,
+    NPUUnavailableError,
+    RequestRejected,
+    SpaceChanged,
+    VectorSpaceMismatch,
+)
+from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client.fleet.node import Hold, Node, Requirement
+from backend_client.fleet.report import HealthReport
+from backend_client.fleet.selection import Because, Refusal, choose, refusal
+from backend_client.options import ClientOptions
+from backend_client.resilience.deadline import Clock
+
+log = logging.getLogger(__name__)
+
+# How long a 429 or 503 without a Retry-After is taken to mean.
+_DEFAULT_HOLD_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A node is lent to one request. `on_lost` is called when the node's probes fail meanwhile."""
+
+    node: Node
+    need: Requirement
+    model: str
+    ticket: int
+    lost: bool = False
+    ended: bool = False
+    on_lost: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class Pool:
+    """Pure state of the fleet; it is told the results of probes and requests and never does I/O."""
+
+    options: ClientOptions
+    clock: Clock
+    rng: random.Random = field(default_factory=random.Random)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    _leases: dict[str, set[Lease]] = field(default_factory=dict)
+
+    def add(self, urls: Iterable[str]) -> list[Node]:
+        """Take nodes in; returns those that are new."""
+        new = []
+        for url in urls:
+            if url not in self.nodes:
+                node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
+                self._leases[url] = set()
+                new.append(node)
+        return new
+
+    def remove(self, url: str) -> None:
+        """Let a node go; requests that are under way there end as they will."""
+        del self.nodes[url]
+        del self._leases[url]
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some node's first probe has not ended yet."""
+        return any(not node.probed for node in self.nodes.values())
+
+    def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
+        """Lend a node to a request, one outside of `tried` while there is any.
+
+        Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
+        """
+        now = self.clock()
+        candidates: list[Node] = []
+        refusals: list[Refusal] = []
+        for node in self.nodes.values():
+            reason = refusal(node, need, now)
+            if reason is None:
+                candidates.append(node)
+            else:
+                refusals.append(reason)
+        fresh = [node for node in candidates if node.url not in tried] if tried else candidates
+        if not (fresh or candidates):
+            raise explain(need, refusals, now)
+        node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
+        found = node.resolve(need.model) if need.model else None
+        lease = Lease(node, need, found.id if found else need.model or "", node.breaker.begin())
+        node.outstanding[lease.model] += 1
+        self._leases[node.url].add(lease)
+        return lease
+
+    def settle(self, lease: Lease, error: BaseException | None) -> None:
+        """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
+        if lease.ended:
+            return
+        lease.ended = True
+        node = lease.node
+        node.outstanding[lease.model] -= 1
+        if node.outstanding[lease.model] <= 0:
+            del node.outstanding[lease.model]
+        self._leases.get(node.url, set()).discard(lease)
+        if isinstance(error, NodeError) and error.harm is not Harm.NONE:
+            if node.breaker.failed(lease.ticket, error.harm):
+                self._left(node, error.what)
+            return
+        answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)
+        if answered and not lease.lost:
+            self._answered(lease, error)
+        else:
+            node.breaker.abandoned(lease.ticket)
+
+    def _answered(self, lease: Lease, error: BaseException | None) -> None:
+        node = lease.node
+        was_open = node.breaker.state is not BreakerState.CLOSED
+        node.breaker.succeeded(lease.ticket)
+        node.replied_at = self.clock()
+        if was_open and node.breaker.state is BreakerState.CLOSED:
+            node.returned_at = self.clock()
+            log.info("node %s serves again", node.url)
+        if isinstance(error, ModelMissing) and lease.need.model is not None:
+            node.learn(lease.need.model, None)
+        elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
+            node.report = node.report.model_copy(update={"status": "draining"})
+        elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
+            pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
+            busy = isinstance(error, NodeOverloaded)
+            why = "is busy" if busy else f"answered {error.code or error.status or 'in another vector space'}"
+            node.holds[lease.model, lease.need.device] = Hold(self.clock() + pause, busy, why)
+
+    def probe_passed(self, node: Node, report: HealthReport) -> None:
+        """A probe brought a report (of a node that serves, or says that it does not)."""
+        first = not node.probed
+        back = report.serving and not (node.report is not None and node.report.serving)
+        recovered = node.probe_failures > 0
+        node.probed = True
+        node.probe_failures = 0
+        node.trouble = None
+        if node.report is not None and node.report.status != report.status:
+            log.info("node %s is %s", node.url, report.status)
+        node.take_report(report)
+        # What was said of a model that could not serve is superseded; what was said of a full queue is a promise kept.
+        node.holds = {key: hold for key, hold in node.holds.items() if hold.busy}
+        if back and not first:
+            node.returned_at = self.clock()
+        if recovered and report.serving:
+            node.breaker.hurry()
+
+    def probe_failed(self, node: Node, why: str, *, began: float, silent: bool) -> None:
+        """A probe failed. A `silent` one (it timed out) does not count when the node has answered a request since
+        `began`.
+        """
+        node.probed = True
+        if silent and node.replied_at >= began:
+            return
+        node.probe_failures += 1
+        node.trouble = why
+        if node.breaker.state is BreakerState.HALF_OPEN or (
+            node.breaker.state is BreakerState.CLOSED and node.probe_failures >= self.options.probe.failures
+        ):
+            node.breaker.trip()
+            self._left(node, why)
+            for lease in list(self._leases.get(node.url, ())):
+                lease.lost = True
+                if lease.on_lost is not None:
+                    lease.on_lost()
+
+    def _left(self, node: Node, why: str) -> None:
+        node.trouble = why
+        log.warning("node %s is left alone for %.1f s: %s", node.url, node.breaker.opens_in, why)
+
+
+def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
+    """The error for a request that no node can take, with every node's reason."""
+    if not refusals:
+        return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
+    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
+    kinds = {item.because for item in refusals}
+    if kinds == {Because.LACKS_MODEL}:
+        name = need.model or f"for {need.kind}"
+        return ModelNotFound(f"no node serves the model {name}: {reasons}", code="model_not_found", status=404)
+    untils = [item.until for item in refusals if item.until is not None]
+    retry_after = min(untils) - now if untils else None
+    if Because.BUSY in kinds:
+        return FleetOverloaded(f"every node that could serve it is busy: {reasons}", retry_after=retry_after)
+    if Because.OTHER_SPACE in kinds:
+        return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
+    return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)

@@ -1,0 +1,86 @@
+"""What a node says of itself on /health, as far as the client uses it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ModelKind = Literal["embedding", "generation"]
+SERVING = frozenset({"ready", "degraded"})
+
+
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class DeviceReport(_Part):
+    """One device of the node."""
+
+    name: str
+    available: bool = False
+    emulated: bool = False
+    full_name: str | None = None
+    driver: str | None = None
+
+
+class ModelReport(_Part):
+    """One model. `queue_depth` and `in_flight` count requests of all clients."""
+
+    id: str
+    kind: str
+    state: str
+    device: str | None = None
+    placements: tuple[str, ...] = ()
+    context_limit: int | None = None
+    dimensions: int | None = None
+    space: str | None = None
+    queue_depth: int = Field(default=0, ge=0)
+    in_flight: int = Field(default=0, ge=0)
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.state in SERVING
+
+
+class NpuReport(_Part):
+    """The NPU's counters; None where the node could not read them."""
+
+    busy_time_us: int | None = None
+    memory_bytes: int | None = None
+    frequency_mhz: int | None = None
+    utilisation: float | None = None
+
+
+class HealthReport(_Part):
+    """The body of /health. Raises pydantic.ValidationError for anything else."""
+
+    status: Literal["ready", "degraded", "starting", "draining", "failed"]
+    version: str | None = None
+    uptime_s: float | None = None
+    devices: tuple[DeviceReport, ...] = ()
+    models: tuple[ModelReport, ...] = ()
+    npu: NpuReport = NpuReport()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _npu_readings(cls, data: object) -> object:
+        """A counter may come as a number or as `{"value", "reason"}`."""
+        if isinstance(data, dict) and isinstance(data.get("npu"), dict):
+            readings = {
+                name: reading.get("value") if isinstance(reading, dict) else reading
+                for name, reading in data["npu"].items()
+            }
+            return data | {"npu": readings}
+        return data
+
+    @property
+    def serving(self) -> bool:
+        """Whether the node takes requests."""
+        return self.status in SERVING
+
+    def find(self, model: str) -> ModelReport | None:
+        """The model of that id."""
+        return next((report for report in self.models if report.id == model), None)

@@ -1,0 +1,109 @@
+"""Who may serve a request, and who of them does. Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.node import Node, Requirement
+from backend_client.fleet.report import ModelReport
+
+
+class Because(Enum):
+    """Kinds of refusal; they decide which error the caller gets."""
+
+    UNKNOWN = auto()
+    DOWN = auto()
+    NOT_SERVING = auto()
+    BUSY = auto()
+    LACKS_MODEL = auto()
+    LACKS_DEVICE = auto()
+    OTHER_SPACE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
+
+    node: str
+    because: Because
+    why: str
+    until: float | None = None
+
+
+def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    """Why `node` may not get the request, or None."""
+    report = node.report
+    if report is None:
+        because = Because.DOWN if node.probed else Because.UNKNOWN
+        return Refusal(node.url, because, node.trouble or "has not been probed yet")
+    if not node.breaker.admits() or (node.probe_failures and node.breaker.state is not BreakerState.CLOSED):
+        why = f"left alone for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
+        return Refusal(node.url, Because.DOWN, why)
+    if not report.serving:
+        return Refusal(node.url, Because.NOT_SERVING, f"is {report.status}")
+    return _model_refusal(node, need, now)
+
+
+def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    if need.model is None:
+        return Refusal(node.url, Because.LACKS_MODEL, f"serves no {need.kind} model")
+    model = node.resolve(need.model)
+    if model is None:
+        may = node.may_know(need.model)
+        return None if may else Refusal(node.url, Because.LACKS_MODEL, f"does not serve {need.model}")
+    misfit = _misfit(model, need)
+    if misfit is not None:
+        return Refusal(node.url, *misfit)
+    hold = node.holds.get((model.id, need.device))
+    if hold is None or hold.until <= now:
+        return None
+    because = Because.BUSY if hold.busy else Because.NOT_SERVING
+    return Refusal(node.url, because, f"{hold.why}, {hold.until - now:.1f} s more", hold.until)
+
+
+def _misfit(model: ModelReport, need: Requirement) -> tuple[Because, str] | None:
+    if model.kind != need.kind:
+        return Because.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
+    if not model.serving:
+        return Because.NOT_SERVING, f"has {model.id} in the state {model.state}"
+    if need.device is not None and need.device not in model.placements:
+        return Because.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
+    if need.space is not None and model.space not in {None, need.space}:
+        return Because.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
+    return None
+
+
+def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -> float:
+    """Outstanding work for the model there, ours and others', the request to place included.
+
+    A node that returned less than `slow_start` seconds ago looks busier than it is, at first ten times.
+    """
+    work = 1.0
+    if model is not None:
+        work += node.outstanding[model.id] + node.foreign.get(model.id, 0)
+    if node.returned_at is not None and now - node.returned_at < slow_start:
+        work /= max(0.1, (now - node.returned_at) / slow_start)
+    return work
+
+
+def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_start: float, rng: random.Random) -> Node:
+    """One of the candidates (at least one): power of two choices on their load.
+
+    A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
+    to serve the model go before those that might know the name.
+    """
+    trial = [node for node in candidates if node.breaker.state is BreakerState.HALF_OPEN]
+    if trial:
+        return trial[0]
+    if len(candidates) == 1:
+        return candidates[0]
+    name = need.model or ""
+    sure = [node for node in candidates if node.resolve(name) is not None] or candidates
+    if len(sure) > 2:
+        sure = rng.sample(sure, 2)
+    loads = [(load(node, node.resolve(name), now, slow_start), rng.random(), node) for node in sure]
+    return min(loads)[2]

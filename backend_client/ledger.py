@@ -1,0 +1,105 @@
+"""What was kept local, what went to the cloud, and what that cost; the cap on the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Protocol
+
+from backend_client.errors import SpendCapReached
+from backend_client.results import Usage
+
+_MILLION = Decimal(1_000_000)
+
+
+class ModelPrice(Protocol):
+    """Per million tokens."""
+
+    @property
+    def input(self) -> Decimal: ...
+
+    @property
+    def output(self) -> Decimal: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Calls and tokens of one side. `estimated_calls` had no usage in their answer and are counted at their bound."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated_calls: int = 0
+    cost: Decimal = Decimal(0)
+
+    def plus(self, usage: Usage, cost: Decimal = Decimal(0), *, estimated: bool = False) -> Tally:
+        """This and one call more."""
+        return replace(
+            self,
+            calls=self.calls + 1,
+            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
+            completion_tokens=self.completion_tokens + usage.completion_tokens,
+            estimated_calls=self.estimated_calls + estimated,
+            cost=self.cost + cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a cloud call may cost at most, held until its usage is known."""
+
+    model: str
+    bound: Usage
+    cost: Decimal
+
+
+class Ledger:
+    """Exact to the token. The cap can not be overrun: every call reserves the most that it may cost before it is
+    sent.
+    """
+
+    def __init__(self, prices: Mapping[str, ModelPrice], cap: Decimal | None = None) -> None:
+        self._prices = prices
+        self._cap = cap
+        self._reserved = Decimal(0)
+        self.local = Tally()
+        self.cloud = Tally()
+
+    @property
+    def left(self) -> Decimal | None:
+        """What the cap leaves; None without a cap."""
+        return None if self._cap is None else self._cap - self.cloud.cost - self._reserved
+
+    def kept_local(self, usage: Usage) -> None:
+        """A node served a call."""
+        self.local = self.local.plus(usage)
+
+    def reserve(self, model: str, bound: Usage) -> Reservation:
+        """Set aside the most that a call may cost. Raises SpendCapReached."""
+        cost = self._cost(model, bound)
+        left = self.left
+        if left is not None and cost > left:
+            raise SpendCapReached(
+                f"the cloud was not asked: this may cost up to {cost.normalize():f} with {model}, "
+                f"and the spend cap leaves {left.normalize():f}"
+            )
+        self._reserved += cost
+        return Reservation(model, bound, cost)
+
+    def settle(self, reservation: Reservation, usage: Usage | None) -> None:
+        """The call is over. Without a usage it is counted at its bound: it may have been billed."""
+        self._reserved -= reservation.cost
+        estimated = usage is None
+        used = reservation.bound if usage is None else usage
+        self.cloud = self.cloud.plus(used, self._cost(reservation.model, used), estimated=estimated)
+
+    def release(self, reservation: Reservation) -> None:
+        """The call was refused or never arrived: nothing is owed."""
+        self._reserved -= reservation.cost
+
+    def _cost(self, model: str, usage: Usage) -> Decimal:
+        price = self._prices.get(model)
+        if price is None:
+            return Decimal(0)
+        return (usage.prompt_tokens * price.input + usage.completion_tokens * price.output) / _MILLION

@@ -1,0 +1,117 @@
+"""Every default of the client: its number and its reason. Times are seconds unless the name says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a call may take, all in all, when the caller does not say.
+
+    `embed`: the slowest honest answer is a full batch behind a full queue, a few seconds; 30 leaves room for one
+    node's death and a retry. `generate`: 1,000 tokens at the NPU's 10 tokens/s. `connect`: a LAN answers a SYN within
+    milliseconds and Linux repeats a lost one after 1 s. `attempt`: one try at an embedding; a node that froze is
+    noticed by its probes much earlier, this catches an engine that hangs inside a healthy node. `idle`: silence
+    inside a stream; a node sends a comment every 15 s.
+    """
+
+    embed: float = 30.0
+    generate: float = 120.0
+    connect: float = 1.0
+    attempt: float = 10.0
+    idle: float = 45.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """Active health checks.
+
+    Two probes in a row must fail before a node counts as dead, and both fit into the promised 3 s even when the node
+    froze just after a good one: 1.0 + 10 % jitter + 0.8 (first fails) + 0.2 + 0.8 (second fails) = 2.9 s.
+    """
+
+    interval: float = 1.0
+    jitter: float = 0.1
+    timeout: float = 0.8
+    retry_interval: float = 0.2
+    failures: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOptions:
+    """When a node is left alone, and for how long.
+
+    Fleets have 1 to 5 nodes, so statistics never have the samples; consecutive failures do. `connection_failures` 2:
+    one may be a packet, two are a node. `server_failures` 5 (Envoy's number): a 500 may belong to the request.
+    Quarantine is `base`·2ⁿ up to `longest` (elastic-transport's numbers) ± `jitter`; `forget` seconds of good service
+    set n back to 0, so that a node which flaps is left alone for longer each time. `recovery` is what remains of a
+    quarantine once a probe passes again after failing: the promise is 5 s. `slow_start`: how long a node that returns
+    takes to get a full share.
+    """
+
+    connection_failures: int = 2
+    server_failures: int = 5
+    base: float = 1.0
+    longest: float = 30.0
+    jitter: float = 0.2
+    forget: float = 30.0
+    recovery: float = 1.0
+    slow_start: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOptions:
+    """How much extra load failures may cause.
+
+    `attempts` 3: the third node of a small fleet, or the same node twice after being busy. The budget takes in
+    `per_request` retries for each call and `per_second` for each second (half of Envoy's 20 %), starts with `initial`
+    (so that a script's first call has all its attempts) and saves up to `saved` (a node that dies takes with it as
+    many requests as were in flight there; AWS SDKs save 100 as well). `pause` is the first pause before the *same*
+    node is asked again, doubled each time with full jitter; another node is asked at once.
+    """
+
+    attempts: int = 3
+    per_request: float = 0.1
+    per_second: float = 1.0
+    initial: float = 2.0
+    saved: float = 100.0
+    pause: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How `embed_many` cuts its work.
+
+    A node reaches its full rate with batches of 32 to 64 texts; more only makes a retry dearer. `tokens` bounds a
+    batch of long texts, counted at `bytes_per_token` UTF-8 bytes (English has 4 to 5; 3 errs on the safe side). Three
+    batches a node keep its queue filled while one is on the wire.
+    """
+
+    texts: int = 64
+    tokens: int = 16_384
+    bytes_per_token: float = 3.0
+    per_node: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackOptions:
+    """What the NPU leg leaves of the deadline for the cloud: `share` of it, at most `longest`."""
+
+    share: float = 0.25
+    longest: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """All of them. `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
+    `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node."""
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    probe: ProbeOptions = field(default_factory=ProbeOptions)
+    breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    retry: RetryOptions = field(default_factory=RetryOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    fallback: FallbackOptions = field(default_factory=FallbackOptions)
+    connections_per_node: int = 128
+    max_reply_bytes: int = 64 * 1024 * 1024

@@ -1,0 +1,44 @@
+"""The retry budget: failures may add a tenth to the load, not multiply it."""
+
+from __future__ import annotations
+
+from backend_client.options import RetryOptions
+from backend_client.resilience.deadline import Clock
+
+
+class RetryBudget:
+    """A token bucket, one for the whole client. Every call pays `per_request` in, every second `per_second`; a retry
+    costs 1.
+
+    So from the client's start on, retries never exceed `initial + per_request × calls + per_second × seconds`.
+    """
+
+    def __init__(self, options: RetryOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._balance = options.initial
+        self._filled_at = clock()
+
+    @property
+    def balance(self) -> float:
+        """Retries that could be made now."""
+        self._fill()
+        return self._balance
+
+    def deposit(self) -> None:
+        """A call begins."""
+        self._balance = min(self._options.saved, self._balance + self._options.per_request)
+
+    def withdraw(self) -> bool:
+        """Take one retry. False: there is none, and the call must end with the error that it has."""
+        self._fill()
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+    def _fill(self) -> None:
+        now = self._clock()
+        earned = (now - self._filled_at) * self._options.per_second
+        self._balance = min(self._options.saved, self._balance + earned)
+        self._filled_at = now

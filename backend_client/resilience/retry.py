@@ -1,0 +1,106 @@
+"""When a failed attempt is followed by another, and after which pause. The loop itself is tenacity's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_before_delay
+from tenacity.stop import stop_base
+from tenacity.wait import wait_exception
+
+from backend_client.errors import FleetOverloaded, NodeError
+from backend_client.options import RetryOptions
+from backend_client.resilience.budget import RetryBudget
+from backend_client.resilience.deadline import Deadline
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Tries:
+    """What one call has done so far: how many requests nodes may have seen, and which nodes it asked."""
+
+    sent: int = 0
+    nodes: set[str] = field(default_factory=set)
+
+
+class _stop_when_spent(stop_base):  # noqa: N801  (tenacity names its strategies so)
+    """Stop after the last attempt, or when the budget has no retry left. What was never sent costs neither."""
+
+    def __init__(self, tries: Tries, limit: int, budget: RetryBudget) -> None:
+        self._tries = tries
+        self._limit = limit
+        self._budget = budget
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        error = retry_state.outcome.exception() if retry_state.outcome else None
+        if isinstance(error, FleetOverloaded) or (isinstance(error, NodeError) and not error.sent):
+            return False
+        return self._tries.sent >= self._limit or not self._budget.withdraw()
+
+
+class Retrier:
+    """Runs attempts until one succeeds, or another is not worth it."""
+
+    def __init__(self, options: RetryOptions, budget: RetryBudget, rng: random.Random) -> None:
+        self._options = options
+        self._budget = budget
+        self._rng = rng
+
+    async def run(
+        self,
+        attempt: Callable[[], Awaitable[R]],
+        *,
+        deadline: Deadline,
+        tries: Tries,
+        elsewhere: Callable[[], bool],
+    ) -> R:
+        """Return the first success, or raise the last attempt's error.
+
+        `elsewhere` tells whether a node that was not tried yet could take the request at once.
+        """
+        self._budget.deposit()
+        try:
+            return await attempt()
+        except (NodeError, FleetOverloaded) as error:
+            failed: Exception | None = error
+
+        async def next_attempt() -> R:
+            # The loop costs as much as the rest of a call, so it is built only when there is something to repeat; it is
+            # given the failure that has happened as its first attempt.
+            nonlocal failed
+            if failed is not None:
+                error, failed = failed, None
+                raise error
+            return await attempt()
+
+        loop = AsyncRetrying(
+            retry=retry_if_exception(_may_succeed_again),
+            wait=wait_exception(lambda error: self._pause(error, tries, elsewhere)),
+            stop=stop_before_delay(deadline.remaining())
+            | _stop_when_spent(tries, self._options.attempts, self._budget),
+            reraise=True,
+        )
+        result: R = await loop(next_attempt)
+        return result
+
+    def _pause(self, error: BaseException, tries: Tries, elsewhere: Callable[[], bool]) -> float:
+        if isinstance(error, NodeError) and elsewhere():
+            return 0.0
+        retry_after = error.retry_after if isinstance(error, NodeError | FleetOverloaded) else None
+        if retry_after is not None:
+            # Not all that wait for the same moment may come back at it.
+            return retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + 0.001
+        return self._rng.uniform(0, self._options.pause * 2**tries.sent)
+
+
+_SPREAD = 0.2
+
+
+def _may_succeed_again(error: BaseException) -> bool:
+    if isinstance(error, FleetOverloaded):
+        return error.retry_after is not None
+    return isinstance(error, NodeError)

@@ -1,0 +1,162 @@
+"""The blocking twins: the same clients for code without an event loop. Safe to call from any thread.
+
+from backend_client.sync import NPUClient
+
+with NPUClient(["http://10.0.0.22:8081"]) as client:
+    vector = client.embed("text")
+    for piece in client.stream("prompt"):
+        print(piece, end="")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import SecretStr
+
+from backend_client import client, fallback
+from backend_client.batching import Progress
+from backend_client.calls import Calls
+from backend_client.ledger import Ledger
+from backend_client.loop_thread import LoopThread
+from backend_client.options import ClientOptions
+from backend_client.results import EmbedManyResult, EmbedOptions, EmbedResult, GenerateOptions, GenerateResult
+from backend_client.settings import ClientSettings
+from backend_client.status import NodeStatus
+from backend_client.stream import TokenStream
+
+C = TypeVar("C", bound=Calls)
+
+__all__ = ["BlockingStream", "InferenceClient", "NPUClient"]
+
+
+class BlockingStream:
+    """A streamed answer: iterate for its pieces; `result` is there after the last. Use as `with`, or `close()` it."""
+
+    def __init__(self, thread: LoopThread, stream: TokenStream) -> None:
+        self._thread = thread
+        self._stream = stream
+
+    @property
+    def result(self) -> GenerateResult | None:
+        """The whole answer, once it has ended."""
+        return self._stream.result
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        piece = self._thread.run(self._next())
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Stop the answer."""
+        if not self._thread.closed:
+            self._thread.run(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _next(self) -> str | None:
+        # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
+        return await anext(self._stream, None)
+
+
+class _Blocking(Generic[C]):
+    """The methods of `Calls`, waited for. Its client lives in the event loop of a thread of its own."""
+
+    def __init__(self, inner: C) -> None:
+        self._client = inner
+        self._thread = LoopThread(type(self).__name__, inner.close)
+
+    def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
+        """See `Calls.embed`."""
+        return self._thread.run(self._client.embed(text, **options))
+
+    def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
+        """See `Calls.embed_result`."""
+        return self._thread.run(self._client.embed_result(text, **options))
+
+    def embed_many(
+        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """See `Calls.embed_many`. `progress` is called in the client's thread."""
+        return self._thread.run(self._client.embed_many(texts, progress=progress, **options))
+
+    def embed_many_result(
+        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedManyResult:
+        """See `Calls.embed_many_result`. `progress` is called in the client's thread."""
+        return self._thread.run(self._client.embed_many_result(texts, progress=progress, **options))
+
+    def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """See `Calls.generate`."""
+        return self._thread.run(self._client.generate(prompt, **options))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream:
+        """See `Calls.stream`."""
+        return BlockingStream(self._thread, self._client.stream(prompt, **options))
+
+    def close(self) -> None:
+        """Give back connections, and end the thread."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"sync.{self._client!r}"
+
+
+class NPUClient(_Blocking[client.NPUClient]):
+    """The blocking `backend_client.NPUClient`."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        api_key: SecretStr | str | None = None,
+        spaces: Mapping[str, str] | None = None,
+        options: ClientOptions | None = None,
+    ) -> None:
+        super().__init__(client.NPUClient(nodes, api_key=api_key, spaces=spaces, options=options))
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+        """The client that the settings describe."""
+        settings = settings or ClientSettings.load()
+        return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
+
+    def health(self) -> tuple[NodeStatus, ...]:
+        """See `backend_client.NPUClient.health`."""
+        return self._thread.run(self._client.health())
+
+
+class InferenceClient(_Blocking[fallback.InferenceClient]):
+    """The blocking `backend_client.InferenceClient`."""
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+        """The client that the settings describe."""
+        return cls(fallback.InferenceClient.from_settings(settings))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was kept local, what went to the cloud, and its cost."""
+        return self._client.ledger

@@ -1,0 +1,185 @@
+"""One attempt on one node: a request goes out; a typed result, or a typed error, comes back. No retries here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Protocol
+
+import aiohttp
+from pydantic import SecretStr, ValidationError
+
+from backend_client import wire
+from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
+from backend_client.fleet.report import HealthReport
+from backend_client.options import ClientOptions
+from backend_client.sse import Event, EventParser, MalformedStream
+from backend_client.wire import Done, EmbedReply, WireCall
+
+_BINARY = "application/octet-stream"
+_EVENTS = "text/event-stream"
+# /health of a node with dozens of models is a few kB; an error body is less.
+_SMALL = 1024 * 1024
+
+
+class Transport(Protocol):
+    """What the client needs of the network; tests replace it with a function or two.
+
+    Every method raises NodeError when the attempt failed and RequestRejected when the request was refused. Time limits
+    are the caller's: it cancels.
+    """
+
+    async def health(self, node: str) -> HealthReport:
+        """What the node says of itself, also when that is that it does not serve."""
+        ...
+
+    async def embed(self, node: str, call: WireCall) -> EmbedReply:
+        """POST /embeddings."""
+        ...
+
+    async def generate(self, node: str, call: WireCall) -> tuple[str, Done]:
+        """POST /inference; the whole answer."""
+        ...
+
+    def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
+        """POST /inference; each piece of text as it comes, `Done` last."""
+        ...
+
+    async def close(self) -> None:
+        """Give back all connections."""
+        ...
+
+
+class HttpTransport:
+    """The transport over HTTP. Make it inside a running event loop."""
+
+    def __init__(self, api_key: SecretStr | None, options: ClientOptions) -> None:
+        self._max_reply = options.max_reply_bytes
+        self._stream_timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
+        )
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=options.connections_per_node),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
+            headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def health(self, node: str) -> HealthReport:
+        """GET /health; 503 is an answer too, of a node that does not serve now."""
+        status, _, body = await self._exchange(node, "GET", "/health", None, {}, _SMALL)
+        data = wire.parse_json(node, body)
+        try:
+            return HealthReport.model_validate(data)
+        except ValidationError:
+            pass
+        raise BadReply(f"/health answered HTTP {status}, but not as a node does", node=node, status=status)
+
+    async def embed(self, node: str, call: WireCall) -> EmbedReply:
+        """POST /embeddings, with the vectors as raw float32."""
+        headers, body = await self._post(node, "/embeddings", call, _BINARY, self._max_reply)
+        return wire.embed_reply(node, headers, body, len(call.texts))
+
+    async def generate(self, node: str, call: WireCall) -> tuple[str, Done]:
+        """POST /inference."""
+        headers, body = await self._post(node, "/inference", call, "application/json", self._max_reply)
+        data = wire.parse_json(node, body)
+        done = wire.done(node, headers, data)
+        text = data.get("text")
+        if not isinstance(text, str):
+            raise BadReply("the reply has no text", node=node)
+        return text, done
+
+    async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
+        """POST /inference as server-sent events."""
+        problem: NPUError
+        try:
+            async with self._session.post(
+                f"{node}/inference",
+                data=call.encoded,
+                headers=call.headers(_EVENTS),
+                allow_redirects=False,
+                timeout=self._stream_timeout,
+            ) as response:
+                if response.status != 200:
+                    body = await _read(response, _SMALL)
+                    problem = wire.failure(node, response.status, response.headers, body, call)
+                elif response.content_type != _EVENTS:
+                    problem = BadReply("the reply is not an event stream", node=node)
+                else:
+                    async for event in _events(response.content):
+                        item = wire.stream_item(node, response.headers, event, call)
+                        if item:
+                            yield item
+                        if isinstance(item, Done):
+                            return
+                    problem = ConnectionLost("the stream ended before the answer did", node=node)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = _connection_error(node, error)
+        # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
+        raise problem
+
+    async def _post(
+        self, node: str, path: str, call: WireCall, accept: str, limit: int
+    ) -> tuple[Mapping[str, str], bytes]:
+        status, headers, body = await self._exchange(node, "POST", path, call.encoded, call.headers(accept), limit)
+        if status != 200:
+            raise wire.failure(node, status, headers, body, call)
+        return headers, body
+
+    async def _exchange(
+        self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], limit: int
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            async with self._session.request(
+                method, node + path, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return response.status, response.headers, await _read(response, limit)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = _connection_error(node, error)
+        # As above: out here the original, with the request's headers, is not the context.
+        raise problem
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body. Raises _TooLong for one over `limit` bytes, without reading it all."""
+    if response.content_length is not None and response.content_length <= limit:
+        return await response.read()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise _TooLong
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Event]:
+    parser = EventParser()
+    async for chunk in content.iter_any():
+        for event in parser.feed(chunk):
+            yield event
+
+
+class _TooLong(ValueError):
+    """The reply is longer than any that a node sends."""
+
+
+def _connection_error(node: str, error: Exception) -> NodeError:
+    """Ours for what aiohttp or the socket raised. Nothing of the original's text is taken over but the system's
+    words.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return NodeUnreachable(f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}", node=node)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return NodeUnreachable("cannot connect: no answer in time", node=node)
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return ConnectionLost("the stream fell silent", node=node)
+    if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
+        return BadReply(f"the reply is not one of a node ({type(error).__name__.lstrip('_')})", node=node)
+    return ConnectionLost(f"the connection broke before the answer was complete ({type(error).__name__})", node=node)

@@ -1,0 +1,242 @@
+"""The fleet first, then the cloud, and when not: scripted node, scripted cloud, the real OpenAI SDK."""
+
+import asyncio
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from backend_client import (
+    CloudClient,
+    CloudRejected,
+    CloudSettings,
+    CloudUnavailable,
+    InferenceClient,
+    NPUClient,
+    NPUUnavailableError,
+    RequestRejected,
+    SpendCapReached,
+    StreamInterrupted,
+)
+from tests.faults.scripted_node import ANSWER, choice, data_event, error_response, vectors_for
+
+DEAD = "http://127.0.0.1:1"
+
+
+def settings(cloud, **more):
+    mapped = {"embedding_models": {"space-a": "cloud-minilm"}, "chat_model": "cloud-chat"}
+    return CloudSettings(base_url=cloud.url, api_key="sk-cloud", **(mapped | more))
+
+
+def fallback(nodes, cloud, *, spaces=None, local_only=False, **more):
+    return InferenceClient(NPUClient(nodes, spaces=spaces), CloudClient(settings(cloud, **more)), local_only=local_only)
+
+
+SPACES = {"all-minilm-l6-v2": "space-a"}
+
+
+async def test_a_node_that_can_serve_keeps_everything_local(scripted, cloud):
+    async with fallback([scripted.url], cloud) as client:
+        assert (await client.embed_result("text")).source == "npu"
+        assert (await client.generate("prompt")).source == "npu"
+        assert [piece async for piece in client.stream("prompt")] == ANSWER
+        assert (client.ledger.local.calls, client.ledger.cloud.calls) == (3, 0)
+        assert (client.ledger.local.prompt_tokens, client.ledger.local.completion_tokens) == (21, 10)
+    assert not cloud.requests
+
+
+async def test_the_cloud_takes_over_when_the_node_dies(scripted, cloud):
+    async with fallback([scripted.url], cloud) as client:
+        before = await client.embed_result("text")
+        scripted.status = "draining"
+
+        async def draining(_):
+            return error_response(503, "draining", retry_after_ms=1000)
+
+        scripted.respond = draining
+        after = await client.embed_result("text")
+        assert (before.source, after.source) == ("npu", "cloud")
+        assert before.space == after.space == "space-a"
+        np.testing.assert_allclose(before.vector, after.vector, rtol=1e-6)
+        assert [attempt.outcome for attempt in after.attempts] == ["NodeNotServing", "ok"]
+        answer = await client.generate("prompt")
+        assert (answer.source, answer.text, answer.model) == ("cloud", "".join(ANSWER), "cloud-chat")
+        stream = client.stream("prompt")
+        assert [piece async for piece in stream] == ANSWER
+        assert stream.result.source == "cloud"
+        texts = [f"text {index}" for index in range(100)]
+        many = await client.embed_many_result(texts)
+        np.testing.assert_allclose(many.vectors, vectors_for(texts), rtol=1e-6)
+        assert many.served == {cloud.url: 100}
+    assert all(request.headers["Authorization"] == "Bearer sk-cloud" for request in cloud.requests)
+
+
+async def test_the_ledger_is_exact_to_the_token(cloud):
+    prices = {"cloud-chat": {"input": 2, "output": 8}, "cloud-minilm": {"input": 1}}
+    async with fallback([DEAD], cloud, spaces=SPACES, prices=prices) as client:
+        for _ in range(3):
+            await client.generate("prompt")
+        [_ async for _ in client.stream("prompt")]
+        await client.embed("text")
+        tally = client.ledger.cloud
+    assert (tally.calls, tally.prompt_tokens, tally.completion_tokens) == (5, 4 * 13 + 11, 4 * 5)
+    assert tally.cost == (4 * (13 * 2 + 5 * 8) + 11) / Decimal(1_000_000)
+    assert tally.estimated_calls == 0
+
+
+async def test_no_cloud_for_a_space_that_is_not_mapped(cloud):
+    async with fallback([DEAD], cloud, spaces={"all-minilm-l6-v2": "another"}) as client:
+        with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space another"):
+            await client.embed("text", model="all-minilm-l6-v2")
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError, match="no node has told"):
+            await client.embed("text")
+    assert not cloud.requests
+
+
+async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(scripted, cloud):
+    cloud.dimensions = 16
+    async with fallback([scripted.url], cloud) as client:
+        await client.embed("text")
+
+        async def fail(_):
+            return error_response(503, "engine_unavailable", retry_after_ms=60_000)
+
+        scripted.respond = fail
+        with pytest.raises(NPUUnavailableError, match="16 dimensions") as caught:
+            await client.embed("text")
+        assert isinstance(caught.value.cloud_error, CloudUnavailable)
+
+
+@pytest.mark.parametrize("how", ["client", "call", "device"])
+async def test_what_must_stay_never_leaves(cloud, how):
+    async with fallback([DEAD], cloud, spaces=SPACES, local_only=how == "client") as client:
+        options = {"call": {"local_only": True}, "device": {"require_device": "NPU"}}.get(how, {})
+        for call in (client.embed, client.generate):
+            with pytest.raises(NPUUnavailableError, match="the cloud was not asked"):
+                await call("text", **options)
+        with pytest.raises(NPUUnavailableError):
+            [_ async for _ in client.stream("text", **options)]
+    assert not cloud.requests
+
+
+async def test_the_spend_cap_is_never_overrun(cloud):
+    prices = {"cloud-chat": {"input": 1, "output": 1}, "cloud-minilm": {"input": 1}}
+    # A call of 6 bytes may cost 6 + 64 + 10 tokens, and costs 18.
+    async with fallback([DEAD], cloud, prices=prices, spend_cap=Decimal("0.000200")) as client:
+        results = await asyncio.gather(
+            *(client.generate("prompt", max_new_tokens=10) for _ in range(20)), return_exceptions=True
+        )
+        served = [result for result in results if not isinstance(result, Exception)]
+        refused = [result for result in results if isinstance(result, Exception)]
+        assert len(served) == len(cloud.requests) == 2
+        assert all(isinstance(error.cloud_error, SpendCapReached) for error in refused)
+        while True:
+            try:
+                await client.generate("prompt", max_new_tokens=10)
+            except NPUUnavailableError:
+                break
+        assert client.ledger.cloud.cost <= Decimal("0.000200")
+        assert client.ledger.cloud.cost == Decimal(18 * len(cloud.requests)) / 1_000_000
+
+
+async def test_a_refused_request_does_not_go_to_the_cloud(scripted, cloud):
+    async def refuse(_):
+        return error_response(400, "invalid_request")
+
+    scripted.respond = refuse
+    async with fallback([scripted.url], cloud) as client:
+        with pytest.raises(RequestRejected):
+            await client.generate("prompt")
+    assert not cloud.requests
+
+
+async def test_no_fallback_after_the_first_piece(scripted, cloud):
+    async def cut(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'event: token\ndata: {"text": "Par"}\n\n')
+        request.transport.abort()
+        return response
+
+    scripted.respond = cut
+    async with fallback([scripted.url], cloud) as client:
+        with pytest.raises(StreamInterrupted) as caught:
+            [_ async for _ in client.stream("prompt")]
+    assert caught.value.partial_text == "Par"
+    assert not cloud.requests
+
+
+async def test_a_cloud_stream_that_dies_keeps_its_text_and_is_counted_at_its_bound(cloud):
+    async def cut(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        chunk = {"id": "c", "created": 0, "model": "m", "object": "chat.completion.chunk"}
+        await response.write(data_event({**chunk, "choices": [choice({"content": "Par"})]}))
+        request.transport.abort()
+        return response
+
+    cloud.respond = cut
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(StreamInterrupted) as caught:
+            [_ async for _ in client.stream("prompt", max_new_tokens=10)]
+        assert caught.value.partial_text == "Par"
+        assert client.ledger.cloud.estimated_calls == 1
+        assert client.ledger.cloud.completion_tokens == 10
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, CloudUnavailable), (500, CloudUnavailable)])
+async def test_both_failing_is_one_error_with_the_whole_history(cloud, status, error):
+    async def fail(_):
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    cloud.respond = fail
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt")
+        assert isinstance(caught.value.cloud_error, error)
+        assert caught.value.attempts[-1].node == cloud.url
+        assert len(cloud.requests) == 1
+        assert client.ledger.cloud.calls == 0
+
+
+async def test_a_request_that_the_cloud_refuses_is_refused(cloud):
+    async def refuse(_):
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    cloud.respond = refuse
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(CloudRejected) as caught:
+            await client.generate("prompt")
+        assert isinstance(caught.value, RequestRejected)
+
+
+async def test_a_cloud_that_fails_is_left_alone(cloud):
+    async def fail(_):
+        return web.json_response({"error": {"message": "no"}}, status=500)
+
+    cloud.respond = fail
+    async with fallback([DEAD], cloud) as client:
+        for _ in range(10):
+            with pytest.raises(NPUUnavailableError):
+                await client.generate("prompt")
+    assert len(cloud.requests) == 5
+
+
+async def test_the_deadline_covers_the_fallback(scripted, cloud):
+    released = asyncio.Event()
+
+    async def hang(_):
+        await released.wait()
+
+    scripted.respond = cloud.respond = hang
+    loop = asyncio.get_running_loop()
+    async with fallback([scripted.url], cloud) as client:
+        await client.npu.health()
+        began = loop.time()
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt", timeout=0.4)
+        assert 0.4 <= loop.time() - began <= 0.45
+        assert [attempt.node for attempt in caught.value.attempts] == [scripted.url, cloud.url]
+        released.set()

@@ -1,0 +1,131 @@
+"""The blocking twins: from threads, beside a running loop, and at the end of the interpreter."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from backend_client import ConfigurationError, NPUUnavailableError, sync
+from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A scripted node in a thread of its own, so that the test's thread may block."""
+    started, done = threading.Event(), None
+    found = []
+
+    async def serve():
+        nonlocal done
+        done = asyncio.Event()
+        async with ScriptedNode().running() as node:
+            found.extend([node.url, asyncio.get_running_loop()])
+            started.set()
+            await done.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(10)
+    yield found[0]
+    found[1].call_soon_threadsafe(done.set)
+    thread.join()
+
+
+def test_the_methods_block_and_answer(url):
+    with sync.NPUClient([url]) as client:
+        assert np.float32(client.embed("text")).tolist() == vectors_for(["text"])[0].tolist()
+        assert client.embed_result("text").source == "npu"
+        assert client.embed_many(["a", "b"]).shape == (2, 8)
+        assert client.generate("prompt").text == "".join(ANSWER)
+        stream = client.stream("prompt")
+        assert list(stream) == ANSWER
+        assert stream.result.text == "".join(ANSWER)
+        assert client.health()[0].usable
+
+
+def test_a_stream_can_be_left(url):
+    with sync.NPUClient([url]) as client:
+        with client.stream("prompt") as stream:
+            assert next(stream) == ANSWER[0]
+        assert list(stream) == []
+        assert client.embed("text")
+
+
+def test_many_threads_share_a_client(url):
+    with sync.NPUClient([url]) as client, ThreadPoolExecutor(16) as threads:
+        texts = [f"text {index}" for index in range(200)]
+        vectors = np.float32(list(threads.map(client.embed, texts)))
+    np.testing.assert_array_equal(vectors, vectors_for(texts))
+
+
+async def test_it_can_be_called_while_a_loop_runs_elsewhere(url):
+    with sync.NPUClient([url]) as client:
+        assert len(await asyncio.to_thread(client.embed, "text")) == 8
+
+
+def test_the_fallback_has_its_twin():
+    with (
+        sync.InferenceClient.from_settings(settings_without_nodes()) as client,
+        pytest.raises(NPUUnavailableError, match="none is configured"),
+    ):
+        client.embed("text")
+
+
+def settings_without_nodes():
+    from backend_client import ClientSettings
+
+    return ClientSettings(nodes=("http://127.0.0.1:1",))
+
+
+def test_a_closed_client_says_so(url):
+    client = sync.NPUClient([url])
+    client.close()
+    client.close()
+    with pytest.raises(ConfigurationError, match="closed"):
+        client.embed("text")
+
+
+def test_a_forked_child_is_told_and_not_left_hanging(url):
+    client = sync.NPUClient([url])
+    client.embed("text")
+    child = os.fork()
+    if child == 0:
+        try:
+            client.embed("text")
+        except ConfigurationError as error:
+            os._exit(7 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    client.close()
+
+
+def test_what_is_not_closed_is_collected_without_a_warning(url):
+    client = sync.NPUClient([url])
+    client.embed("text")
+    name = client._thread._thread.name
+    del client
+    gc.collect()
+    assert name not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_interpreter_ends_at_once_and_clean(url):
+    program = f"""
+from backend_client.sync import NPUClient
+client = NPUClient([{url!r}])
+print(len(client.embed("text")))
+print(next(iter(client.stream("prompt"))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("8\nThe\n", "", 0)

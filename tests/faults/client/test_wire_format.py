@@ -1,0 +1,171 @@
+"""What goes over the wire, and what comes of what comes back: against a scripted node on real sockets."""
+
+import re
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from backend_client import (
+    AuthenticationFailed,
+    ConfigurationError,
+    ContextLengthExceeded,
+    EmbedManyFailed,
+    NPUClient,
+    NPUUnavailableError,
+    RequestRejected,
+    StreamInterrupted,
+)
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, error_response, sse, vectors_for
+
+
+@pytest.fixture
+async def client(scripted):
+    async with NPUClient([scripted.url], api_key="sk-test") as client:
+        yield client
+
+
+async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scripted, client):
+    await client.embed("text", timeout=5, priority="batch")
+    [request] = scripted.requests
+    assert request.headers["Authorization"] == "Bearer sk-test"
+    assert re.fullmatch(r"req_[0-9a-f]{24}", request.headers["X-Request-ID"])
+    assert 4000 < int(request.headers["X-Request-Timeout-Ms"]) <= 5000
+    assert request.headers["X-Priority"] == "batch"
+    assert request.headers["Accept"] == "application/octet-stream"
+    assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
+
+
+async def test_the_vector_is_that_of_the_text(scripted, client):
+    result = await client.embed_result("text")
+    np.testing.assert_array_equal(np.float32(result.vector), vectors_for(["text"])[0])
+    assert (result.source, result.node, result.device, result.space) == ("npu", scripted.url, "CPU", "space-a")
+    assert result.usage.prompt_tokens == 7
+    assert [attempt.outcome for attempt in result.attempts] == ["ok"]
+    assert await client.embed("text") == result.vector
+
+
+async def test_retries_of_one_call_have_the_same_id(scripted, client):
+    async def fail_twice(_):
+        return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 3 else None
+
+    scripted.respond = fail_twice
+    result = await client.embed_result("text")
+    assert len({request.headers["X-Request-ID"] for request in scripted.requests}) == 1
+    assert [attempt.code for attempt in result.attempts] == ["engine_unavailable", "engine_unavailable", None]
+
+
+async def test_embed_many_keeps_the_order_over_batches(scripted, client):
+    texts = [f"text {index}" for index in range(1000)]
+    seen = []
+    vectors = await client.embed_many(texts, progress=lambda done, total: seen.append((done, total)))
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, vectors_for(texts))
+    assert len(scripted.requests) == 16
+    assert seen[-1] == (1000, 1000)
+
+
+async def test_embed_many_of_nothing_is_empty(client):
+    assert (await client.embed_many([])).shape[0] == 0
+
+
+async def test_a_batch_that_is_too_large_is_halved(scripted, client):
+    scripted.max_texts = 10
+    texts = [f"text {index}" for index in range(100)]
+    np.testing.assert_array_equal(await client.embed_many(texts), vectors_for(texts))
+
+
+async def test_embed_many_reports_exactly_what_failed(scripted, client):
+    async def refuse(_):
+        too_long = "poison" in scripted.bodies[-1]["texts"]
+        return error_response(400, "context_length_exceeded", "text 3 is too long") if too_long else None
+
+    scripted.respond = refuse
+    texts = [f"text {index}" for index in range(200)]
+    texts[70] = "poison"
+    with pytest.raises(EmbedManyFailed) as caught:
+        await client.embed_many(texts)
+    [failure] = caught.value.failures
+    assert (failure.start, failure.stop) == (64, 128)
+    assert isinstance(failure.error, ContextLengthExceeded)
+    assert np.isnan(caught.value.vectors[64:128]).all()
+    np.testing.assert_array_equal(caught.value.vectors[:64], vectors_for(texts[:64]))
+    np.testing.assert_array_equal(caught.value.vectors[128:], vectors_for(texts[128:]))
+
+
+async def test_generate_and_stream_give_the_same(scripted, client):
+    result = await client.generate("prompt", max_new_tokens=9, stop=["x"])
+    assert result.text == "".join(ANSWER)
+    stream = client.stream("prompt", max_new_tokens=9, stop=["x"])
+    assert [piece async for piece in stream] == ANSWER
+    assert stream.result.text == result.text
+    assert (stream.result.usage, stream.result.timing) == (result.usage, result.timing)
+    assert scripted.bodies[0] == {"prompt": "prompt", "max_new_tokens": 9, "stop": ["x"], "model": WRITER}
+    assert scripted.bodies[1] == scripted.bodies[0] | {"stream": True}
+
+
+async def test_leaving_a_stream_ends_it_and_the_node_stays_in_use(client):
+    async with client.stream("prompt") as stream:
+        async for piece in stream:
+            assert piece == ANSWER[0]
+            break
+    assert client.status()[0].in_flight == 0
+    assert (await client.generate("prompt")).text
+
+
+async def test_an_error_event_in_a_stream_is_typed(scripted, client):
+    async def break_off(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(sse("token", {"text": "Par"}))
+        error = {"message": "the engine died", "type": "server_error", "code": "engine_unavailable", "param": None}
+        await response.write(sse("error", {"error": error}))
+        return response
+
+    scripted.respond = break_off
+    with pytest.raises(StreamInterrupted, match="the engine died") as caught:
+        [piece async for piece in client.stream("prompt")]
+    assert caught.value.partial_text == "Par"
+    assert caught.value.attempts[-1].code == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (400, "invalid_request", RequestRejected),
+        (400, "context_length_exceeded", ContextLengthExceeded),
+        (401, "invalid_api_key", AuthenticationFailed),
+        (422, "invalid_request", RequestRejected),
+        (500, "internal_error", NPUUnavailableError),
+        (503, "npu_unavailable", NPUUnavailableError),
+        (302, "found", NPUUnavailableError),
+        (204, "empty", NPUUnavailableError),
+    ],
+)
+async def test_each_status_has_its_error(scripted, client, status, code, error):
+    async def answer(_):
+        if status == 204:
+            return web.Response(status=204)
+        return error_response(status, code, "as the node says", retry_after_ms=60_000)
+
+    scripted.respond = answer
+    with pytest.raises(error) as caught:
+        await client.embed("text")
+    if status not in {204, 302}:
+        assert "as the node says" in str(caught.value)
+    assert caught.value.attempts[-1].status == status
+    assert caught.value.request_id == scripted.requests[0].headers["X-Request-ID"]
+
+
+async def test_text_that_is_none_is_refused_here(client):
+    with pytest.raises(RequestRejected, match=r"texts\[1\] is int"):
+        await client.embed_many(["a", 1])
+    with pytest.raises(RequestRejected, match="not Unicode"):
+        await client.embed("\ud800")
+
+
+async def test_a_closed_client_says_so(client):
+    await client.embed("text")
+    await client.close()
+    with pytest.raises(ConfigurationError, match="closed"):
+        await client.embed("text")

@@ -1,0 +1,149 @@
+"""A fleet of scripted nodes behind the transport protocol, for tests in virtual time."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from backend_client import ClientOptions, NPUClient
+from backend_client.errors import NodeUnreachable
+from backend_client.fleet.report import HealthReport
+from backend_client.results import Timing, Usage
+from backend_client.wire import Done, EmbedReply, RouteInfo
+
+EMBEDDER = "minilm"
+WRITER = "smollm"
+
+
+def report(status="ready", *, space="space-a", state="ready", queue=0, device="CPU", placements=("CPU",)):
+    """A /health body."""
+    common = {"state": state, "device": device, "placements": placements, "queue_depth": queue}
+    return HealthReport.model_validate(
+        {
+            "status": status,
+            "models": [
+                {"id": EMBEDDER, "kind": "embedding", "dimensions": 2, "space": space, **common},
+                {"id": WRITER, "kind": "generation", **common},
+            ],
+        }
+    )
+
+
+class FakeNode:
+    """`health`, `embed` and `generate` may be set to a value, an exception, or an async function of the call.
+
+    `requests` are the virtual times of ordinary requests; `probes` those of /health.
+    """
+
+    def __init__(self, url, space="space-a"):
+        self.url = url
+        self.space = space
+        self.health = report(space=space)
+        self.embed = self.vectors
+        self.pieces = ["Pa", "ris"]
+        self.requests = []
+        self.request_ids = []
+        self.probes = []
+
+    async def vectors(self, call):
+        vectors = np.array([[float(len(text)), 1.0] for text in call.texts], np.float32)
+        route = RouteInfo(EMBEDDER, "CPU", "preferred", sum(map(len, call.texts)), None, emulated=False)
+        return EmbedReply(vectors, self.space, route)
+
+    def die(self):
+        """Refuse connections, as a dead process does."""
+        self.health = self.embed = NodeUnreachable("cannot connect", node=self.url)
+        self.pieces = [self.embed]
+
+    def freeze(self):
+        """Accept connections and never answer, as a stopped process does."""
+        self.health = self.embed = hang
+        self.pieces = [hang]
+
+    def revive(self):
+        """Work again."""
+        self.health = report(space=self.space)
+        self.embed = self.vectors
+        self.pieces = ["Pa", "ris"]
+
+
+async def hang(*_):
+    await asyncio.get_running_loop().create_future()
+
+
+async def play(script, *args):
+    if isinstance(script, BaseException):
+        raise script
+    return await script(*args) if callable(script) else script
+
+
+class FakeTransport:
+    """Carries requests to the fakes, taking `latency` seconds each."""
+
+    def __init__(self, nodes, latency=0.002):
+        self.nodes = {node.url: node for node in nodes}
+        self.latency = latency
+        self.closed = False
+
+    async def health(self, url):
+        node = self.nodes[url]
+        node.probes.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.latency)
+        return await play(node.health)
+
+    async def embed(self, url, call):
+        node = await self._arrive(url, call)
+        return await play(node.embed, call)
+
+    async def generate(self, url, call):
+        pieces = []
+        async for item in self.stream(url, call):
+            if isinstance(item, Done):
+                return "".join(pieces), item
+            pieces.append(item)
+        raise AssertionError("the script has no end")
+
+    async def stream(self, url, call):
+        node = await self._arrive(url, call)
+        for piece in list(node.pieces):
+            text = await play(piece, call)
+            await asyncio.sleep(self.latency)
+            yield text
+        route = RouteInfo(WRITER, "CPU", "preferred", 5, None, emulated=False)
+        yield Done(route, "stop", Usage(5, len(node.pieces)), Timing())
+
+    async def close(self):
+        self.closed = True
+
+    async def _arrive(self, url, call):
+        node = self.nodes[url]
+        node.requests.append(asyncio.get_running_loop().time())
+        node.request_ids.append(call.request_id)
+        await asyncio.sleep(self.latency)
+        return node
+
+
+def fleet(count, **options):
+    """That many fake nodes."""
+    return [FakeNode(f"http://node-{index}:8081", **options) for index in range(count)]
+
+
+def client_of(nodes, *, seed=1, options=None, **more):
+    """A client of the fakes, on the running loop's clock."""
+    return NPUClient(
+        [node.url for node in nodes],
+        transport=lambda: FakeTransport(nodes),
+        clock=asyncio.get_running_loop().time,
+        rng=random.Random(seed),
+        options=options or ClientOptions(),
+        **more,
+    )
+
+
+@asynccontextmanager
+async def warm(nodes, **more):
+    """A client that knows its nodes."""
+    async with client_of(nodes, **more) as client:
+        await client.health()
+        yield client

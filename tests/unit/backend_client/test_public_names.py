@@ -1,0 +1,43 @@
+"""What the package promises by name."""
+
+import inspect
+import subprocess
+import sys
+
+import backend_client
+from backend_client import errors
+
+PUBLIC = """
+    Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure ClientOptions ClientSettings CloudClient
+    CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost ContextLengthExceeded
+    DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedOptions EmbedResult FleetOverloaded GenerateOptions
+    GenerateResult InferenceClient Ledger ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError
+    NodeFailed NodeLost NodeNotServing NodeOverloaded NodeStatus NodeUnreachable PayloadTooLarge RequestRejected
+    SpaceChanged SpendCapReached StreamInterrupted Tally Timing TokenStream Usage VectorSpaceMismatch
+"""
+
+
+def test_the_public_names_are_these():
+    assert backend_client.__all__ == PUBLIC.split()
+    for name in backend_client.__all__:
+        assert getattr(backend_client, name) is not None
+
+
+def test_the_errors_are_the_tree_of_their_docstring():
+    ancestors = {}
+    for line in (errors.__doc__ or "").splitlines():
+        name = line.strip("│├└─ ").split(" ")[0]
+        depth = (len(line) - len(line.lstrip("│├└─ "))) // 4
+        if name[:1].isupper() and hasattr(errors, name):
+            ancestors[depth] = name
+            if depth > 1:
+                assert issubclass(getattr(errors, name), getattr(errors, ancestors[depth - 1])), name
+    drawn = {word for line in (errors.__doc__ or "").splitlines() for word in line.split()}
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(kind, errors.NPUError):
+            assert name in drawn, name
+
+
+def test_the_openai_sdk_is_not_imported_for_those_who_have_no_cloud():
+    program = "import sys, backend_client.cli; sys.exit('openai' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
