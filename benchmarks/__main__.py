@@ -6,7 +6,7 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import embeddings, event_loop, footprint, generation
+from benchmarks import embeddings, event_loop, footprint, generation, overload
 from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "embeddings": embeddings.run,
     "generation": generation.run,
     "event-loop": event_loop.run,
+    "overload": overload.run,
     "footprint": footprint.run,
 }
 

@@ -135,10 +135,13 @@ class ContinuousRunner:
     def _read(self, job_id: int, running: _Running, deltas: list[TokenDelta]) -> Event | None:
         handle = running.handle
         tokens: list[int] = []
+        logprobs: list[float] = []
         finish: str | None = None
         while handle.can_read():
             (output,) = handle.read().values()
             tokens += output.generated_ids
+            if running.job.logprobs:
+                logprobs += output.generated_log_probs
             finish = _FINISH.get(output.finish_reason)
         status = handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
@@ -151,9 +154,13 @@ class ContinuousRunner:
             return None
         started = None if running.started else running.submitted
         running.started = True
-        deltas.append(TokenDelta(job_id, tokens, finish, started))
+        deltas.append(TokenDelta(job_id, tokens, finish, started, logprobs=logprobs or None))
         return None
 
     def close(self) -> None:
-        self._running.clear()
+        for job_id in list(self._running):
+            self.cancel(job_id)
+        # The scheduler frees a cancelled sequence's blocks in its next step, and complains of a leak if there is none.
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
         del self._pipeline

@@ -16,14 +16,22 @@ from worker_node.scheduling.estimates import DrainRate
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
+# A request that is served just too late is work for nothing, and in an overload that is every request: so the wait
+# must fit the deadline with room for its own run and for an estimate that is too good.
+_CAUTION = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """`max_outstanding` units may be queued or running; the engine works on `parallel` of them at once."""
+    """`max_outstanding` units may be queued or running; the engine works on `parallel` of them at once.
+
+    Nothing is admitted behind a wait of more than `max_wait_s`, whatever its own deadline: a caller who hears so at
+    once can ask another node.
+    """
 
     max_outstanding: int
     parallel: int = 1
+    max_wait_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -58,6 +66,22 @@ class Admission:
 
         Raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has passed.
         """
+        self.check(units, deadline)
+        self.rate.begin(units, self.clock())
+        done = False
+        try:
+            yield
+            done = True
+        except DeadlineExceeded:
+            # It left the queue by its deadline: were it not counted, overload would make the engine look slower and
+            # slower.
+            done = True
+            raise
+        finally:
+            self.rate.end(units, self.clock(), done=done)
+
+    def check(self, units: int, deadline: float) -> None:
+        """Raise what `permit` would, and take nothing."""
         now = self.clock()
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
@@ -67,18 +91,12 @@ class Admission:
                 retry_after=self._retry_after(),
             )
         wait = self.expected_wait()
-        if wait is not None and now + wait > deadline:
+        if wait is not None and (wait > self.limits.max_wait_s or wait * _CAUTION > deadline - now):
             raise Overloaded(
-                f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline",
+                f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline or the "
+                f"{self.limits.max_wait_s:g} s that anything is queued for",
                 retry_after=self._retry_after(),
             )
-        self.rate.begin(units, now)
-        done = False
-        try:
-            yield
-            done = True
-        finally:
-            self.rate.end(units, self.clock(), done=done)
 
     def _retry_after(self) -> float:
         wait = self.expected_wait()

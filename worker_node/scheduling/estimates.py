@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class DrainRate:
     """Units of work finished per second of being busy. A unit is whatever the caller counts: a text, a token."""
 
-    half_life_s: float = 10.0
+    half_life_s: float = 5.0
     _outstanding: float = 0.0
     _units: float = 0.0
     _seconds: float = 0.0

@@ -19,7 +19,8 @@ from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, InstalledModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import embedding_canary, generation_canary
-from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
+from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
+from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import EmbeddingModel, GenerationModel, ServedModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # What is counted is texts for embedding and requests for generation.
 _ADMISSION: dict[str, AdmissionLimits] = {
-    "embedding": AdmissionLimits(max_outstanding=8192, parallel=64),
+    "embedding": AdmissionLimits(max_outstanding=8192, parallel=16),
     "embedding_static": AdmissionLimits(max_outstanding=8192, parallel=1),
     "generation_continuous": AdmissionLimits(max_outstanding=256, parallel=64),
     "generation_stateful": AdmissionLimits(max_outstanding=64, parallel=1),
@@ -120,6 +121,7 @@ def _placement(
     plan = plan_engine(installed, wanted, place, beside, settings, machine.npu)
     emulated = machine.npu.emulated and place.device is Device.NPU
     notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
+    notes += _memory_note(installed, plan)
     options = dict(plan.options)
     if _worth_keeping(installed, place.device, emulated=emulated):
         try:
@@ -162,6 +164,15 @@ def _placement(
         notes=tuple(notes),
     )
     return placement, engine
+
+
+def _memory_note(installed: InstalledModel, plan: EnginePlan) -> list[str]:
+    """What a prompt limit above the usual one costs; the cache is static, so it is taken whether it is used or not."""
+    if plan.runner != "generation_stateful" or plan.lengths[0] <= DEFAULT_MAX_PROMPT_LEN:
+        return []
+    size = kv_cache_bytes(installed.path, plan.total_limit)
+    told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
+    return [f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory"]
 
 
 def _worth_keeping(installed: InstalledModel, device: Device, *, emulated: bool) -> bool:

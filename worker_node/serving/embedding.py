@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
-from worker_node.serving.places import Demand, find_place
+from worker_node.serving.places import Demand, find_place, turn_away
 from worker_node.serving.registry import EmbeddingModel, Registry
 
 
@@ -88,8 +88,10 @@ class PreparedEmbedding:
 
 
 async def prepare_embedding(registry: Registry, request: EmbeddingRequest) -> PreparedEmbedding:
-    """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
+    """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
     model = registry.embedding(request.model)
+    if not request.context.dry_run:
+        turn_away(model.placements, len(request.texts), request.context.deadline)
     tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)
     demand = Demand(
         model.id,

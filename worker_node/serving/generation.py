@@ -9,25 +9,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from worker_node.dialogue.tools import Parser
 from worker_node.domain import (
     Device,
     Finished,
     FinishReason,
     GenerationRequest,
+    Piece,
     Priority,
     Route,
     Sampling,
     Timing,
     Token,
-    TokenIds,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallStarted,
     Usage,
 )
-from worker_node.engines.base import TOKEN_DTYPE, GenerateJob
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.engines.base import TOKEN_DTYPE, GenerateJob, TokenDelta
+from worker_node.errors import UnsupportedParameter
 from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
-from worker_node.serving.places import Demand, find_place
+from worker_node.serving.places import Demand, find_place, turn_away
+from worker_node.serving.prompting import Prepared, prepare
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
 
@@ -37,7 +42,7 @@ class GenerationRun:
     """A generation that has been routed and admitted: its headers are known, its tokens are still to come."""
 
     route: Route
-    events: AsyncIterator[Token | Finished]
+    events: AsyncIterator[Piece | Finished]
 
 
 @asynccontextmanager
@@ -54,10 +59,11 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     tokenize_s = time.monotonic() - began
     place = await find_place(prepared.demand, context)
     _refuse_unsupported(place.route, request.sampling)
-    job = _job(request, prepared.prompt, place.candidate)
+    prompt = prepared.prompt
+    job = _job(request, prompt, place.candidate)
     with place.placement.admission.permit(1, context.deadline):
         async with (
-            aclosing(_run(request, prepared.model, place.placement, job, tokenize_s, len(prepared.prompt))) as events,
+            aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s)) as events,
             aclosing(_counted(registry.telemetry, place.route, events)) as counted,
         ):
             yield GenerationRun(place.route, counted)
@@ -68,22 +74,23 @@ class PreparedGeneration:
     """A request with its model found and its prompt tokenized; nothing has been decided or run."""
 
     model: GenerationModel
-    prompt: list[int]
+    prompt: Prepared
     demand: Demand
 
 
 def prepare_generation(registry: Registry, request: GenerationRequest) -> PreparedGeneration:
     """Find the model and count the prompt's tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
     model = registry.generation(request.model)
-    prompt = _encode(model, request)
-    if not prompt:
-        raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
+    if not request.context.dry_run:
+        turn_away(model.placements, 1, request.context.deadline)
+    prompt = prepare(model, request)
+    count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
     demand = Demand(
         model.id,
         model.placements,
-        prompt_tokens=len(prompt),
-        token_count=len(prompt),
+        prompt_tokens=count,
+        token_count=count,
         # An open-ended request takes what room there is, but at least one token.
         max_new_tokens=1 if wanted is None else wanted,
         require=request.context.require_device,
@@ -101,28 +108,20 @@ def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
 
 
 async def _counted(
-    telemetry: Telemetry, route: Route, events: AsyncIterator[Token | Finished]
-) -> AsyncGenerator[Token | Finished, None]:
+    telemetry: Telemetry, route: Route, events: AsyncIterator[Piece | Finished]
+) -> AsyncGenerator[Piece | Finished, None]:
     async for event in events:
         if isinstance(event, Finished):
             telemetry.generated(route, event)
         yield event
 
 
-def _encode(model: GenerationModel, request: GenerationRequest) -> list[int]:
-    if isinstance(request.prompt, str):
-        return model.tokenizer.encode_prompt(request.prompt)
-    if isinstance(request.prompt, TokenIds):
-        return model.tokenizer.check_ids(request.prompt.ids)
-    return model.tokenizer.encode_chat(request.prompt)
-
-
-def _job(request: GenerationRequest, prompt: list[int], candidate: Candidate) -> GenerateJob:
+def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate) -> GenerateJob:
     sampling = request.sampling
-    room = candidate.total_limit - len(prompt)
+    room = candidate.total_limit - len(prepared.tokens)
     return GenerateJob(
         id=0,
-        tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
+        tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
         max_new_tokens=room if sampling.max_new_tokens is None else sampling.max_new_tokens,
         deadline=request.context.deadline,
         temperature=sampling.temperature,
@@ -136,6 +135,7 @@ def _job(request: GenerationRequest, prompt: list[int], candidate: Candidate) ->
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.logprobs,
+        grammar=prepared.grammar,
     )
 
 
@@ -144,10 +144,10 @@ async def _run(
     model: GenerationModel,
     placement: Placement,
     job: GenerateJob,
+    prepared: Prepared,
     tokenize_s: float,
-    prompt_tokens: int,
-) -> AsyncGenerator[Token | Finished, None]:
-    """Yield text as it becomes certain, then `Finished`. A stop sequence ends the generation in the engine too."""
+) -> AsyncGenerator[Piece | Finished, None]:
+    """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
     arrived = request.context.arrived
     submitted = time.monotonic()
     started = submitted
@@ -157,25 +157,29 @@ async def _run(
     finish = FinishReason.STOP
     detokenizer = model.tokenizer.detokenizer()
     stop = StopMatcher(request.sampling.stop)
+    use = request.tool_use
+    reader = _Reader(prepared.parser, single=use is not None and use.single)
     async with aclosing(placement.engine.generate(job)) as deltas:
         async for delta in deltas:
             if first_token is None:
                 first_token = time.monotonic()
                 started = delta.started or submitted
             completion_tokens += len(delta.tokens)
-            if text := stop.push(detokenizer.push(delta.tokens)):
-                yield Token(text)
+            logprobs = _logprobs(model, delta) if delta.logprobs else ()
+            for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
+                yield piece
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
             if stop.matched is not None:
                 break
             if delta.finish is not None:
                 finish = FinishReason(delta.finish)
-    if stop.matched is None and (text := stop.push(detokenizer.flush()) + stop.flush()):
-        yield Token(text)
+    rest = stop.push(detokenizer.flush()) + stop.flush() if stop.matched is None else ""
+    for piece in reader.finish(rest):
+        yield piece
     now = time.monotonic()
     yield Finished(
-        finish_reason=FinishReason.STOP if stop.matched is not None else finish,
-        usage=Usage(prompt_tokens, completion_tokens),
+        finish_reason=_reason(finish, stopped=stop.matched is not None, called=reader.called),
+        usage=Usage(len(prepared.tokens), completion_tokens),
         timing=Timing(
             queue=max(0.0, started - submitted) * 1e3,
             tokenize=tokenize_s * 1e3,
@@ -187,3 +191,48 @@ async def _run(
         npu_busy_shared=busy_shared,
         stop_sequence=stop.matched,
     )
+
+
+class _Reader:
+    """Text to pieces, through the parser where there is one."""
+
+    def __init__(self, parser: Parser | None, *, single: bool) -> None:
+        self._parser = parser
+        self._single = single
+        self.called = False
+
+    def read(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> list[Piece]:
+        if self._parser is None:
+            return [Token(text, logprobs)] if text or logprobs else []
+        pieces = self._noted(self._parser.push(text) if text else [])
+        if not logprobs:
+            return pieces
+        if pieces and isinstance(pieces[0], Token):
+            return [Token(pieces[0].text, logprobs), *pieces[1:]]
+        return [Token("", logprobs), *pieces]
+
+    def finish(self, text: str) -> list[Piece]:
+        if self._parser is None:
+            return [Token(text)] if text else []
+        return self._noted(self._parser.push(text) + self._parser.flush())
+
+    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+        if self._single:
+            pieces = [p for p in pieces if not (isinstance(p, ToolCallStarted | ToolCallArguments) and p.call > 0)]
+        self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
+        return pieces
+
+
+def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReason:
+    if stopped:
+        return FinishReason.STOP
+    # An answer that was cut within a call is cut, not a call.
+    return FinishReason.TOOL_CALLS if called and finish is FinishReason.STOP else finish
+
+
+def _logprobs(model: GenerationModel, delta: TokenDelta) -> tuple[TokenLogprob, ...]:
+    """The probabilities of the tokens that are text; special ones, as the end of the answer, are none."""
+    pieces = [
+        (model.tokenizer.piece(token), value) for token, value in zip(delta.tokens, delta.logprobs or (), strict=True)
+    ]
+    return tuple(TokenLogprob(piece.decode("utf-8", "replace"), piece, value) for piece, value in pieces if piece)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker_node.domain import Device, RequestContext, Route
-from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError
+from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError, Overloaded
 from worker_node.routing import Candidate, Decision, choose
 from worker_node.serving.placement import Placement
 
@@ -65,6 +65,20 @@ class Explained(Exception):
     def __init__(self, explanation: Explanation) -> None:
         super().__init__("a dry run ends where the placement is decided")
         self.explanation = explanation
+
+
+def turn_away(placements: Sequence[Placement], units: int, deadline: float) -> None:
+    """Raise Overloaded if every placement would refuse: asked before tokenizing, refusing costs next to nothing."""
+    refusal: Overloaded | None = None
+    for placement in placements:
+        try:
+            placement.admission.check(units, deadline)
+        except Overloaded as error:
+            refusal = refusal or error
+        else:
+            return
+    if refusal is not None:
+        raise refusal
 
 
 def explain(demand: Demand) -> Explanation:

@@ -55,16 +55,37 @@ def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(door):
 def test_a_deadline_that_would_pass_in_the_queue_is_refused_now(door, clock):
     work(door, clock, units=1, seconds=1.0)
     with door.permit(2, deadline=1e6):
-        with pytest.raises(Overloaded, match="longer than the request's deadline"), door.permit(1, clock.now + 0.5):
+        # Two wait before it at one a second: 2.5 s would just do, which under load is just too late.
+        with pytest.raises(Overloaded, match="longer than the request's deadline"), door.permit(1, clock.now + 2.5):
             pass
         with door.permit(1, clock.now + 10):
             assert door.outstanding == 3
+
+
+def test_nothing_is_queued_for_longer_than_the_limit(clock):
+    door = Admission("m on CPU", AdmissionLimits(max_outstanding=1000, max_wait_s=10.0), clock)
+    work(door, clock, units=1, seconds=1.0)
+    with door.permit(9, deadline=1e6):
+        door.check(1, deadline=1e6)
+        with door.permit(10, deadline=1e6), pytest.raises(Overloaded, match="10 s that anything is queued"):
+            door.check(1, deadline=1e6)
+    assert door.outstanding == 0
 
 
 def test_a_deadline_that_has_passed_is_no_overload(door, clock):
     clock.now = 5.0
     with pytest.raises(DeadlineExceeded), door.permit(1, deadline=5.0):
         pass
+
+
+def test_what_its_deadline_took_out_of_the_queue_does_not_make_the_engine_look_slow(door, clock):
+    work(door, clock, units=1, seconds=1.0)
+    for _ in range(20):
+        with pytest.raises(DeadlineExceeded), door.permit(1, deadline=1e6):
+            clock.now += 1.0
+            raise DeadlineExceeded("too late")
+    with door.permit(2, deadline=1e6):
+        assert door.expected_wait() < 3
 
 
 def test_without_a_measurement_nothing_is_predicted(door):
