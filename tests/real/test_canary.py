@@ -14,6 +14,7 @@ from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.catalog import Catalog
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import generation_canary
+from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.generation import generate
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import GenerationModel, ModelState, Registry
@@ -42,7 +43,7 @@ async def garbage_before_real(store):
     for engine in engines:
         engine.start()
     try:
-        yield Registry([GenerationModel(installed, placements, chat)], Catalog.load(), Telemetry())
+        yield Registry([GenerationModel(installed, placements, chat)], Catalog.load(), Telemetry(), EmbeddingCache(0))
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
 
