@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.engines.base import Embedded, EmbedJob, Loaded, Step, TokenDelta
+from worker_node.engines.base import Embedded, EmbedJob, EngineStats, Loaded, Step, TokenDelta
 
 CRASH = 666
 HANG = 777
@@ -47,7 +47,7 @@ class ScriptedRunner:
         self._note(f"cancel {job_id}")
         self._running.pop(job_id, None)
 
-    def step(self, emit, poll):  # noqa: ARG002
+    def step(self, emit, poll):
         time.sleep(self._options.get("step_s", 0))
         deltas = []
         for job_id, (job, tokens) in list(self._running.items()):
@@ -65,8 +65,8 @@ class ScriptedRunner:
         if deltas:
             emit(Step(deltas))
 
-    def counts(self):
-        return 0, len(self._running)
+    def stats(self):
+        return EngineStats(running=len(self._running))
 
     def close(self):
         self._note("close")

@@ -52,18 +52,29 @@ class NodeCollector(Collector):
     def _engines(self) -> Iterable[Metric]:
         labels = ("model", "device")
         ready = GaugeMetricFamily("npu_node_engine_ready", "1 if the engine serves", labels=labels)
-        running = GaugeMetricFamily("npu_node_num_requests_running", "Jobs that the engine holds", labels=labels)
-        waiting = GaugeMetricFamily("npu_node_num_requests_waiting", "Work queued behind them", labels=labels)
+        running = GaugeMetricFamily(
+            "npu_node_num_requests_running", "Requests (texts, for embeddings) that the engine runs", labels=labels
+        )
+        waiting = GaugeMetricFamily(
+            "npu_node_num_requests_waiting", "Requests or texts that wait in the engine", labels=labels
+        )
         restarts = CounterMetricFamily("npu_node_engine_restarts", "Engine processes that ended", labels=labels)
         load = GaugeMetricFamily("npu_node_model_load_seconds", "The last load and compile", labels=labels)
+        runs = CounterMetricFamily("npu_node_engine_runs", "Batches run, or steps of a generation", labels=labels)
+        rows = CounterMetricFamily("npu_node_engine_rows", "Texts or sequences in them", labels=labels)
+        usage = GaugeMetricFamily("npu_node_kv_cache_usage_ratio", "Share of the KV cache in use", labels=labels)
         for model in self._node.registry.models:
             for placement in model.placements:
                 key = (model.id, placement.device.value)
                 status = placement.engine.status
                 ready.add_metric(key, float(status.state is EngineState.READY))
-                running.add_metric(key, status.in_flight)
-                waiting.add_metric(key, placement.admission.queue_depth)
+                running.add_metric(key, status.stats.running)
+                waiting.add_metric(key, status.stats.waiting)
+                runs.add_metric(key, status.stats.runs)
+                rows.add_metric(key, status.stats.rows)
+                if status.stats.kv_cache_usage is not None:
+                    usage.add_metric(key, status.stats.kv_cache_usage)
                 restarts.add_metric(key, status.restarts)
                 if status.load_seconds is not None:
                     load.add_metric(key, status.load_seconds)
-        return ready, running, waiting, restarts, load
+        return ready, running, waiting, runs, rows, usage, restarts, load

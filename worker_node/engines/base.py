@@ -13,7 +13,7 @@ lists of numbers. `deadline` and `started` are `time.monotonic()` seconds, one c
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -50,7 +50,10 @@ class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
-    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy."""
+    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
+
+    `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good.
+    """
 
     id: int
     tokens: bytes
@@ -67,6 +70,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: bool = False
+    grammar: str | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -156,11 +160,24 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
-    """The engine's loop turns. `waiting` and `running` count jobs."""
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """How busy an engine is. `waiting` and `running` count jobs, or texts for embeddings.
 
-    waiting: int
-    running: int
+    `runs` and `rows` are cumulative: their quotient is the mean batch. `kv_cache_usage` is a share of 1, None where
+    there is no paged cache.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    runs: int = 0
+    rows: int = 0
+    kv_cache_usage: float | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
+    """The engine's loop turns."""
+
+    stats: EngineStats
 
 
 Event = Loaded | LoadFailed | Broken | Step | Embedded | Failed | Heartbeat
@@ -193,7 +210,7 @@ class Runner(Protocol):
     def submit(self, job: Job) -> None: ...
     def cancel(self, job_id: int) -> None: ...
     def step(self, emit: Outbox, poll: Inbox) -> None: ...
-    def counts(self) -> tuple[int, int]: ...
+    def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
 
@@ -234,6 +251,7 @@ class EngineStatus:
     device_name: str | None = None
     retry_after: float | None = None
     in_flight: int = 0
+    stats: EngineStats = field(default_factory=EngineStats)
     proof: CanaryProof | None = None
 
 

@@ -17,7 +17,7 @@ import msgspec
 import openvino as ov
 
 from worker_node.domain import Device
-from worker_node.engines.base import EngineSpec, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
+from worker_node.engines.base import EngineSpec, EngineStats, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
 from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 
@@ -81,8 +81,8 @@ class EmbeddingRunner:
     def wake_fd(self) -> int:
         return self._wake
 
-    def counts(self) -> tuple[int, int]:
-        return len(self._jobs.queue), len(self._jobs)
+    def stats(self) -> EngineStats:
+        return self._jobs.stats()
 
     def load(self) -> Loaded:
         began = time.monotonic()

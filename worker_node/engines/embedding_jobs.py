@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.base import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob
+from worker_node.engines.base import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob, EngineStats
 from worker_node.engines.batching import Waiting
 
 
@@ -40,10 +40,17 @@ class EmbeddingJobs:
     """All jobs that an engine holds; `queue` has their waiting rows, oldest first."""
 
     queue: list[Waiting] = field(default_factory=list)
+    runs: int = 0
+    rows: int = 0
+    _running: int = 0
     _open: dict[int, _Open] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def stats(self) -> EngineStats:
+        """How many texts wait and run, and how many runs there were."""
+        return EngineStats(len(self.queue), self._running, self.runs, self.rows)
 
     def add(self, job: EmbedJob, now: float) -> None:
         """Queue the texts of a job."""
@@ -67,6 +74,9 @@ class EmbeddingJobs:
     def take(self, picked: Sequence[int], now: float) -> list[Waiting]:
         """Take rows out of the queue by index, in the given order, to run them now."""
         batch = [self.queue[index] for index in picked]
+        self.runs += 1
+        self.rows += len(batch)
+        self._running += len(batch)
         taken = set(picked)
         self.queue = [w for index, w in enumerate(self.queue) if index not in taken]
         for waiting in batch:
@@ -94,6 +104,7 @@ class EmbeddingJobs:
         self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float
     ) -> Iterable[Embedded]:
         """Take in a run's vectors (row i is that of `batch[i]`) and return the jobs that are complete by it."""
+        self._running -= len(batch)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
             job = self._open.get(waiting.job_id)

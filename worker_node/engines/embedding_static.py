@@ -15,7 +15,17 @@ import msgspec
 import openvino as ov
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import DeviceBroken, EngineSpec, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
+from worker_node.engines.base import (
+    DeviceBroken,
+    EngineSpec,
+    EngineStats,
+    Failed,
+    GenerateJob,
+    Inbox,
+    Job,
+    Loaded,
+    Outbox,
+)
 from worker_node.engines.batching import BatchLimits, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 
@@ -51,8 +61,8 @@ class StaticEmbeddingRunner:
     def wake_fd(self) -> None:
         return None
 
-    def counts(self) -> tuple[int, int]:
-        return len(self._jobs.queue), len(self._jobs)
+    def stats(self) -> EngineStats:
+        return self._jobs.stats()
 
     def load(self) -> Loaded:
         began = time.monotonic()

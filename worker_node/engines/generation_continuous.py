@@ -19,6 +19,7 @@ from worker_node.engines.base import (
     TOKEN_DTYPE,
     EmbedJob,
     EngineSpec,
+    EngineStats,
     Event,
     Failed,
     GenerateJob,
@@ -65,6 +66,8 @@ class ContinuousRunner:
         self._options = msgspec.convert(spec.options, ContinuousOptions)
         self._running: dict[int, _Running] = {}
         self._refused: list[Event] = []
+        self._steps = 0
+        self._stepped = 0
 
     @property
     def has_work(self) -> bool:
@@ -74,8 +77,16 @@ class ContinuousRunner:
     def wake_fd(self) -> int | None:
         return None
 
-    def counts(self) -> tuple[int, int]:
-        return 0, len(self._running)
+    def stats(self) -> EngineStats:
+        metrics = self._pipeline.get_metrics()
+        # GenAI tells its cache's use in per cent.
+        return EngineStats(
+            waiting=max(0, metrics.requests - metrics.scheduled_requests),
+            running=metrics.scheduled_requests,
+            runs=self._steps,
+            rows=self._stepped,
+            kv_cache_usage=metrics.cache_usage / 100,
+        )
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -124,6 +135,8 @@ class ContinuousRunner:
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
+            self._steps += 1
+            self._stepped += len(self._running)
         deltas: list[TokenDelta] = []
         for job_id, running in list(self._running.items()):
             failure = self._read(job_id, running, deltas)

@@ -21,6 +21,7 @@ from worker_node.engines.base import (
     DeviceBroken,
     EmbedJob,
     EngineSpec,
+    EngineStats,
     Failed,
     GenerateJob,
     Inbox,
@@ -70,8 +71,8 @@ class StatefulRunner:
     def wake_fd(self) -> None:
         return None
 
-    def counts(self) -> tuple[int, int]:
-        return len(self._line), int(self._current is not None)
+    def stats(self) -> EngineStats:
+        return EngineStats(waiting=len(self._line), running=int(self._current is not None))
 
     def load(self) -> Loaded:
         began = time.monotonic()

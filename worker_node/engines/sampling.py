@@ -20,6 +20,8 @@ def generation_config(job: GenerateJob, defaults: genai.GenerationConfig) -> gen
     config.frequency_penalty = job.frequency_penalty
     config.repetition_penalty = job.repetition_penalty
     config.logprobs = int(job.logprobs)
+    if job.grammar is not None:
+        config.structured_output_config = genai.StructuredOutputConfig(grammar=job.grammar)
     config.do_sample = job.temperature > 0
     if config.do_sample:
         config.temperature = job.temperature

@@ -92,7 +92,7 @@ class Loop:
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_S
-            self._channel.send(Heartbeat(*self._runner.counts()))
+            self._channel.send(Heartbeat(self._runner.stats()))
 
 
 def main(fd: int, parent_pid: int) -> int:

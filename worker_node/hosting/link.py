@@ -22,6 +22,7 @@ from worker_node.engines.base import (
     Command,
     Embedded,
     EngineSpec,
+    EngineStats,
     Event,
     Failed,
     Heartbeat,
@@ -69,6 +70,7 @@ class EngineLink(asyncio.Protocol):
         self._closed: asyncio.Future[str] = loop.create_future()
         self.last_heard = self.used_at = time.monotonic()
         self._kill_reason: str | None = None
+        self.stats = EngineStats()
 
     @classmethod
     async def spawn(cls, spec: EngineSpec) -> EngineLink:
@@ -214,7 +216,7 @@ class EngineLink(asyncio.Protocol):
             case Broken():
                 self.kill(event.message)
             case Heartbeat():
-                pass
+                self.stats = event.stats
 
     def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
         # A job that was given up meanwhile has no sink any more: its results have nowhere to go.

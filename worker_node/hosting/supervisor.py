@@ -26,6 +26,7 @@ from worker_node.engines.base import (
     EmbedJob,
     EngineSpec,
     EngineState,
+    EngineStats,
     EngineStatus,
     GenerateJob,
     Loaded,
@@ -92,6 +93,7 @@ class SupervisedEngine:
             retry_after=retry_after,
             in_flight=self._link.in_flight if self._link else 0,
             proof=self._proof,
+            stats=self._link.stats if self._link else EngineStats(),
         )
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from worker_node.domain import Device, ModelKind
 from worker_node.engines import generation_stateful
-from worker_node.engines.base import DeviceBroken, EngineSpec, Failed, GenerateJob, Step
+from worker_node.engines.base import DeviceBroken, EngineSpec, EngineStats, Failed, GenerateJob, Step
 from worker_node.engines.generation_stateful import StatefulRunner
 
 FAR = 1e12
@@ -117,7 +117,7 @@ def test_an_answer_ends_with_its_reason(rig, wanted, tokens, finish):
     rig.run()
     assert rig.answer(1) == (tokens, [finish])
     assert rig.events[0].deltas[0].started is not None
-    assert rig.runner.counts() == (0, 0)
+    assert rig.runner.stats() == EngineStats()
 
 
 def test_jobs_that_arrive_between_tokens_are_served_in_turn_interactive_first(rig):

@@ -13,6 +13,7 @@ from worker_node.engines.base import (
     Embedded,
     EmbedJob,
     EngineSpec,
+    EngineStats,
     Failed,
     GenerateJob,
     Heartbeat,
@@ -46,7 +47,7 @@ EVENTS = [
     Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
     Embedded(4, b"\x00" * 8, 1.0, 0.5),
     Failed(5, "overloaded", "full"),
-    Heartbeat(1, 2),
+    Heartbeat(EngineStats(waiting=1, running=2, kv_cache_usage=0.5)),
 ]
 
 

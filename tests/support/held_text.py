@@ -1,0 +1,69 @@
+"""A model of one constant that writes whatever a grammar lets it, at random: what a grammar admits, seen by sampling.
+
+It runs in GenAI's own pipeline with a real tokenizer, so the grammar is read by the runtime that the engines use.
+"""
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+from openvino import opset13 as ops
+
+LONGEST = 120
+
+
+class HeldText:
+    """Samples texts that a grammar admits; `None` for one that did not end in time."""
+
+    def __init__(self, tokenizer_directory, scratch):
+        self._tokenizer = genai.Tokenizer(str(tokenizer_directory))
+        vocabulary = self._tokenizer.get_vocab()
+        # Short tokens and closing signs are likely, so that texts end.
+        weights = np.full(max(vocabulary.values()) + 1, -30, np.float32)
+        for piece, token in vocabulary.items():
+            weights[token] = -3.0 * len(piece)
+        for sign in (b'"', b"}", b"]"):
+            weights[vocabulary[sign]] = 2
+        self._end = self._tokenizer.get_eos_token_id()
+        weights[self._end] = 3
+        ov.save_model(_constant_model(weights), scratch / "model.xml", compress_to_fp16=False)
+        self._pipeline = genai.LLMPipeline(
+            (scratch / "model.xml").read_text(),
+            ov.Tensor(np.fromfile(scratch / "model.bin", np.uint8)),
+            self._tokenizer,
+            "CPU",
+            genai.GenerationConfig(),
+            ATTENTION_BACKEND="SDPA",
+        )
+
+    def sample(self, grammar, seed):
+        config = genai.GenerationConfig()
+        config.eos_token_id = self._end
+        config.max_new_tokens = LONGEST
+        config.do_sample = True
+        config.rng_seed = seed
+        config.structured_output_config = genai.StructuredOutputConfig(grammar=grammar)
+        one = ov.Tensor(np.array([[1]], np.int64))
+        tokens = self._pipeline.generate(genai.TokenizedInputs(one, one), config).tokens[0]
+        return self._tokenizer.decode(tokens[:-1]) if tokens[-1] == self._end else None
+
+
+def _constant_model(weights):
+    ids, mask = (_input(name, [-1, -1], np.int64) for name in ("input_ids", "attention_mask"))
+    beams = _input("beam_idx", [-1], np.int32)
+    nothing = ops.constant(np.float32(0))
+
+    def silenced(value, axes):
+        total = ops.reduce_sum(ops.convert(value, "f32"), ops.constant(axes, dtype=np.int64))
+        return ops.multiply(total, nothing)
+
+    rows = ops.multiply(ops.convert(ops.unsqueeze(ids, ops.constant(2, dtype=np.int64)), "f32"), nothing)
+    rows = ops.add(ops.add(rows, silenced(mask, [0, 1])), silenced(beams, [0]))
+    logits = ops.add(rows, ops.constant(weights.reshape(1, 1, -1)))
+    logits.output(0).get_tensor().set_names({"logits"})
+    return ov.Model([ops.result(logits)], [ids, mask, beams], "constant")
+
+
+def _input(name, shape, dtype):
+    parameter = ops.parameter(shape, dtype, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
