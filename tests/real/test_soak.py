@@ -1,0 +1,22 @@
+"""A minute of the soak that `python -m benchmarks.soak` runs for half an hour."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.soak import soak
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(300)]
+
+
+def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows():
+    with start_node("--log-level", "error") as node:
+        report = asyncio.run(soak(node, seconds=60, kill_every=20))
+    print(report)
+    assert report.kills == 2
+    assert not report.lost
+    assert report.answered["/embeddings"] > 20
+    assert report.answered["/inference"] > 5
+    assert report.retried["engine_unavailable"] + report.retried["model_loading"] > 0
+    assert report.flat, str(report)
