@@ -75,7 +75,10 @@ class ModelSettings(BaseModel):
     # embedding on the NPU: static shapes
     npu_buckets: Annotated[tuple[Annotated[int, Field(ge=8)], ...], Field(min_length=1)] | None = None
     npu_batch_size: int | None = Field(default=None, ge=1, le=64)
+    # generation
+    max_tokens_limit: int | None = Field(default=None, gt=0)
     # generation, continuous batching
+    kv_cache_precision: Literal["u8", "i8", "f16", "bf16", "f32"] | None = None
     max_num_batched_tokens: int | None = Field(default=None, gt=0)
     max_num_seqs: int | None = Field(default=None, gt=0)
     cache_size_gb: int | None = Field(default=None, ge=0)

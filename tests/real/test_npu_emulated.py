@@ -24,6 +24,7 @@ name = "smollm2-135m-instruct"
 max_prompt_len = 128
 min_response_len = 64
 cache_size_gb = 1
+max_tokens_limit = 160
 """
 LONG = "Tell me about the sea. " * 30
 PARIS = {"prompt": "What is the capital of France?"}
@@ -124,6 +125,14 @@ async def test_a_prompt_over_the_limit_goes_to_the_cpu_or_is_refused_with_the_nu
         error = json.loads(content)["error"]
         assert (status, error["code"]) == (400, "context_length_exceeded")
         assert "128 in the prompt and 192 in all" in error["message"]
+
+
+async def test_an_answer_over_the_models_limit_is_refused_everywhere(npu_node, http):
+    for headers in (NPU_ONLY, None):
+        status, _, content = await post(http, npu_node, "/inference", {**PARIS, "max_new_tokens": 161}, headers)
+        error = json.loads(content)["error"]
+        assert (status, error["param"]) == (400, "max_new_tokens")
+        assert "at most 160" in error["message"]
 
 
 async def test_two_callers_are_served_in_turn(npu_node, http):

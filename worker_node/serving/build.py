@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -61,7 +62,8 @@ def build_model(installed: InstalledModel, wanted: ModelSettings, machine: Machi
     canary: Canary = _no_canary
     if isinstance(installed.canary, GenerationCanary):
         canary = generation_canary(installed.canary, chat)
-    return GenerationModel(installed, _placements(installed, wanted, machine, canary), chat)
+    placements = _placements(installed, wanted, machine, canary)
+    return GenerationModel(installed, placements, chat, wanted.max_tokens_limit or sys.maxsize)
 
 
 def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:

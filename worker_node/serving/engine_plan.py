@@ -22,7 +22,14 @@ _USED: dict[str, frozenset[str]] = {
     "embedding": frozenset({"precision", "streams", "max_batch_tokens"}),
     "embedding_static": frozenset({"npu_buckets", "npu_batch_size"}),
     "generation_continuous": frozenset(
-        {"max_num_batched_tokens", "max_num_seqs", "cache_size_gb", "dynamic_split_fuse", "enable_prefix_caching"}
+        {
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "cache_size_gb",
+            "dynamic_split_fuse",
+            "enable_prefix_caching",
+            "kv_cache_precision",
+        }
     ),
     "generation_stateful": frozenset(
         {"max_prompt_len", "min_response_len", "prefill_hint", "generate_hint", "prefill_chunk_size"}
@@ -31,6 +38,13 @@ _USED: dict[str, frozenset[str]] = {
 _RUNNERS: dict[ModelKind, tuple[str, str]] = {
     ModelKind.EMBEDDING: ("embedding_static", "embedding"),
     ModelKind.GENERATION: ("generation_stateful", "generation_continuous"),
+}
+
+
+# Used by the node itself, whichever engine runs the model.
+_USED_BY_NODE: dict[ModelKind, frozenset[str]] = {
+    ModelKind.EMBEDDING: frozenset(),
+    ModelKind.GENERATION: frozenset({"max_tokens_limit"}),
 }
 
 
@@ -65,8 +79,11 @@ def plan_engine(
     ignored = _set_options(wanted, _USED[on_npu] | _USED[elsewhere]) - options.keys()
     if place.device is not Device.NPU and Device.NPU in beside:
         ignored -= _USED[on_npu]  # they are for the other placement and need no word here
-    if place.plugin_config:
-        options["plugin_config"] = place.plugin_config
+    plugin_config = dict(place.plugin_config)
+    if (precision := options.pop("kv_cache_precision", None)) is not None:
+        plugin_config = {"KV_CACHE_PRECISION": precision} | plugin_config
+    if plugin_config:
+        options["plugin_config"] = plugin_config
     if place.device is not Device.NPU:
         return EnginePlan(
             runner, options, installed.context_limit, installed.context_limit, ignored=tuple(sorted(ignored))
@@ -83,8 +100,8 @@ def plan_engine(
 
 def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
     """Raise ConfigurationError for settings that no engine for this kind of model knows."""
-    every = frozenset[str]().union(*_USED.values())
-    known = frozenset[str]().union(*(_USED[runner] for runner in _RUNNERS[installed.kind]))
+    every = frozenset[str]().union(*_USED.values(), *_USED_BY_NODE.values())
+    known = _USED_BY_NODE[installed.kind].union(*(_USED[runner] for runner in _RUNNERS[installed.kind]))
     foreign = sorted(_set_options(wanted, every - known))
     if foreign:
         raise ConfigurationError(

@@ -27,7 +27,7 @@ from worker_node.domain import (
     Usage,
 )
 from worker_node.engines.base import TOKEN_DTYPE, GenerateJob, TokenDelta
-from worker_node.errors import UnsupportedParameter
+from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
@@ -60,7 +60,7 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     place = await find_place(prepared.demand, context)
     _refuse_unsupported(place.route, request.sampling)
     prompt = prepared.prompt
-    job = _job(request, prompt, place.candidate)
+    job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
     with place.placement.admission.permit(1, context.deadline):
         async with (
             aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s)) as events,
@@ -86,6 +86,11 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
     prompt = prepare(model, request)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
+    if wanted is not None and wanted > model.max_tokens_limit:
+        raise BadRequest(
+            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
+            param="max_new_tokens",
+        )
     demand = Demand(
         model.id,
         model.placements,
@@ -116,9 +121,9 @@ async def _counted(
         yield event
 
 
-def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate) -> GenerateJob:
+def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
     sampling = request.sampling
-    room = candidate.total_limit - len(prepared.tokens)
+    room = min(limit, candidate.total_limit - len(prepared.tokens))
     return GenerateJob(
         id=0,
         tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),

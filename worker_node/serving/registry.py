@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,9 +69,10 @@ class EmbeddingModel(_Served):
 
 @dataclass(frozen=True, slots=True)
 class GenerationModel(_Served):
-    """A served generation model."""
+    """A served generation model; an answer has at most `max_tokens_limit` tokens."""
 
     tokenizer: ChatTokenizer
+    max_tokens_limit: int = sys.maxsize
 
 
 ServedModel = EmbeddingModel | GenerationModel

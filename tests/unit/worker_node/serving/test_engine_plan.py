@@ -65,6 +65,11 @@ def test_engines_know_the_counter_and_whether_to_advance_it():
     assert "busy_counter" not in plan(model(), Device.CPU).options
 
 
+def test_the_precision_of_a_paged_kv_cache_is_the_plugins_property():
+    assert plan(model(), Device.CPU, kv_cache_precision="u8").options["plugin_config"] == {"KV_CACHE_PRECISION": "u8"}
+    assert plan(model(), kv_cache_precision="u8").ignored == ("kv_cache_precision",)
+
+
 def test_what_an_engine_ignores_is_named():
     assert plan(model(), cache_size_gb=1, dynamic_split_fuse=False).ignored == ("cache_size_gb", "dynamic_split_fuse")
     assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()
@@ -76,6 +81,9 @@ def test_what_an_engine_ignores_is_named():
 def test_what_no_engine_for_the_model_knows_is_refused():
     with pytest.raises(ConfigurationError, match="max_prompt_len cannot be used"):
         refuse_foreign_options(model(ModelKind.EMBEDDING), ModelSettings(name="m", max_prompt_len=64))
+    with pytest.raises(ConfigurationError, match="max_tokens_limit cannot be used"):
+        refuse_foreign_options(model(ModelKind.EMBEDDING), ModelSettings(name="m", max_tokens_limit=64))
+    refuse_foreign_options(model(), ModelSettings(name="m", max_tokens_limit=64, max_prompt_len=64, max_num_seqs=2))
     with pytest.raises(ConfigurationError, match="streams cannot be used"):
         refuse_foreign_options(model(), ModelSettings(name="m", streams=1))
 
