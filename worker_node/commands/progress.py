@@ -30,7 +30,7 @@ def progress_display(title: str) -> Iterator[Progress]:
         yield _Lines(title)
         return
     # rich takes longer to import than most commands take to run.
-    from worker_node.commands.progress_bar import bar  # noqa: PLC0415
+    from worker_node.commands.progress_bar import bar
 
     with bar(title) as progress:
         yield progress

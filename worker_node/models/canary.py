@@ -45,6 +45,10 @@ class GenerationCanary:
     expected: tuple[str, ...]
     max_new_tokens: int = 24
 
+    def accepts(self, answer: str) -> bool:
+        """Whether the answer to the prompt is what the model is known to say."""
+        return all(part.lower() in answer.lower() for part in self.expected)
+
 
 Canary = EmbeddingCanary | GenerationCanary
 

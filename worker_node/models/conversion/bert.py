@@ -1,8 +1,7 @@
 """Builds a sentence encoder of the BERT family as one OpenVINO graph, from token ids to the finished vector.
 
-Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch,
-dimensions]. The shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives
-zeros, not NaN.
+Inputs `input_ids` and `attention_mask`, both i64 [batch, length]; output `embedding`, f32 [batch, dimensions]. The
+shapes are dynamic and may be reshaped to static ones. A row whose mask is all zeros gives no NaN.
 """
 
 from __future__ import annotations
@@ -10,50 +9,41 @@ from __future__ import annotations
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
-from openvino import Node, Output
+from openvino import Node
 from openvino import opset13 as op
 
 from worker_node.errors import ConversionFailed
-from worker_node.models.conversion.bert_config import BertConfig, Pooling, SentenceEncoder
+from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS, finish, i64, name_port, pool
+from worker_node.models.conversion.sentence_config import BertConfig, SentenceConfig
 
-EMBEDDING = "embedding"
-
-# Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it
-# leaves a fully masked row finite, in f16 too.
+# Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it leaves
+# a fully masked row finite, in f16 too.
 _MASKED = -10000.0
-# What sentence-transformers divides by at least: the number of tokens (mean pooling) and the norm of the
-# vector.
-_MIN_TOKENS = 1e-9
-_MIN_NORM = 1e-12
 # Tensors that a BertModel carries and a sentence encoder does not use.
 _UNUSED = frozenset({"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"})
 
 Tensors = dict[str, NDArray[np.float32]]
 
 
-def build_encoder(encoder: SentenceEncoder, tensors: Tensors) -> ov.Model:
+def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) -> ov.Model:
     """Build the graph.
 
-    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is
-    left over.
+    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
     """
     weights = _Weights(tensors)
-    ids = op.parameter([-1, -1], np.int64, name="input_ids")
-    mask = op.parameter([-1, -1], np.int64, name="attention_mask")
-    for parameter in (ids, mask):
-        parameter.output(0).set_names({parameter.friendly_name})
-    mask_f32 = op.convert(mask, "f32")
-    attention_mask = op.unsqueeze(op.multiply(op.subtract(np.float32(1.0), mask_f32), np.float32(_MASKED)), _i64(1, 2))
-    hidden = _embeddings(encoder.bert, weights, ids)
-    for layer in range(encoder.bert.num_hidden_layers):
-        hidden = _layer(encoder.bert, weights, f"encoder.layer.{layer}", hidden, attention_mask)
-    vector = _pool(encoder.pooling, hidden, mask_f32)
-    if encoder.normalise:
-        vector = op.normalize_l2(vector, _i64(1), _MIN_NORM**2, "max")
+    ids = op.parameter([-1, -1], np.int64)
+    mask = op.parameter([-1, -1], np.int64)
+    name_port(ids.output(0), INPUT_IDS)
+    name_port(mask.output(0), ATTENTION_MASK)
+    present = op.convert(mask, "f32")
+    absent = op.multiply(op.subtract(np.float32(1.0), present), np.float32(_MASKED))
+    attention_mask = op.unsqueeze(absent, i64(1, 2))
+    hidden = _embeddings(bert, weights, ids)
+    for layer in range(bert.num_hidden_layers):
+        hidden = _layer(bert, weights, f"encoder.layer.{layer}", hidden, attention_mask)
     weights.expect_all_used()
-    vector.set_friendly_name(EMBEDDING)
-    vector.output(0).set_names({EMBEDDING})
-    return ov.Model([op.result(vector)], [ids, mask], "sentence_encoder")
+    vector = pool(hidden, present, sentence.pooling, normalise=sentence.normalise)
+    return finish(vector, [ids, mask])
 
 
 class _Weights:
@@ -78,18 +68,14 @@ class _Weights:
             raise ConversionFailed(f"tensors without a place in a BertModel: {', '.join(sorted(self._left))}")
 
 
-def _i64(*values: int) -> Node:
-    return op.constant(np.array(values, dtype=np.int64))
-
-
-def _linear(weights: _Weights, name: str, x: Node | Output, rows: int, columns: int) -> Node:
+def _linear(weights: _Weights, name: str, x: Node, rows: int, columns: int) -> Node:
     bias = weights(f"{name}.bias", rows).reshape(1, 1, rows)
     return op.add(op.matmul(x, weights(f"{name}.weight", rows, columns), False, True), bias)
 
 
 def _layer_norm(weights: _Weights, name: str, x: Node, config: BertConfig) -> Node:
     size = config.hidden_size
-    normal = op.mvn(x, _i64(-1), True, config.layer_norm_eps, "INSIDE_SQRT")
+    normal = op.mvn(x, i64(-1), True, config.layer_norm_eps, "INSIDE_SQRT")
     scaled = op.multiply(normal, weights(f"{name}.weight", size).reshape(1, 1, size))
     return op.add(scaled, weights(f"{name}.bias", size).reshape(1, 1, size))
 
@@ -99,10 +85,10 @@ def _embeddings(config: BertConfig, weights: _Weights, ids: Node) -> Node:
     words = weights("embeddings.word_embeddings.weight", config.vocab_size, size)
     positions = weights("embeddings.position_embeddings.weight", config.max_position_embeddings, size)
     types = weights("embeddings.token_type_embeddings.weight", config.type_vocab_size, size)
-    length = op.gather(op.shape_of(ids), _i64(1), _i64(0))
+    length = op.gather(op.shape_of(ids), i64(1), i64(0))
     # Every token is of type 0 where there is only one text: its row joins the positions once and for all.
-    places = op.slice(op.constant(positions + types[0]), _i64(0), length, _i64(1), _i64(0))
-    total = op.add(op.gather(op.constant(words), ids, _i64(0)), op.unsqueeze(places, _i64(0)))
+    places = op.slice(op.constant(positions + types[0]), i64(0), length, i64(1), i64(0))
+    total = op.add(op.gather(op.constant(words), ids, i64(0)), op.unsqueeze(places, i64(0)))
     return _layer_norm(weights, "embeddings.LayerNorm", total, config)
 
 
@@ -113,7 +99,7 @@ def _layer(config: BertConfig, weights: _Weights, name: str, x: Node, mask: Node
         for part in ("query", "key", "value")
     )
     attended = op.scaled_dot_product_attention(query, key, value, mask)
-    merged = op.reshape(op.transpose(attended, _i64(0, 2, 1, 3)), _i64(0, 0, size), special_zero=True)
+    merged = op.reshape(op.transpose(attended, i64(0, 2, 1, 3)), i64(0, 0, size), special_zero=True)
     projected = _linear(weights, f"{name}.attention.output.dense", merged, size, size)
     x = _layer_norm(weights, f"{name}.attention.output.LayerNorm", op.add(projected, x), config)
     wide = op.gelu(_linear(weights, f"{name}.intermediate.dense", x, inner, size), config.gelu_mode)
@@ -122,13 +108,5 @@ def _layer(config: BertConfig, weights: _Weights, name: str, x: Node, mask: Node
 
 
 def _heads(x: Node, config: BertConfig) -> Node:
-    split = op.reshape(x, _i64(0, 0, config.num_attention_heads, config.head_size), special_zero=True)
-    return op.transpose(split, _i64(0, 2, 1, 3))
-
-
-def _pool(pooling: Pooling, hidden: Node, mask: Node) -> Node:
-    if pooling is Pooling.CLS:
-        return op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
-    total = op.reduce_sum(op.multiply(hidden, op.unsqueeze(mask, _i64(2))), _i64(1), keep_dims=False)
-    tokens = op.maximum(op.reduce_sum(mask, _i64(1), keep_dims=True), np.float32(_MIN_TOKENS))
-    return op.divide(total, tokens)
+    split = op.reshape(x, i64(0, 0, config.num_attention_heads, config.head_size), special_zero=True)
+    return op.transpose(split, i64(0, 2, 1, 3))

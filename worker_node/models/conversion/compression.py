@@ -20,6 +20,7 @@ _MODES: dict[Quantization, dict[str, Any]] = {
         "mode": nncf.CompressWeightsMode.INT4_SYM,
         "ratio": 1.0,
         "group_size": GROUP_SIZE,
+        "backup_mode": nncf.BackupMode.INT8_SYM,
     },
 }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,85 +14,91 @@ from worker_node.domain import ModelKind
 from worker_node.errors import ConversionFailed
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
-from worker_node.models.conversion.bert import EMBEDDING, build_encoder
-from worker_node.models.conversion.bert_config import read_sentence_encoder
+from worker_node.models.conversion.bert import build_encoder
 from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
 from worker_node.models.conversion.result import Converted
 from worker_node.models.conversion.safetensors_file import read_tensors
+from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config
 from worker_node.models.conversion.space import space_fingerprint
+from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.download import file_sha256
-
-TOKENIZER_FILE = "tokenizer.json"
+from worker_node.models.manifest import MODEL_FILE
 
 
 def convert_encoder(job: Job, stage: Callable[[str], None]) -> Converted:
     """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
-    source, target = Path(job.source), Path(job.target)
+    source = Path(job.source)
     if job.quantization not in (None, Quantization.F32):
         raise ConversionFailed(f"{job.id}: embedding models are kept in f32, not {job.quantization}")
     stage("building the encoder")
-    encoder = read_sentence_encoder(source)
+    bert, sentence = read_bert_config(source), read_sentence_config(source)
     weights = source / "model.safetensors"
-    model = build_encoder(encoder, read_tensors(weights))
+    model = build_encoder(bert, sentence, read_tensors(weights))
+    return finish_embedding_model(
+        job,
+        model,
+        stage,
+        family="bert",
+        context_limit=min(sentence.max_tokens, bert.max_position_embeddings),
+        weights_sha256=file_sha256(weights),
+        layout=sentence.layout,
+        normalised=sentence.normalise,
+    )
+
+
+def finish_embedding_model(
+    job: Job,
+    model: ov.Model,
+    stage: Callable[[str], None],
+    *,
+    family: str,
+    context_limit: int,
+    weights_sha256: str,
+    layout: str,
+    normalised: bool,
+) -> Converted:
+    """Save a graph that ends in `embedding` with its tokenizer, and its reference vectors as the CPU computes them.
+
+    `layout` says in words what follows the weights (pooling, normalisation), as part of the space's name.
+    Raises ConversionFailed when the tokenizer is missing or the vectors are not finite, or not of unit length though
+    `normalised`.
+    """
+    target = Path(job.target)
     # Exact weights: rounded to f16 they would be read no faster, for the CPU widens them when it compiles.
-    ov.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
-    tokenizer_sha256 = write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+    ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
+    tokenizer_sha256 = write_tokenizer(Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE)
     stage("computing reference vectors")
     vectors = embed_on_cpu(target, CANARY_TEXTS)
-    _check_vectors(job, vectors, encoder.bert.hidden_size, normalised=encoder.normalise)
-    write_embedding_canary(
-        target, EmbeddingCanary(CANARY_TEXTS, tuple(tuple(float(x) for x in vector) for vector in vectors))
-    )
+    norms = np.linalg.norm(vectors, axis=1)
+    if not np.isfinite(vectors).all() or (normalised and not np.allclose(norms, 1.0, atol=1e-4)):
+        raise ConversionFailed(f"{job.id}: the encoder made of these files gives vectors that are not sound")
+    rows = tuple(tuple(float(x) for x in vector) for vector in vectors)
+    write_embedding_canary(target, EmbeddingCanary(CANARY_TEXTS, rows))
+    dimensions = vectors.shape[1]
     return Converted(
         kind=ModelKind.EMBEDDING,
-        family="bert",
+        family=family,
         quantization=Quantization.F32,
-        context_limit=encoder.context_limit,
-        dimensions=encoder.bert.hidden_size,
+        context_limit=context_limit,
+        dimensions=dimensions,
         space=space_fingerprint(
-            weights_sha256=file_sha256(weights),
+            weights_sha256=weights_sha256,
             tokenizer_sha256=tokenizer_sha256,
-            pooling=encoder.pooling,
-            normalised=encoder.normalise,
-            dimensions=encoder.bert.hidden_size,
+            layout=layout,
+            dimensions=dimensions,
         ),
     )
-
-
-def write_tokenizer(source: Path, target: Path) -> str:
-    """Copy a tokenizer without its truncation and padding, which act in silence; returns the sha256 of what
-    it says.
-
-    The hash is over the canonical form, so that it depends on what the tokenizer does and not on its layout.
-    """
-    try:
-        tokenizer = json.loads(source.read_bytes())
-        tokenizer["truncation"] = tokenizer["padding"] = None
-        canonical = json.dumps(tokenizer, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        Tokenizer.from_str(canonical)
-    except Exception as error:
-        raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
-    target.write_text(canonical, encoding="utf-8")
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def embed_on_cpu(directory: Path, texts: tuple[str, ...]) -> NDArray[np.float32]:
     """Vectors of some texts, one by one, on the CPU in float32: what every other device is compared with."""
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
     compiled = ov.Core().compile_model(
-        directory / "openvino_model.xml",
-        "CPU",
-        {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"},
+        directory / MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     )
     rows = []
     for text in texts:
         ids = np.array([tokenizer.encode(text).ids], dtype=np.int64)
-        rows.append(compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})[EMBEDDING][0].copy())
+        rows.append(compiled({INPUT_IDS: ids, ATTENTION_MASK: np.ones_like(ids)})[EMBEDDING][0].copy())
     return np.stack(rows)
-
-
-def _check_vectors(job: Job, vectors: NDArray[np.float32], dimensions: int, *, normalised: bool) -> None:
-    norms = np.linalg.norm(vectors, axis=1)
-    sound = vectors.shape[1] == dimensions and bool(np.isfinite(vectors).all())
-    if not sound or (normalised and not np.allclose(norms, 1.0, atol=1e-5)):
-        raise ConversionFailed(f"{job.id}: the encoder built from these files gives vectors that are not sound")

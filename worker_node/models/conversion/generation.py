@@ -11,6 +11,7 @@ import openvino_genai
 
 from worker_node.domain import ModelKind
 from worker_node.errors import ConversionFailed
+from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.compression import compress
 from worker_node.models.conversion.exact_weights import restore_exact_weights
@@ -20,14 +21,19 @@ from worker_node.models.conversion.gguf_file import GgufFile
 from worker_node.models.conversion.job import Job
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.conversion.result import Converted
+from worker_node.models.directory import family_of
+from worker_node.models.manifest import MODEL_FILE
 
+# int4 is faster for a single caller, but of these small models it makes others: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_SYM
 # Below this agreement with the exact weights the result is another model, not a smaller one.
 _MIN_TOP1 = 0.6
 
+_TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
 
 def convert_gguf(job: Job, stage: Callable[[str], None]) -> Converted:
-    """Import, repair, restore, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
+    """Import, restore, repair, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
     target = Path(job.target)
     quantization = job.quantization or DEFAULT_QUANTIZATION
     gguf = GgufFile(_only_gguf(Path(job.source)))
@@ -35,32 +41,33 @@ def convert_gguf(job: Job, stage: Callable[[str], None]) -> Converted:
     model = import_graph(gguf.path, target, Path(job.scratch))
     stage("restoring the exact weights")
     restore_exact_weights(model, gguf)
-    heads, kv_heads = (
-        gguf.hyperparameter("attention.head_count"),
-        gguf.hyperparameter("attention.head_count_kv"),
-    )
-    repeat_by_constant(model, heads // kv_heads)
+    repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
     stage("measuring the exact model")
     tokenizer = openvino_genai.Tokenizer(target)
     probes = [tokenizer.encode(text).input_ids.data[0].tolist() for text in PROBE_TEXTS]
     exact = teacher_forced_logits(model, probes)
     stage(f"compressing the weights to {quantization}")
-    model = compress(model, quantization)
-    ov.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
+    ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
+    del model
     stage("measuring the compressed model")
-    fidelity = compare(exact, teacher_forced_logits(ov.Core().read_model(target / "openvino_model.xml"), probes))
+    fidelity = compare(exact, teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes))
     if fidelity.top1 < _MIN_TOP1:
         raise ConversionFailed(
-            f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions agree "
-            "with the exact model; choose a finer quantization"
+            f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of the "
+            "exact weights; choose a finer quantization"
         )
-    _write_configs(gguf, target)
+    template = str(gguf.get("tokenizer.chat_template") or "")
+    _write_configs(gguf, target, template)
+    if job.canary is not None:
+        stage("asking the canary's question")
+        _expect_answer(job.id, target, job.canary)
     return Converted(
         kind=ModelKind.GENERATION,
-        family=job.family or gguf.architecture,
+        family=family_of(gguf.architecture, template),
         quantization=quantization,
-        context_limit=gguf.hyperparameter("context_length"),
+        context_limit=_count(gguf, "context_length"),
         fidelity=fidelity,
+        canary=job.canary,
     )
 
 
@@ -71,28 +78,38 @@ def _only_gguf(source: Path) -> Path:
     return found[0]
 
 
-def _write_configs(gguf: GgufFile, target: Path) -> None:
-    tokens = {
-        name: gguf.get(f"tokenizer.ggml.{key}_token_id")
-        for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
-    }
-    known = {name: int(value) for name, value in tokens.items() if value is not None}
+def _count(gguf: GgufFile, name: str) -> int:
+    return gguf.hyperparameter(name)
+
+
+def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
+    ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
+    known = {name: int(value) for name, value in ids.items() if value is not None}
+    # The answer ends at the end-of-sequence token only because this file says which it is.
     _write_json(target / "generation_config.json", known)
-    _write_json(
-        target / "config.json",
-        {
-            "model_type": gguf.architecture,
-            "hidden_size": gguf.hyperparameter("embedding_length"),
-            "num_hidden_layers": gguf.hyperparameter("block_count"),
-            "num_attention_heads": gguf.hyperparameter("attention.head_count"),
-            "num_key_value_heads": gguf.hyperparameter("attention.head_count_kv"),
-            "max_position_embeddings": gguf.hyperparameter("context_length"),
-            **known,
-        },
-    )
-    if template := gguf.get("tokenizer.chat_template"):
+    sizes = {
+        "hidden_size": _count(gguf, "embedding_length"),
+        "num_hidden_layers": _count(gguf, "block_count"),
+        "num_attention_heads": _count(gguf, "attention.head_count"),
+        "num_key_value_heads": _count(gguf, "attention.head_count_kv"),
+        "max_position_embeddings": _count(gguf, "context_length"),
+    }
+    _write_json(target / "config.json", {"model_type": gguf.architecture, **sizes, **known})
+    if template:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _expect_answer(model_id: str, target: Path, canary: GenerationCanary) -> None:
+    pipeline = openvino_genai.LLMPipeline(target, "CPU")
+    config = pipeline.get_generation_config()
+    config.max_new_tokens = canary.max_new_tokens
+    config.do_sample = False
+    answer = pipeline.generate([canary.prompt], config).texts[0]
+    if not canary.accepts(answer):
+        raise ConversionFailed(
+            f"{model_id}: asked the question of its canary, the converted model does not answer {canary.expected}"
+        )

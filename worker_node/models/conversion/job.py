@@ -12,8 +12,8 @@ from worker_node.models.catalog import Quantization, SourceFormat
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
 
-    What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they
-    are.
+    What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
+    `movable` files may be moved out of `source` instead of copied.
     """
 
     source: str
@@ -24,11 +24,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
     origin: str
     source_sha256: dict[str, str]
+    movable: bool = False
     kind: ModelKind | None = None
     family: str | None = None
     quantization: Quantization | None = None
     context_limit: int | None = None
-    dimensions: int | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worker_node.domain import ModelKind
+from worker_node.models.canary import GenerationCanary
 from worker_node.models.manifest import Fidelity
 
 
@@ -19,3 +20,4 @@ class Converted:
     dimensions: int | None = None
     space: str | None = None
     fidelity: Fidelity | None = None
+    canary: GenerationCanary | None = None

@@ -1,0 +1,140 @@
+"""Reads what a sentence encoder says about itself; refuses what would need another graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.pooling import Pooling
+
+_T = TypeVar("_T")
+
+# The names that Hugging Face configurations use, and OpenVINO's approximation mode of Gelu for each.
+GELU_MODES = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+class BertConfig(msgspec.Struct, frozen=True):
+    """`config.json`: the sizes of the encoder."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    vocab_size: int
+    hidden_act: str
+    layer_norm_eps: float
+    type_vocab_size: int = 2
+    position_embedding_type: str = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def gelu_mode(self) -> str:
+        """OpenVINO's approximation mode for the activation."""
+        return GELU_MODES[self.hidden_act]
+
+
+class SentenceConfig(msgspec.Struct, frozen=True):
+    """What follows the encoder, and how many tokens it was made for."""
+
+    pooling: Pooling
+    normalise: bool
+    max_tokens: int
+
+    @property
+    def layout(self) -> str:
+        """Both in words, as part of the name of the vector space."""
+        return f"{self.pooling}, {'normalised' if self.normalise else 'as it is'}"
+
+
+class _Module(msgspec.Struct, frozen=True):
+    path: str
+    type: str
+
+
+class _SentenceBert(msgspec.Struct, frozen=True):
+    max_seq_length: int
+    do_lower_case: bool = False
+
+
+class _SentenceTransformers(msgspec.Struct, frozen=True):
+    default_prompt_name: str | None = None
+
+
+def read_bert_config(directory: Path) -> BertConfig:
+    """Read `config.json`; raises ConversionFailed, naming the option, for anything but a plain BERT encoder."""
+    path = directory / "config.json"
+    config = read_json(path, BertConfig)
+    demands = {
+        "model_type": (config.model_type, config.model_type == "bert"),
+        "architectures": (config.architectures, config.architectures == ("BertModel",)),
+        "hidden_act": (config.hidden_act, config.hidden_act in GELU_MODES),
+        "position_embedding_type": (config.position_embedding_type, config.position_embedding_type == "absolute"),
+        "is_decoder": (config.is_decoder, not config.is_decoder),
+        "add_cross_attention": (config.add_cross_attention, not config.add_cross_attention),
+        "num_attention_heads": (
+            config.num_attention_heads,
+            config.num_attention_heads > 0 and config.hidden_size % config.num_attention_heads == 0,
+        ),
+    }
+    for option, (value, known) in demands.items():
+        if not known:
+            raise ConversionFailed(
+                f"{path}: {option} = {value!r} is not known; only plain BERT encoders (BertModel) are"
+            )
+    return config
+
+
+def read_sentence_config(directory: Path) -> SentenceConfig:
+    """Read the modules that sentence-transformers would run after the encoder.
+
+    Raises ConversionFailed, naming the file and the option, when there are none or one is not known.
+    """
+    modules = read_json(directory / "modules.json", tuple[_Module, ...])
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ConversionFailed(
+            f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
+            "known are Transformer, Pooling and, after these, Normalize"
+        )
+    limits = read_json(directory / "sentence_bert_config.json", _SentenceBert)
+    if limits.do_lower_case:
+        path = directory / "sentence_bert_config.json"
+        raise ConversionFailed(f"{path}: do_lower_case is not known; it is tokenizer.json that should lower-case")
+    prompts = directory / "config_sentence_transformers.json"
+    if prompts.exists() and read_json(prompts, _SentenceTransformers).default_prompt_name is not None:
+        raise ConversionFailed(f"{prompts}: default_prompt_name is not known")
+    return SentenceConfig(
+        pooling=_read_pooling(directory / modules[1].path / "config.json"),
+        normalise="Normalize" in kinds,
+        max_tokens=limits.max_seq_length,
+    )
+
+
+def read_json(path: Path, kind: type[_T]) -> _T:
+    """Read a JSON file as that type; raises ConversionFailed, naming the file, when it is missing or something else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConversionFailed(f"{path}: not readable ({error})") from error
+
+
+def _read_pooling(path: Path) -> Pooling:
+    options = read_json(path, dict[str, Any])
+    chosen = sorted(name for name, value in options.items() if name.startswith("pooling_mode_") and value is True)
+    if chosen == ["pooling_mode_mean_tokens"]:
+        return Pooling.MEAN
+    if chosen == ["pooling_mode_cls_token"]:
+        return Pooling.CLS
+    raise ConversionFailed(f"{path}: pooling {chosen} is not known; known are mean_tokens and cls_token, one of them")

@@ -1,0 +1,95 @@
+"""Model directories that carry no manifest: OpenVINO models as their makers publish or export them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model, sizes
+
+GENERATION_FILES = (
+    MODEL_FILE,
+    "openvino_model.bin",
+    "openvino_tokenizer.xml",
+    "openvino_tokenizer.bin",
+    "openvino_detokenizer.xml",
+    "openvino_detokenizer.bin",
+)
+
+# How nncf names its modes in the graph, and how many bits a weight then has.
+_COMPRESSION = re.compile(r'<weight_compression>.*?<mode value="(\w+)"', re.DOTALL)
+_TAIL_BYTES = 1 << 16
+
+
+def read_directory(path: Path) -> InstalledModel:
+    """Read a model directory anywhere on this machine, with a manifest or, for a generation model, without.
+
+    Without a manifest the facts come from `config.json`, and there is no canary.
+    Raises ConfigurationError, naming what is missing or damaged.
+    """
+    if (path / MANIFEST_FILE).exists():
+        return read_model(path)
+    missing = [name for name in GENERATION_FILES if not (path / name).is_file()]
+    if missing:
+        raise ConfigurationError(
+            f"{path}: not a model directory that can be loaded; missing: {', '.join([MANIFEST_FILE, *missing])} "
+            "(npu-node convert makes one of GGUF, safetensors and OpenVINO files)"
+        )
+    config = _read_config(path / "config.json")
+    return InstalledModel(
+        id=path.resolve().name.lower(),
+        kind=ModelKind.GENERATION,
+        path=path,
+        context_limit=context_limit(config, path),
+        quantization=compression_of(path / MODEL_FILE),
+        family=family_of(str(config.get("model_type", "")), chat_template(path)),
+        source=f"directory {path}",
+        files=sizes(path),
+    )
+
+
+def context_limit(config: dict[str, Any], path: Path) -> int:
+    """Tokens that the model was made for; raises ConfigurationError when `config.json` does not say."""
+    limit = config.get("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigurationError(f"{path / 'config.json'}: max_position_embeddings is missing or no whole number")
+    return limit
+
+
+def chat_template(path: Path) -> str:
+    """The chat template of the directory, or an empty string; errors as `read_directory`."""
+    if (file := path / "chat_template.jinja").is_file():
+        return file.read_text(encoding="utf-8")
+    if (file := path / "tokenizer_config.json").is_file():
+        return str(_read_config(file).get("chat_template", ""))
+    return ""
+
+
+def family_of(model_type: str, template: str) -> str:
+    """The chat and tool-call format: by the marks in the template, else the architecture's own name."""
+    if "<|start_header_id|>" in template:
+        return "llama3"
+    if "<|im_start|>" in template:
+        return "qwen" if model_type.startswith("qwen") else "chatml"
+    return "phi" if model_type.startswith("phi") else model_type or "base"
+
+
+def compression_of(graph: Path) -> str:
+    """How nncf compressed the weights, as it noted it at the end of the graph; `unknown` where it did not."""
+    with graph.open("rb") as stream:
+        stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))
+        tail = stream.read().decode(errors="replace")
+    match = _COMPRESSION.search(tail)
+    return match[1] if match else "unknown"
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{path}: not readable ({error})") from error
