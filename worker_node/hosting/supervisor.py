@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 import numpy as np
 
+from worker_node.domain import Device
 from worker_node.engines.base import (
     TOKEN_DTYPE,
     VECTOR_DTYPE,
@@ -149,22 +150,22 @@ class SupervisedEngine:
     async def _supervise(self) -> None:
         while True:
             end, reason = await self._live()
+            if end is End.IDLE:
+                return
+            if end is End.HOPELESS:
+                log.error("engine %s on %s %s", self.spec.model_id, self.spec.device, reason)
+                if self.spec.device is Device.CPU:
+                    self._set(EngineState.FAILED, reason)
+                    return
+                # A driver may come up, or be reloaded, while the node runs.
+                await self._pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
+                continue
+            self._restarts += 1
             if end is End.WRONG:
                 self._proof = None
-            if end is End.HOPELESS:
-                self._set(EngineState.FAILED, reason)
-                log.error("engine %s on %s %s", self.spec.model_id, self.spec.device, reason)
-                return
-            if end is End.IDLE:
-                self._set(EngineState.UNLOADED, reason)
-                log.info("engine %s on %s is unloaded: %s", self.spec.model_id, self.spec.device, reason)
-                return
-            self._restarts += 1
-            now = time.monotonic()
-            verdict = self._policy.distrusted(reason) if end is End.WRONG else self._policy.crashed(now, reason)
-            state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
-            self._resume_at = now + verdict.delay
-            self._set(state, verdict.reason)
+                verdict = self._policy.distrusted(reason)
+            else:
+                verdict = self._policy.crashed(time.monotonic(), reason)
             log.warning(
                 "engine %s on %s ended: %s; next start in %.1f s",
                 self.spec.model_id,
@@ -172,14 +173,26 @@ class SupervisedEngine:
                 verdict.reason,
                 verdict.delay,
             )
-            await asyncio.sleep(verdict.delay)
-            self._resume_at = None
-            self._set(EngineState.STARTING, "starting again after: " + verdict.reason)
+            state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
+            await self._pause(state, verdict.reason, verdict.delay)
+
+    async def _pause(self, state: EngineState, reason: str, delay: float) -> None:
+        """Be in `state` for `delay` seconds, then start again."""
+        self._resume_at = time.monotonic() + delay
+        self._set(state, reason)
+        await asyncio.sleep(delay)
+        self._resume_at = None
+        self._set(EngineState.STARTING, "starting again after: " + reason)
 
     async def _live(self) -> tuple[End, str]:
         link = self._link = await EngineLink.spawn(self.spec)
         try:
-            return await self._life.run(link)
+            end, reason = await self._life.run(link)
+            if end is End.IDLE:
+                # Before the process is gone, so that whoever needs the engine meanwhile can have it loaded again.
+                self._set(EngineState.UNLOADED, reason)
+                log.info("engine %s on %s is unloaded: %s", self.spec.model_id, self.spec.device, reason)
+            return end, reason
         finally:
             if self._state is not EngineState.STOPPED:
                 self._link = None

@@ -22,9 +22,9 @@ async def canary(engine):
         raise CanaryFailed("the answer to a known question is wrong")
 
 
-def make(canary=canary, *, limits=None, lazy=False, standby=None, **options):
+def make(canary=canary, *, limits=None, lazy=False, standby=None, device=Device.CPU, **options):
     runner = "tests.support.garbage_runner:GarbageRunner"
-    spec = EngineSpec("garbage", ModelKind.GENERATION, "/", Device.CPU, runner, options)
+    spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, runner, options)
     return SupervisedEngine(spec, canary, limits or HostingLimits(), lazy=lazy, standby=standby)
 
 
@@ -113,7 +113,9 @@ async def test_an_engine_is_loaded_when_woken_and_unloaded_when_idle_whatever_th
             assert status.state is EngineState.READY
             assert await collect(engine, 1, 2) == [1, 2]
             await until(engine, EngineState.UNLOADED)
-            assert not psutil.pid_exists(status.pid)
+            async with asyncio.timeout(10):
+                while psutil.pid_exists(status.pid):
+                    await asyncio.sleep(0.01)
     finally:
         await engine.stop()
 
@@ -165,3 +167,19 @@ async def test_what_cannot_be_loaded_has_its_standby_loaded():
     finally:
         await engine.stop()
         await standby.stop()
+
+
+async def test_a_device_that_cannot_load_is_tried_again_in_case_its_driver_comes_up(tmp_path):
+    log = tmp_path / "log"
+    limits = HostingLimits(restart=RestartLimits(quarantine_s=0.05))
+    engine = make(no_canary, limits=limits, device=Device.NPU, load_error="no driver", log=str(log))
+    engine.start()
+    try:
+        status = await until(engine, EngineState.FAILED)
+        assert "no driver" in status.reason
+        assert status.retry_after is not None
+        async with asyncio.timeout(30):
+            while log.read_text().count("load") < 3:
+                await asyncio.sleep(0.01)
+    finally:
+        await engine.stop()
