@@ -100,6 +100,7 @@ class EngineLink(asyncio.Protocol):
         except BaseException:
             link.kill("the node was stopped while it started")
             ours.close()
+            await link.reap()
             raise
         link._write(encode(spec))
         return link

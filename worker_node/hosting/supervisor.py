@@ -75,6 +75,7 @@ class SupervisedEngine:
         self._restarts = 0
         self._resume_at: float | None = None
         self._task: asyncio.Task[None] | None = None
+        self._reaping: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -139,6 +140,7 @@ class SupervisedEngine:
                 await self._task
         if link is not None:
             await link.shut_down(self._limits.stop_timeout_s)
+        await asyncio.gather(*self._reaping)
 
     def _set(self, state: EngineState, reason: str | None) -> None:
         if self._state is not EngineState.STOPPED:
@@ -196,8 +198,15 @@ class SupervisedEngine:
         finally:
             if self._state is not EngineState.STOPPED:
                 self._link = None
-                status = await link.reap()
-                log.info("engine %s on %s: exit status %s", self.spec.model_id, self.spec.device, status)
+                reaping = asyncio.create_task(self._reap(link), name=f"reap {self.spec.model_id}")
+                self._reaping.add(reaping)
+                reaping.add_done_callback(self._reaping.discard)
+                # Being stopped in the middle must not leave a process that nobody waits for: `stop` waits for the task.
+                await asyncio.shield(reaping)
+
+    async def _reap(self, link: EngineLink) -> None:
+        status = await link.reap()
+        log.info("engine %s on %s: exit status %s", self.spec.model_id, self.spec.device, status)
 
     def _on_ready(self) -> None:
         self._set(EngineState.READY, None)
