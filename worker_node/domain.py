@@ -128,12 +128,12 @@ class Tool:
 class ToolUse:
     """The tools of a request. With `forced` the answer is a call of one of them, and the engine is held to that.
 
-    `where` is the place of the tools in the request, for refusals.
+    With `single` only the first call of an answer counts.
     """
 
     tools: tuple[Tool, ...]
     forced: bool = False
-    where: str = "tools"
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)

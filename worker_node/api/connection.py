@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from worker_node.api.errors import error_body, error_response
+from worker_node.api.dialects import Renderer
+from worker_node.api.errors import error_response
 from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,17 @@ class ConnectionLimits:
 
 
 class GuardedConnection(RequestHandler):
-    """aiohttp's connection with a deadline for headers and a limit on their number."""
+    """aiohttp's connection with a deadline for headers and a limit on their number; `render` forms its errors."""
 
-    __slots__ = ("_header_timer", "_limits", "_server")
+    __slots__ = ("_header_timer", "_limits", "_render", "_server")
 
-    def __init__(self, server: web.Server, loop: asyncio.AbstractEventLoop, limits: ConnectionLimits) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        limits: ConnectionLimits,
+        render: Renderer = error_response,
+    ) -> None:
         super().__init__(
             server,
             loop=loop,
@@ -44,6 +51,7 @@ class GuardedConnection(RequestHandler):
         )
         self._server = server
         self._limits = limits
+        self._render = render
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,8 +82,8 @@ class GuardedConnection(RequestHandler):
         self.keep_alive(False)
         if status >= 500:
             log.error("request failed outside of the application: %s", type(exc).__name__)
-            return error_response(NodeError("the node failed to answer; the failure is logged"))
-        response = error_response(BadRequest("this is not a valid HTTP request"))
+            return self._render(NodeError("the node failed to answer; the failure is logged"))
+        response = self._render(BadRequest("this is not a valid HTTP request"))
         response.force_close()
         return response
 
@@ -88,7 +96,8 @@ class GuardedConnection(RequestHandler):
         transport = self.transport
         if transport is None:
             return
-        body = error_body(error)
+        body = self._render(error).body
+        assert isinstance(body, bytes)  # noqa: S101  (every renderer makes a whole body)
         reason = {408: "Request Timeout", 429: "Too Many Requests"}[error.status]
         head = (
             f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json; charset=utf-8\r\n"

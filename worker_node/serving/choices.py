@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from worker_node.domain import Finished, GenerationRequest, Route, Sampling, Token
+from worker_node.domain import Finished, GenerationRequest, Piece, Route, Sampling
 from worker_node.serving.generation import GenerationRun, generate
 from worker_node.serving.registry import Registry
 
 # Events that may wait for a slow reader before the generations that made them are held up.
 _BUFFERED_EVENTS = 64
 
-ChoiceEvent = tuple[int, Token | Finished]
+ChoiceEvent = tuple[int, Piece | Finished]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,13 +117,46 @@ class ChatTokenizer:
 
         Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
         """
+        return self.encode_rendered(self.render(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the token ids of a conversation that `render` made."""
+        return self._encode(text, special=False)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's own template tells it of tools."""
+        return "tools" in str(self._tokenizer.chat_template)
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model's own template knows of reasoning before the answer."""
+        return "think" in str(self._tokenizer.chat_template)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None = None,
+        think: bool | None = None,
+    ) -> str:
+        """Return a conversation in the model's own template. Raises as `encode_chat`."""
         self._refuse_hopeless(sum(len(m.content) for m in messages))
-        history: list[dict[str, Any]] = [{"role": m.role, "content": m.content} for m in messages]
+        history = [_template_message(message) for message in messages]
+        extra = {} if think is None else {"enable_thinking": think}
         try:
-            text = self._tokenizer.apply_chat_template(history, add_generation_prompt=True)
+            return str(
+                self._tokenizer.apply_chat_template(
+                    history, add_generation_prompt=True, tools=tools, extra_context=extra or None
+                )
+            )
         except RuntimeError as error:
             raise BadRequest("the model's chat template does not take this conversation") from error
-        return self._encode(text, special=False)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; none for a special one."""
+        if self._byte_level:
+            return self._table[token]
+        return str(self._tokenizer.decode([token])).encode()
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         self._refuse_hopeless(len(text))
@@ -149,3 +182,16 @@ class ChatTokenizer:
         if self._byte_level:
             return ByteDetokenizer(self._table)
         return WindowDetokenizer(lambda tokens: str(self._tokenizer.decode(list(tokens))))
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_name is not None:
+        fields["name"] = message.tool_name
+    return fields

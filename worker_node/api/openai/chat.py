@@ -13,11 +13,24 @@ from worker_node.api.body import read_body
 from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
+from worker_node.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.api.openai.fields import NumberOf, SamplingFields
-from worker_node.api.openai.messages import ChatMessage, domain_message
+from worker_node.api.openai.logprobs import chat_logprobs, check_top
+from worker_node.api.openai.messages import ChatMessage, conversation
 from worker_node.api.openai.reply import Envelope, busy_time, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
-from worker_node.domain import Finished, GenerationRequest, RequestContext, Token
+from worker_node.api.openai.tools import (
+    MAX_TOOLS,
+    Choice,
+    FunctionTool,
+    NamedChoice,
+    ResponseFormat,
+    domain_tool,
+    grammar_of,
+    tool_use,
+)
+from worker_node.domain import GenerationRequest, RequestContext, ToolUse
+from worker_node.errors import BadRequest
 from worker_node.serving.choices import generate_choices, repeated
 
 
@@ -25,37 +38,58 @@ class ChatBody(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     refused: ClassVar[Mapping[str, str]] = {
+        "audio": "the models here neither hear nor speak",
+        "function_call": "this is the form before 2023-11; use tool_choice",
+        "functions": "this is the form before 2023-11; use tools",
         "logit_bias": "single tokens cannot be favoured or forbidden by this engine",
+        "reasoning_effort": "how long a model thinks cannot be set here",
+        "verbosity": "the models here have no such setting; use max_tokens or say it in the prompt",
+        "prediction": "predicted output is not used here",
         "store": "answers are not stored here",
+        "web_search_options": "this node searches nothing",
     }
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: NumberOf | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each choice."""
-        messages = tuple(domain_message(message) for message in self.messages)
-        sampling = parameters.sampling(parameters.OPENAI, self.model_dump(exclude={"messages"}))
-        return repeated(GenerationRequest(context, messages, sampling, self.model), self.n or 1)
+        check_top(self.top_logprobs or 0, temperature=self.temperature, name="top_logprobs")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise BadRequest("modalities: text is the only one", param="modalities")
+        given = self.model_dump(exclude={"messages", "tools", "logprobs"})
+        use = self._tool_use()
+        grammar = grammar_of(self.response_format)
+        if use is not None and grammar is not None:
+            raise BadRequest(
+                "response_format: an answer cannot be held to it and be free to call tools; set tool_choice to none",
+                param="response_format",
+            )
+        request = GenerationRequest(
+            context,
+            conversation(self.messages),
+            parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
+            self.model,
+            tool_use=use,
+            grammar=grammar,
+            split_reasoning=True,
+        )
+        return repeated(request, self.n or 1)
 
-
-class _Chunks:
-    """See `ChunkRenderer`."""
-
-    kind = "chat.completion.chunk"
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        return [_delta(index, {"role": "assistant", "content": ""})]
-
-    def token(self, index: int, token: Token) -> list[dict[str, Any]]:
-        return [_delta(index, {"content": token.text})]
-
-    def closing(self, index: int, finished: Finished) -> list[dict[str, Any]]:
-        return [_delta(index, {}, finished.finish_reason)]
-
-
-def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _tool_use(self) -> ToolUse | None:
+        tools = [domain_tool(tool.function) for tool in self.tools or []]
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
+        return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
 
 
 def routes() -> list[web.RouteDef]:
@@ -74,23 +108,21 @@ async def _chat(request: web.Request) -> web.StreamResponse:
                 request,
                 choices,
                 envelope,
-                _Chunks(),
+                ChatChunks(body.top_logprobs or 0),
                 include_usage=body.include_usage,
                 choices_per_prompt=len(choices.routes),
             )
         outcomes = await collect(choices)
     ends = [end for _, end in outcomes]
-    reply = envelope.wrap(
-        "chat.completion",
-        [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": outcome.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": end.finish_reason,
-            }
-            for index, (outcome, end) in enumerate(outcomes)
-        ],
-    )
+    parts: list[dict[str, Any]] = [
+        {
+            "index": index,
+            "message": whole_message(outcome),
+            "logprobs": chat_logprobs(outcome.logprobs, body.top_logprobs or 0) if body.logprobs else None,
+            "finish_reason": end.finish_reason,
+        }
+        for index, (outcome, end) in enumerate(outcomes)
+    ]
+    reply = envelope.wrap("chat.completion", parts)
     reply["usage"] = usage(ends, choices.routes, len(choices.routes))
     return json_response(reply, choices.routes[0], busy_time(ends))

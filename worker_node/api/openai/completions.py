@@ -14,9 +14,10 @@ from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.openai.fields import SamplingFields
+from worker_node.api.openai.logprobs import check_top, completion_logprobs
 from worker_node.api.openai.reply import Envelope, busy_time, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
-from worker_node.domain import Finished, GenerationRequest, RequestContext, Token, TokenIds
+from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
 from worker_node.errors import BadRequest
 from worker_node.serving.choices import generate_choices, repeated
 
@@ -38,6 +39,7 @@ class CompletionsBody(SamplingFields):
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     best_of: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     def prompts(self) -> list[str | TokenIds]:
         """The prompts, of which one may stand without a list around it."""
@@ -59,9 +61,9 @@ class CompletionsBody(SamplingFields):
             raise BadRequest(
                 "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
             )
-        sampling = parameters.sampling(
-            parameters.OPENAI, {**self.model_dump(), "max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
-        )
+        check_top(self.logprobs or 0, temperature=self.temperature, name="logprobs")
+        given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
+        sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
         prompts = self.prompts()
         if len(prompts) * count > MAX_GENERATIONS:
             raise BadRequest(
@@ -80,11 +82,22 @@ class _Chunks:
 
     kind = "text_completion"
 
+    def __init__(self, logprobs: int | None) -> None:
+        self._top = logprobs or 0
+        self._offsets: dict[int, int] = {}
+
     def opening(self, _index: int) -> list[dict[str, Any]]:
         return []
 
-    def token(self, index: int, token: Token) -> list[dict[str, Any]]:
-        return [{"index": index, "text": token.text, "logprobs": None, "finish_reason": None}]
+    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        if not isinstance(piece, Token):
+            return []
+        logprobs = None
+        if piece.logprobs:
+            offset = self._offsets.get(index, 0)
+            logprobs = completion_logprobs(piece.logprobs, self._top, offset)
+            self._offsets[index] = offset + sum(len(token.text) for token in piece.logprobs)
+        return [{"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": None}]
 
     def closing(self, index: int, finished: Finished) -> list[dict[str, Any]]:
         return [{"index": index, "text": "", "logprobs": None, "finish_reason": finished.finish_reason}]
@@ -107,7 +120,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
                 request,
                 choices,
                 envelope,
-                _Chunks(),
+                _Chunks(body.logprobs),
                 include_usage=body.include_usage,
                 choices_per_prompt=count,
             )
@@ -116,7 +129,12 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     reply = envelope.wrap(
         "text_completion",
         [
-            {"index": index, "text": outcome.text, "logprobs": None, "finish_reason": end.finish_reason}
+            {
+                "index": index,
+                "text": outcome.text,
+                "logprobs": None if body.logprobs is None else completion_logprobs(outcome.logprobs, body.logprobs),
+                "finish_reason": end.finish_reason,
+            }
             for index, (outcome, end) in enumerate(outcomes)
         ],
     )

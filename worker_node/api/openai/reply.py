@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.context import route_headers
-from worker_node.domain import Finished, Route, Token
+from worker_node.domain import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
 from worker_node.serving.choices import Choices
 
 
@@ -36,26 +36,37 @@ class Envelope:
 
 @dataclass(slots=True)
 class Outcome:
-    """A finished choice: the pieces of its text, and how it ended."""
+    """A whole answer: its text, its reasoning, its tool calls as name and JSON arguments."""
 
-    tokens: list[Token] = field(default_factory=list)
-    finished: Finished | None = None
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
-    @property
-    def text(self) -> str:
-        """All of the text."""
-        return "".join(token.text for token in self.tokens)
+    def add(self, piece: Piece) -> None:
+        """One more piece has come."""
+        if isinstance(piece, Token):
+            self.text += piece.text
+            self.logprobs += piece.logprobs
+        elif isinstance(piece, Reasoning):
+            self.reasoning += piece.text
+        elif isinstance(piece, ToolCallStarted):
+            self.calls.append((piece.name, ""))
+        else:
+            name, arguments = self.calls[piece.call]
+            self.calls[piece.call] = (name, arguments + piece.text)
 
 
 async def collect(choices: Choices) -> list[tuple[Outcome, Finished]]:
     """Wait for all choices to finish."""
     outcomes = [Outcome() for _ in choices.routes]
+    ends: dict[int, Finished] = {}
     async for index, event in choices.events:
-        if isinstance(event, Token):
-            outcomes[index].tokens.append(event)
+        if isinstance(event, Finished):
+            ends[index] = event
         else:
-            outcomes[index].finished = event
-    return [(outcome, outcome.finished) for outcome in outcomes if outcome.finished is not None]
+            outcomes[index].add(event)
+    return [(outcome, ends[index]) for index, outcome in enumerate(outcomes)]
 
 
 def usage(finished: Iterable[Finished], routes: Sequence[Route], choices_per_prompt: int) -> dict[str, int]:

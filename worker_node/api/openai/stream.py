@@ -10,7 +10,7 @@ from worker_node.api.context import route_headers
 from worker_node.api.openai.errors import describe_error
 from worker_node.api.openai.reply import Envelope, busy_time, usage
 from worker_node.api.sse import EventStream
-from worker_node.domain import Finished, Token
+from worker_node.domain import Finished, Piece
 from worker_node.errors import NodeError
 from worker_node.serving.choices import Choices
 
@@ -21,7 +21,7 @@ class ChunkRenderer(Protocol):
     kind: str
 
     def opening(self, index: int) -> list[dict[str, Any]]: ...
-    def token(self, index: int, token: Token) -> list[dict[str, Any]]: ...
+    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]: ...
     def closing(self, index: int, finished: Finished) -> list[dict[str, Any]]: ...
 
 
@@ -49,8 +49,8 @@ async def stream_chunks(
                 for part in renderer.opening(index):
                     await stream.send(chunk(part))
             async for index, event in choices.events:
-                if isinstance(event, Token):
-                    for part in renderer.token(index, event):
+                if not isinstance(event, Finished):
+                    for part in renderer.piece(index, event):
                         await stream.send(chunk(part))
                     continue
                 ends.append(event)

@@ -1,0 +1,185 @@
+"""Tools, forms of the answer, log probabilities and penalties, on real weights."""
+
+import json
+
+import pytest
+
+from tests.contract.openai.test_generation import chat, complete, stream
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+    },
+}
+COIN = {"name": "flip_coin"}
+TOOLS = [{"type": "function", "function": WEATHER}, {"type": "function", "function": COIN}]
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def is_call(function):
+    """Whether a tool is called with what its schema takes; which of them is the model's choice."""
+    arguments = json.loads(function["arguments"])
+    if function["name"] == "flip_coin":
+        return arguments == {}
+    return set(arguments) == {"city", "unit"} and arguments["unit"] in {"celsius", "fahrenheit"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+async def test_a_forced_call_is_valid(http, node, choice):
+    _, body = await chat(http, node, messages=QUESTION, tools=TOOLS, tool_choice=choice, max_tokens=80)
+    (answer,) = body["choices"]
+    (call,) = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    assert is_call(call["function"])
+    assert choice == "required" or call["function"]["name"] == "get_weather"
+
+
+async def test_a_tool_without_arguments_gets_an_empty_object(http, node):
+    choice = {"type": "function", "function": {"name": "flip_coin"}}
+    _, body = await chat(http, node, messages=QUESTION, tools=TOOLS, tool_choice=choice, max_tokens=60)
+    assert json.loads(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {}
+
+
+async def test_a_forced_call_streams(http, node):
+    _, frames = await stream(http, node, messages=QUESTION, tools=TOOLS[:1], tool_choice="required", max_tokens=80)
+    chunks = [json.loads(frame)["choices"][0] for frame in frames[:-1]]
+    calls = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
+    assert calls[0]["function"] == {"name": "get_weather", "arguments": ""}
+    assert calls[0]["id"].startswith("call_")
+    assert all("id" not in call and call["index"] == 0 for call in calls[1:])
+    assert len(calls) > 5
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert is_call({"name": "get_weather", "arguments": arguments})
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    assert chunks[-1]["delta"] == {}
+
+
+async def test_auto_and_none_leave_the_model_free(http, node):
+    _, without = await chat(http, node, messages=QUESTION)
+    _, none = await chat(http, node, messages=QUESTION, tools=TOOLS, tool_choice="none")
+    _, auto = await chat(http, node, messages=QUESTION, tools=TOOLS)
+    assert none["choices"] == without["choices"]
+    assert none["usage"] == without["usage"]
+    assert auto["usage"]["prompt_tokens"] > none["usage"]["prompt_tokens"]
+
+
+async def test_results_of_tools_are_part_of_the_conversation(http, node):
+    called = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    reply, body = await chat(http, node, messages=history)
+    assert reply.status == 200
+    assert body["usage"]["prompt_tokens"] > 50
+    called["function"] = {"name": "get_weather", "arguments": "[1]"}
+    reply, body = await chat(http, node, messages=history)
+    assert reply.status == 400
+    assert body["error"]["param"] == "messages[1].tool_calls"
+
+
+async def test_an_answer_is_held_to_a_schema(http, node):
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        },
+        "required": ["name", "age", "tags"],
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+    _, body = await chat(http, node, response_format=wanted, temperature=1.5, seed=5, max_tokens=200)
+    answer = json.loads(body["choices"][0]["message"]["content"])
+    assert list(answer) == ["name", "age", "tags"]
+    assert 0 <= answer["age"] <= 120
+    assert set(answer["tags"]) <= {"a", "b"}
+
+
+async def test_an_answer_is_a_json_object(http, node):
+    _, body = await chat(http, node, response_format={"type": "json_object"}, max_tokens=300, temperature=0.8, seed=1)
+    if body["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(body["choices"][0]["message"]["content"]), dict)
+    assert body["choices"][0]["message"]["content"].lstrip().startswith("{")
+
+
+async def test_a_schema_that_cannot_be_held_to_is_refused_and_harms_nobody(http, node):
+    pid = node.engine_pids()["smollm2-135m-instruct"]
+    for part in ({"not": {}}, {"type": "blah"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "(((("}):
+        schema = {"type": "object", "properties": {"part": part}}
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        reply, body = await chat(http, node, response_format=wanted)
+        assert reply.status == 400
+        assert body["error"]["param"].startswith("response_format.json_schema.schema.properties.part")
+        bad_tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        reply, body = await chat(http, node, tools=[*TOOLS, bad_tool], tool_choice="required")
+        assert reply.status == 400
+        assert body["error"]["param"].startswith("tools[2].function.parameters.properties.part")
+    reply, _ = await chat(http, node)
+    assert reply.status == 200
+    assert node.engine_pids()["smollm2-135m-instruct"] == pid
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"functions": [WEATHER]}, "functions"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1, "temperature": 1}, "top_logprobs"),
+    ],
+)
+async def test_what_cannot_be_is_refused(http, node, fields, param):
+    reply, body = await chat(http, node, **fields)
+    assert reply.status == 400
+    assert body["error"]["param"].startswith(param)
+
+
+async def test_logprobs_are_those_of_the_answers_tokens(http, node):
+    _, body = await chat(http, node, logprobs=True, top_logprobs=1)
+    choice = body["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
+    assert all(token["logprob"] <= 0 and bytes(token["bytes"]).decode() == token["token"] for token in tokens)
+    assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in tokens)
+    _, frames = await stream(http, node, logprobs=True)
+    streamed = [json.loads(frame)["choices"][0]["logprobs"] for frame in frames[:-1]]
+    flat = [token["token"] for part in streamed if part for token in part["content"]]
+    assert flat == [token["token"] for token in tokens]
+
+
+async def test_logprobs_of_completions(http, node):
+    _, body = await complete(http, node, logprobs=1, max_tokens=4)
+    choice = body["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["text_offset"][0] == 0
+    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["top_logprobs"]) == 4
+
+
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 2.0}])
+async def test_a_penalty_changes_the_answer(http, node, penalty):
+    wanted = {"prompt": "Once upon a time", "max_tokens": 48, "ignore_eos": True}
+    _, plain = await complete(http, node, **wanted)
+    _, penalised = await complete(http, node, **wanted, **penalty)
+    assert penalised["choices"][0]["text"] != plain["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 0.99}, {"top_p": 0}, {"top_p": 1e-6}])
+async def test_a_narrow_choice_is_the_greedy_one(http, node, narrow):
+    _, greedy = await chat(http, node)
+    _, sampled = await chat(http, node, temperature=1.0, seed=3, **narrow)
+    assert sampled["choices"] == greedy["choices"]

@@ -1,0 +1,139 @@
+"""Tool calls are told from text however the answer is cut, and text that is no call is given back whole."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.dialogue.formats import tool_format
+from worker_node.dialogue.tools import BareCalls, OneCall, TaggedCalls, pythonic_calls
+from worker_node.domain import Token, Tool, ToolCall, ToolCallArguments, ToolCallStarted
+
+NAMES = frozenset({"add", "get_weather"})
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
+ARGUMENTS = st.dictionaries(st.text(max_size=5), VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
+
+
+def parse(parser, text, cuts=()):
+    """The text and the calls of an answer that arrives in pieces; the pieces come in order, calls numbered from 0."""
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = []
+    for start, end in itertools.pairwise(ends):
+        pieces += parser.push(text[start:end])
+    pieces += parser.flush()
+    calls = []
+    for piece in pieces:
+        if isinstance(piece, ToolCallStarted):
+            assert piece.call == len(calls)
+            calls.append([piece.name, ""])
+        elif isinstance(piece, ToolCallArguments):
+            assert piece.call == len(calls) - 1
+            calls[-1][1] += piece.text
+    text = "".join(piece.text for piece in pieces if isinstance(piece, Token))
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+CUTS = st.lists(st.integers(0, 400), max_size=60)
+
+
+@given(CALLS, st.text("ab <t", max_size=12), CUTS, st.booleans())
+def test_tagged_calls(calls, before, cuts, listed):
+    bodies = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    if listed:
+        written = f"<tool_call>[{', '.join(bodies)}]</tool_call>"
+    else:
+        written = "".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    assert parse(TaggedCalls(NAMES), before + written, cuts) == (before, calls)
+
+
+@given(CALLS, CUTS)
+def test_llamas_calls(calls, cuts):
+    bodies = [json.dumps({"type": "function", "name": name, "parameters": arguments}) for name, arguments in calls]
+    assert parse(BareCalls(NAMES), "; ".join(bodies), cuts) == ("", calls)
+
+
+@given(CALLS, CUTS)
+def test_a_forced_call_ends_with_its_object(calls, cuts):
+    name, arguments = calls[0]
+    text = json.dumps({"arguments": arguments, "name": name}) + " and more"
+    assert parse(OneCall(NAMES), text, cuts) == ("", [(name, arguments)])
+
+
+@given(st.text('<tol_ca>/{}[]":, \nax', max_size=60), CUTS)
+def test_what_is_no_call_is_given_back(text, cuts):
+    for parser in (TaggedCalls(NAMES), BareCalls(NAMES)):
+        shown, calls = parse(parser, text, cuts)
+        assert calls == []
+        if not isinstance(parser, TaggedCalls) or "</tool_call>" not in text:
+            assert shown.strip() == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>not JSON</tool_call>",
+        '<tool_call>{"name": "add", oops}</tool_call>'.replace('"name": "add", ', ""),
+        "<tool_call>",
+        '{"answer": 42}',
+        "[1, 2, 3]",
+        "[add(1)]",
+        "[unknown(a=1)]",
+        "plain",
+    ],
+)
+def test_near_misses_are_text(text):
+    for parser in (TaggedCalls(NAMES), BareCalls(NAMES)):
+        assert parse(parser, text, range(len(text))) == (text, [])
+
+
+def test_arguments_stream_as_they_come():
+    parser = TaggedCalls(NAMES)
+    assert parser.push('<tool_call>{"name": "add", "arguments": {"a": 1') == [
+        ToolCallStarted(0, "add"),
+        ToolCallArguments(0, '{"a": 1'),
+    ]
+    assert parser.push(', "b": 2}}') == [ToolCallArguments(0, ', "b": 2}')]
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"name": "add"}', {}),
+        ('{"name": "add", "arguments": null}', {}),
+        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', {"a": 1}),
+        ('{"parameters": {"a": "}"}, "name": "add"}', {"a": "}"}),
+    ],
+)
+def test_the_ways_in_which_models_write_arguments(written, arguments):
+    text = f"<tool_call>{written}</tool_call>"
+    assert parse(TaggedCalls(NAMES), text, range(len(text))) == ("", [("add", arguments)])
+
+
+def test_pythonic_calls():
+    text = "[add(a=1, b=[2.5, None]), get_weather(city='Paris \"1\"')]"
+    expected = [("add", {"a": 1, "b": [2.5, None]}), ("get_weather", {"city": 'Paris "1"'})]
+    assert parse(BareCalls(NAMES), text, range(len(text))) == ("", expected)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[add(**x)]", "[add(a=f())]", "[" * 5000, "add(a=1)"])
+def test_what_is_not_pythonic(text):
+    assert pythonic_calls(text, NAMES) is None
+
+
+@pytest.mark.parametrize("family", ["smollm", "qwen", "llama3", "unheard-of"])
+def test_each_family_reads_what_it_is_shown_to_write(family):
+    wanted = tool_format(family)
+    text = wanted.written([ToolCall("add", {"a": 1}), ToolCall("get_weather", {"city": "Rome"})])
+    expected = [("add", {"a": 1}), ("get_weather", {"city": "Rome"})]
+    assert parse(wanted.parser(NAMES), text) == ("", expected)
+
+
+def test_a_forced_schema_names_the_tool_and_its_arguments():
+    schema = tool_format("llama3").forced_schema([Tool("add", "", {"type": "object"})])
+    assert schema["properties"]["name"] == {"const": "add"}
+    assert schema["required"] == ["name", "parameters"]

@@ -1,0 +1,242 @@
+"""What a schema's grammar admits is valid against the schema; what cannot be held to is refused by name."""
+
+import contextlib
+import json
+import re
+
+import jsonschema_rs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.held_text import HeldText
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.grammars.digits import integer_between
+from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
+from worker_node.grammars.schema import any_json_object, compile_schema
+
+
+@pytest.fixture(scope="module")
+def held(store, tmp_path_factory):
+    return HeldText(store.get("smollm2-135m-instruct").path, tmp_path_factory.mktemp("constant"))
+
+
+def check(held, schema, count=8):
+    """Sample the schema's grammar: every text that ends is JSON and valid, and some do end."""
+    grammar = compile_schema(schema, "schema")
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    texts = [held.sample(grammar, seed) for seed in range(count)]
+    for text in texts:
+        if text is not None:
+            validator.validate(json.loads(text))
+    return texts
+
+
+def objects(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+NODE = objects(value={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})
+
+NULL = {"type": "null"}
+
+HELD = [
+    True,
+    {},
+    {"type": "null"},
+    {"type": "boolean"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": "string"},
+    {"type": "array"},
+    {"type": "object"},
+    {"type": ["integer", "null"]},
+    {"enum": ["red", 'gr"een', 1, None, {"a": [1]}]},
+    {"type": "string", "enum": ["a", 1]},
+    {"const": {"a": 1}},
+    {"type": "integer", "minimum": 5, "maximum": 7},
+    {"type": "integer", "minimum": -1234, "exclusiveMaximum": 56},
+    {"type": "integer", "exclusiveMinimum": 3},
+    {"type": "integer", "maximum": -3},
+    {"type": "integer", "minimum": 0.5, "maximum": 3.5},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "minimum": 0.5, "maximum": 0.9},
+    {"type": "number", "minimum": -2.5},
+    {"type": "number", "maximum": -0.125},
+    {"type": "string", "minLength": 3, "maxLength": 5},
+    {"type": "string", "maxLength": 100_000},
+    {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{2}$"},
+    {"type": "string", "pattern": '^\\d{2}\\w(a"|[^a]|.)$'},
+    {"type": "string", "pattern": "b+"},
+    *[{"type": "string", "format": name} for name in ("date", "time", "date-time", "uuid", "ipv4", "email", "uri")],
+    {"type": "string", "format": "hostname"},
+    {"type": "string", "format": "telephone"},
+    objects(a={"type": "string"}, b={"type": "integer"}),
+    {"type": "object", "properties": {"a": NULL, "b": NULL, "c": NULL}, "required": ["b"]},
+    {"type": "object", "properties": {"a": NULL, "b": NULL}},
+    {"type": "object", "required": ["undeclared"]},
+    {"type": "object", "properties": {'a b"c\\': {"type": "null"}}, "required": ['a b"c\\']},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
+    {"type": "object", "additionalProperties": False},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+    {"type": "array", "minItems": 2},
+    {"type": "array", "items": False},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "items": NULL, "minItems": 3},
+    {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 3},
+    {"allOf": [{"type": "integer"}, {"minimum": 100}, {"maximum": 200, "minimum": 150}]},
+    {"allOf": [objects(a={"type": "null"}), objects(b={"type": "null"})]},
+    {"oneOf": [objects(kind={"const": "a"}, x={"type": "null"}), objects(kind={"enum": ["b", "c"]})]},
+    {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    objects(list={"$ref": "#/$defs/node"}) | {"$defs": {"node": NODE}},
+    {"$ref": "#/$defs/small", "minimum": 5, "$defs": {"small": {"type": "integer", "maximum": 9}}},
+    {"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "null"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", HELD, ids=json.dumps)
+def test_what_is_written_is_valid(held, schema):
+    assert any(text is not None for text in check(held, schema))
+
+
+def test_any_json_object(held):
+    texts = [held.sample(any_json_object(), seed) for seed in range(10)]
+    assert all(isinstance(json.loads(text), dict) for text in texts if text is not None)
+
+
+INTEGERS = st.integers(-2000, 2000)
+FEW = st.integers(0, 3)
+CONSTANTS = st.none() | st.text(max_size=4) | INTEGERS
+SCALARS = st.one_of(
+    st.just({"type": "null"}),
+    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, INTEGERS, INTEGERS),
+    st.builds(lambda a, b: {"type": "number", "minimum": min(a, b) / 8, "maximum": max(a, b) / 8}, INTEGERS, INTEGERS),
+    st.builds(lambda a, b: {"type": "string", "minLength": a, "maxLength": a + b}, FEW, FEW),
+    st.builds(lambda values: {"enum": values}, st.lists(CONSTANTS, min_size=1, max_size=3)),
+)
+
+
+def compound(inner):
+    names = st.text(max_size=4)
+    return st.one_of(
+        st.builds(
+            lambda parts, needed: {
+                "type": "object",
+                "properties": parts,
+                "required": [k for k in parts if k in needed],
+            },
+            st.dictionaries(names, inner, max_size=3),
+            st.sets(names),
+        ),
+        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2)),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schema=st.recursive(SCALARS, compound, max_leaves=5))
+def test_any_schema_of_what_can_be_held_to(held, schema):
+    check(held, schema, count=2)
+
+
+@pytest.mark.parametrize(
+    ("schema", "part"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "schema.properties.a.not"),
+        ({"type": "array", "uniqueItems": True}, "schema.uniqueItems"),
+        ({"type": "array", "contains": {}}, "schema.contains"),
+        ({"type": "integer", "multipleOf": 3}, "schema.multipleOf"),
+        ({"type": "string", "pattern": "^(?=a)b"}, "schema.pattern"),
+        ({"type": "string", "format": "ipv6"}, "schema.format"),
+        ({"type": "string", "pattern": "a", "minLength": 3}, "schema.pattern"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "schema.oneOf"),
+        ({"type": "object", "patternProperties": {"^x": {}}}, "schema.patternProperties"),
+        ({"$ref": "https://example.com/schema"}, "schema.$ref"),
+        ({"if": {}, "then": {}}, "schema.if"),
+        ({"type": "object", "minProperties": 2}, "schema.minProperties"),
+        ({"enum": [1], "minimum": 3}, "schema.minimum"),
+        ({"type": "array", "items": {"anyOf": [{"type": "integer"}, False]}}, "schema.items.anyOf[1]"),
+        (False, "schema"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "schema.allOf"),
+    ],
+)
+def test_what_cannot_be_held_to_is_named(schema, part):
+    with pytest.raises((UnsupportedParameter, BadRequest)) as refusal:
+        compile_schema(schema, "schema")
+    assert refusal.value.param == part
+    assert part in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "blah"},
+        {"type": []},
+        {"enum": []},
+        {"properties": 5},
+        {"required": "a"},
+        {"minLength": -1},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}},
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        {"type": "string", "const": 5},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        "not a schema",
+        5,
+    ],
+    ids=json.dumps,
+)
+def test_what_is_no_schema_or_admits_nothing_is_refused(schema):
+    with pytest.raises(BadRequest):
+        compile_schema(schema, "schema")
+
+
+KEYWORDS = ["type", "properties", "items", "$ref", "anyOf", "allOf", "oneOf", "enum", "const", "minimum", "pattern"]
+JSON = st.recursive(
+    CONSTANTS | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_whatever_is_sent_is_compiled_or_refused(schema):
+    try:
+        compile_schema(schema, "schema")
+    except BadRequest as refusal:
+        where = refusal.param
+    else:
+        where = "schema"
+    assert where.startswith("schema")
+
+
+def test_a_schema_may_be_deep_but_not_without_end():
+    deep = {"type": "null"}
+    for _ in range(500):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(UnsupportedParameter):
+        compile_schema(deep, "schema")
+
+
+REFUSED = ["(", "a)", "[", "[]", "a{2", "a{3,2}", "a**", "(?<x>a)", "a\\b", "\\1", "a{1,1000000}", "(a{1,100}){1,100}"]
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_expressions_that_are_refused(pattern):
+    with pytest.raises(PatternRefused):
+        pattern_to_ebnf(pattern)
+
+
+@given(st.text("ab[](){}|^$.*+?\\d-,1", max_size=12))
+def test_any_expression_is_turned_into_a_grammar_or_refused(pattern):
+    with contextlib.suppress(PatternRefused):
+        pattern_to_ebnf(pattern)
+
+
+@given(st.integers(-300, 300), st.integers(0, 400), st.integers(-800, 800))
+def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, number):
+    expression = integer_between(low, low + width).replace('"', "").replace(" | ", "|").replace(" ", "")
+    assert bool(re.fullmatch(expression, str(number))) == (low <= number <= low + width)

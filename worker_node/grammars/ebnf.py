@@ -1,0 +1,102 @@
+"""The pieces of an EBNF text: literals, rules, and the rules of JSON itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Bounded, because a weak model may otherwise write blanks until its tokens are spent.
+JSON_RULES = {
+    "ws": r"[ \n\t]{0,16}",
+    "char": r'[^"\\\x00-\x1f] | "\\" ["\\/bfnrt] | "\\u" [0-9A-CEFa-cef] [0-9A-Fa-f]{3}',
+    "string": r'"\"" char* "\""',
+    "integer": r'"-"? ("0" | [1-9] [0-9]{0,15})',
+    "number": r'integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?',
+    "member": r'string ws ":" ws value',
+    "object": r'"{" ws (member (ws "," ws member)*)? ws "}"',
+    "array": r'"[" ws (value (ws "," ws value)*)? ws "]"',
+    "value": r'object | array | string | number | "true" | "false" | "null"',
+}
+
+
+def literal(text: str) -> str:
+    """The EBNF of exactly this text."""
+    if not text:
+        return '""'
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def json_literal(value: Any) -> str:
+    """The EBNF of a value as compact JSON."""
+    return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+# Many characters, in blocks: the runtime spells a count out, and took 11 s for one of 2,000.
+COUNT_RULES = {"chars16": "char{16}", "chars256": "chars16{16}"}
+
+
+def characters(least: int, most: int | None) -> str:
+    """The EBNF of so many characters of a JSON string; needs `COUNT_RULES`."""
+    fixed = f"chars256{{{least // 256}}} chars16{{{least % 256 // 16}}} char{{{least % 16}}} "
+    if most is None:
+        return fixed + "char*"
+    left = most - least
+    large = max(0, left - 255) // 256
+    left -= 256 * large
+    small = max(0, left - 15) // 16
+    left -= 16 * small
+    return f"{fixed} chars256{{0,{large}}} chars16{{0,{small}}} char{{0,{left}}}"
+
+
+def character_class(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
+    """The EBNF of one character out of (or, negated, not in) ranges of code points, both ends included."""
+    body = "".join(_member(low) if low == high else f"{_member(low)}-{_member(high)}" for low, high in ranges)
+    return f"[{'^' if negated else ''}{body}]"
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else _code(ord(character))
+
+
+def _member(code: int) -> str:
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else _code(code)
+
+
+def _code(code: int) -> str:
+    # Not \xHH: the runtime reads as many hex digits after it as there are.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class Rules:
+    """Named rules of one grammar; a rule's name can be had before its body."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str] = dict(JSON_RULES)
+        self.size = 0
+
+    def reserve(self, hint: str) -> str:
+        """A fresh name."""
+        name = f"{hint}{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> str:
+        """Give a name its body; returns the name."""
+        self.size += len(body)
+        self._bodies[name] = body
+        return name
+
+    def include(self, rules: Mapping[str, str]) -> None:
+        """Add rules of fixed names, once."""
+        self._bodies |= rules
+
+    def add(self, hint: str, body: str) -> str:
+        """A fresh rule; returns its name."""
+        return self.define(self.reserve(hint), body)
+
+    def text(self, root: str) -> str:
+        """The whole grammar."""
+        return "\n".join([f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]) + "\n"
