@@ -40,7 +40,9 @@ class Calls:
 
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """The vector of a text."""
-        return (await self.embed_result(text, **options)).vector
+        batch = await self._backend.embed(self._embed_job([text], options))
+        vector: list[float] = batch.vectors[0].tolist()
+        return vector
 
     async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
         """The vector of a text, its vector space, and who made it."""

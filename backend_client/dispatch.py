@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from backend_client.errors import (
     AttemptTimeout,
     DeadlineExceeded,
+    FleetOverloaded,
+    ModelMissing,
+    ModelNotFound,
     NodeError,
     NodeLost,
+    NodeOverloaded,
     NPUError,
     NPUUnavailableError,
     RequestRejected,
+    SpaceChanged,
+    VectorSpaceMismatch,
 )
 from backend_client.fleet.bindings import Bindings
 from backend_client.fleet.health import Prober
@@ -71,10 +77,7 @@ class Dispatcher:
                 elsewhere=lambda: self._elsewhere(call),
             )
         except NodeError as error:
-            problem: NPUError = NPUUnavailableError(
-                f"no node served it in {len(call.attempts)} attempts; the last one: {error.message}",
-                retry_after=error.retry_after,
-            )
+            problem = _verdict(error, len(call.attempts))
         except NPUError as error:
             problem = error
         problem.attempts = tuple(call.attempts)
@@ -83,17 +86,19 @@ class Dispatcher:
 
     def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
         """The request on this node is over; learn from it and note it in the call's history."""
+        now = self._pool.clock()
         self._pool.settle(lease, error)
-        last = call.attempts[-1]
-        outcome = "ok" if error is None else type(error).__name__
         known = error if isinstance(error, NodeError | RequestRejected) else None
-        call.attempts[-1] = replace(
-            last,
-            outcome=outcome,
-            duration=self._pool.clock() - call.began - last.started,
-            sent=not isinstance(error, NodeError) or error.sent,
-            status=known.status if known else None,
-            code=known.code if known else None,
+        call.attempts.append(
+            Attempt(
+                lease.node.url,
+                "ok" if error is None else type(error).__name__,
+                lease.began - call.began,
+                now - lease.began,
+                not isinstance(error, NodeError) or error.sent,
+                known.status if known else None,
+                known.code if known else None,
+            )
         )
 
     async def guard(self, call: Call, lease: Lease, work: Awaitable[R], limit: float | None = None) -> R:
@@ -108,7 +113,9 @@ class Dispatcher:
                 lease.on_lost = lambda: scope.reschedule(asyncio.get_running_loop().time())
                 return await work
         except TimeoutError:
-            pass
+            # A node's 504 is a TimeoutError too.
+            if not scope.expired():
+                raise
         finally:
             lease.on_lost = None
         if lease.lost:
@@ -119,7 +126,6 @@ class Dispatcher:
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         lease = await self._lend(call)
-        call.attempts.append(Attempt(lease.node.url, "under way", self._pool.clock() - call.began, 0.0))
         call.tries.nodes.add(lease.node.url)
         call.tries.sent += 1
         try:
@@ -154,3 +160,14 @@ class Dispatcher:
             url not in call.tries.nodes and refusal(node, call.need, now) is None
             for url, node in self._pool.nodes.items()
         )
+
+
+def _verdict(last: NodeError, attempts: int) -> NPUError:
+    """What the call as a whole came to, when its last attempt ended so."""
+    message = f"no node served it in {attempts} attempts; the last one: {last.message}"
+    if isinstance(last, ModelMissing):
+        return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+    if isinstance(last, SpaceChanged):
+        return VectorSpaceMismatch(message)
+    kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
+    return kind(message, retry_after=last.retry_after)

@@ -21,7 +21,7 @@ def new_request_id() -> str:
     return "req_" + secrets.token_hex(12)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Job:
     """What all calls have."""
 
@@ -37,7 +37,7 @@ class Job:
         return replace(self, deadline=deadline)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EmbedJob(Job):
     """Texts for one request. `space` and `dimensions` are what the vectors must have, where that is known."""
 
@@ -47,7 +47,7 @@ class EmbedJob(Job):
     dimensions: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GenerateJob(Job):
     """A prompt. `sampling` holds what the caller gave of `GenerateOptions`, and nothing else."""
 
@@ -85,6 +85,8 @@ class Backend(Protocol):
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Common options without `timeout`, and the others. Raises ConfigurationError for a priority that is none."""
+    if not options:
+        return {}, {}
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
     others = {name: value for name, value in options.items() if name not in _COMMON and value is not None}
     if common.get("priority", "interactive") not in {"interactive", "batch"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,19 @@ class FleetBackend:
         )
         for node in self._pool.nodes.values():
             self._prober.watch(node)
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take nodes in; they get requests once a probe has passed."""
+        for node in self._pool.add(urls):
+            if self._loop is not None:
+                self._prober.watch(node)
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Let nodes go; what is under way there ends as it will."""
+        for url in urls:
+            self._pool.remove(url)
+            if self._loop is not None:
+                self._prober.forget(url)
 
     async def known(self) -> None:
         """Wait until every node's first probe has ended."""

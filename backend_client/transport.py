@@ -7,6 +7,7 @@ from typing import Protocol
 
 import aiohttp
 from pydantic import SecretStr, ValidationError
+from yarl import URL
 
 from backend_client import wire
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
@@ -57,6 +58,7 @@ class HttpTransport:
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
+        self._urls: dict[tuple[str, str], URL] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=options.connections_per_node),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
@@ -99,7 +101,7 @@ class HttpTransport:
         problem: NPUError
         try:
             async with self._session.post(
-                f"{node}/inference",
+                self._url(node, "/inference"),
                 data=call.encoded,
                 headers=call.headers(_EVENTS),
                 allow_redirects=False,
@@ -123,6 +125,13 @@ class HttpTransport:
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
         raise problem
 
+    def _url(self, node: str, path: str) -> URL:
+        """Parsed once: parsing costs as much as everything else that is done to a request here."""
+        url = self._urls.get((node, path))
+        if url is None:
+            url = self._urls[node, path] = URL(node + path)
+        return url
+
     async def _post(
         self, node: str, path: str, call: WireCall, accept: str, limit: int
     ) -> tuple[Mapping[str, str], bytes]:
@@ -136,7 +145,7 @@ class HttpTransport:
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
             async with self._session.request(
-                method, node + path, data=body, headers=headers, allow_redirects=False
+                method, self._url(node, path), data=body, headers=headers, allow_redirects=False
             ) as response:
                 return response.status, response.headers, await _read(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:

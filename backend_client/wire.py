@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,13 @@ _STATUS_OF = {
     "unsupported_parameter": 400,
 }
 _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
-_SHAPE = re.compile(r"(\d{1,9}),(\d{1,6})")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # A message of the node longer than this, or that repeats this much of a prompt, is not one of a node.
 _MESSAGE_CHARS = 500
 _ECHO_CHARS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WireCall:
     """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
 
@@ -75,8 +75,7 @@ class WireCall:
         return headers
 
 
-@dataclass(frozen=True, slots=True)
-class RouteInfo:
+class RouteInfo(NamedTuple):
     """What the headers of an inference reply say."""
 
     model: str | None
@@ -87,7 +86,7 @@ class RouteInfo:
     emulated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmbedReply:
     """Vectors, float32 (n, d), and where they were made."""
 
@@ -114,7 +113,7 @@ class Done:
 def encode(body: Mapping[str, Any]) -> bytes:
     """The body as JSON. Raises RequestRejected for what JSON or UTF-8 cannot carry."""
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return _JSON.encode(body).encode()
     except (TypeError, ValueError):
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
@@ -130,31 +129,29 @@ def check_texts(texts: Sequence[str]) -> None:
 
 def route_info(headers: Mapping[str, str]) -> RouteInfo:
     """Read the reply headers; a number that is none counts as missing."""
-    busy = _integer(headers.get("X-NPU-Busy-Delta-Us"))
     return RouteInfo(
         headers.get("X-Model"),
         headers.get("X-NPU-Node-Device"),
         headers.get("X-NPU-Node-Route-Reason"),
         _integer(headers.get("X-NPU-Node-Token-Count")) or 0,
-        busy,
+        _integer(headers.get("X-NPU-Busy-Delta-Us")),
         headers.get("X-NPU-Emulated") == "true",
     )
 
 
 def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: int) -> EmbedReply:
     """The vectors of a binary reply to `expected` texts. Raises BadReply."""
-    shape = _SHAPE.fullmatch(headers.get("X-Shape", ""))
+    rows, _, columns = headers.get("X-Shape", "").partition(",")
+    count, dimensions = _integer(rows), _integer(columns)
     space = headers.get("X-Space")
-    if shape is None or space is None:
+    if count is None or dimensions is None or space is None:
         raise BadReply("the reply lacks X-Shape or X-Space: this is not a node's /embeddings", node=node)
-    count, dimensions = int(shape[1]), int(shape[2])
     if count != expected:
         raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
     if len(body) != count * dimensions * 4:
         raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
     vectors = np.frombuffer(body, "<f4").reshape(count, dimensions)
-    # NaN and infinity poison every sum they are part of, so one check of the sum covers all.
-    if not np.isfinite(vectors.sum(dtype=np.float64)):
+    if not np.isfinite(vectors).all():
         raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
     return EmbedReply(vectors, space, route_info(headers))
 
@@ -164,8 +161,7 @@ def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
     try:
         usage, timing = data["usage"], data.get("timing_ms") or {}
         # A stream's busy time is known only at its end, so the body is asked before the headers.
-        route = replace(
-            route_info(headers),
+        route = route_info(headers)._replace(
             model=str(data["model"]),
             device=str(data["device"]),
             busy_delta_us=data.get("npu_busy_delta_us"),
@@ -267,4 +263,4 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _integer(value: str | None) -> int | None:
-    return int(value) if value is not None and re.fullmatch(r"\d{1,15}", value) else None
+    return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None

@@ -10,6 +10,8 @@ from backend_client.errors import SpaceChanged
 from backend_client.fleet.node import Node, Requirement
 from backend_client.fleet.report import ModelReport
 
+_REMEMBERED = 256
+
 
 class Bindings:
     """Made once, kept for the client's life: vectors of two calls are compared with each other by the caller.
@@ -21,6 +23,7 @@ class Bindings:
         self._nodes = nodes
         self._spaces = dict(spaces)
         # Who binds one embedding model in advance means that one by "the" embedding model.
+        self._complete: dict[Requirement, Requirement] = {}
         self._defaults: dict[str, str] = {"embedding": next(iter(spaces))} if len(spaces) == 1 else {}
 
     @property
@@ -30,11 +33,18 @@ class Bindings:
 
     def complete(self, need: Requirement) -> Requirement:
         """The requirement with the default model and its space filled in, as far as they are known."""
+        known = self._complete.get(need)
+        if known is not None:
+            return known
         model = need.model or self.default_model(need.kind)
         space = self.space(model) if need.kind == "embedding" and model is not None else None
-        if model == need.model and space == need.space:
-            return need
-        return replace(need, model=model, space=space)
+        completed = replace(need, model=model, space=space)
+        if model is not None and (space is not None or need.kind != "embedding"):
+            # What is bound stays bound. The bound on their number is for callers who make up names.
+            if len(self._complete) >= _REMEMBERED:
+                self._complete.clear()
+            self._complete[need] = completed
+        return completed
 
     def default_model(self, kind: str) -> str | None:
         """The first model of that kind on the first node that is known; from then on always the same."""

@@ -33,7 +33,7 @@ class Hold:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One node: its last report, its breaker, and what this client has under way there.
+    """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
 
     `probe_failures` counts probes that failed since the last good one; `replied_at` is when it last answered a
     request; `returned_at` is when it came back after an absence, for slow start. `foreign` is the load of other
@@ -43,6 +43,7 @@ class Node:
     url: str
     breaker: Breaker
     report: HealthReport | None = None
+    models: dict[str, ModelReport] = field(default_factory=dict)
     trouble: str | None = None
     probed: bool = False
     probe_failures: int = 0
@@ -55,11 +56,9 @@ class Node:
 
     def resolve(self, name: str) -> ModelReport | None:
         """The model of that id or known alias."""
-        if self.report is None:
-            return None
-        found = self.report.find(name)
+        found = self.models.get(name)
         if found is None and (target := self.aliases.get(name)) is not None:
-            found = self.report.find(target)
+            found = self.models.get(target)
         return found
 
     def may_know(self, name: str) -> bool:
@@ -74,10 +73,11 @@ class Node:
 
     def take_report(self, report: HealthReport) -> None:
         """A probe brought a new report."""
-        known = {model.id for model in self.report.models} if self.report else set()
-        if known != {model.id for model in report.models}:
+        models = {model.id: model for model in report.models}
+        if models.keys() != self.models.keys():
             self.aliases.clear()
         self.report = report
+        self.models = models
         self.foreign = {
             model.id: max(0, model.queue_depth + model.in_flight - self.outstanding[model.id])
             for model in report.models

@@ -36,12 +36,13 @@ _DEFAULT_HOLD_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A node is lent to one request. `on_lost` is called when the node's probes fail meanwhile."""
+    """A node is lent to one request, at the time `began`. `on_lost` is called when the node's probes fail meanwhile."""
 
     node: Node
     need: Requirement
     model: str
     ticket: int
+    began: float
     lost: bool = False
     ended: bool = False
     on_lost: Callable[[], None] | None = None
@@ -96,7 +97,7 @@ class Pool:
             raise explain(need, refusals, now)
         node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
         found = node.resolve(need.model) if need.model else None
-        lease = Lease(node, need, found.id if found else need.model or "", node.breaker.begin())
+        lease = Lease(node, need, found.id if found else need.model or "", node.breaker.begin(), now)
         node.outstanding[lease.model] += 1
         self._leases[node.url].add(lease)
         return lease

@@ -80,7 +80,3 @@ class HealthReport(_Part):
     def serving(self) -> bool:
         """Whether the node takes requests."""
         return self.status in SERVING
-
-    def find(self, model: str) -> ModelReport | None:
-        """The model of that id."""
-        return next((report for report in self.models if report.id == model), None)

@@ -23,7 +23,8 @@ class Deadline:
 
     def remaining(self) -> float:
         """Seconds left; 0 when the time is up."""
-        return max(0.0, self.at - self.clock())
+        left = self.at - self.clock()
+        return max(0.0, left)
 
     def remaining_ms(self) -> int:
         """Whole milliseconds left, rounded down: the node must not think it has longer than we wait."""
