@@ -8,12 +8,15 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from worker_node.api.connection import ConnectionLimits, GuardedConnection
+from worker_node.api.dialects import Renderer
+from worker_node.api.errors import error_response
 from worker_node.api.keys import Node, NodeState
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
@@ -34,7 +37,37 @@ _CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 
 
-async def run(settings: NodeSettings, *, on_listening: Callable[[str], None] = log.info) -> None:
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a node serves: its models, built but not started; its routes; the form of an error that no route made."""
+
+    models: Callable[[Machine], Sequence[ServedModel]]
+    make_app: Callable[[Node], web.Application]
+    render: Renderer = error_response
+
+
+def configured_models(machine: Machine) -> list[ServedModel]:
+    """The models that the settings name. Raises ConfigurationError when one is not installed or does not fit."""
+    settings = machine.settings
+    store = ModelStore(settings.model_store)
+    models: list[ServedModel] = []
+    for wanted in settings.models:
+        try:
+            installed = store.get(wanted.name)
+        except ModelNotFound as error:
+            raise ConfigurationError(
+                f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
+            ) from error
+        models.append(build_model(installed, wanted, machine))
+    return models
+
+
+FULL = Profile(configured_models, make_app)
+
+
+async def run(
+    settings: NodeSettings, profile: Profile = FULL, *, on_listening: Callable[[str], None] = log.info
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; within 30 s of the signal everything has ended.
 
     `on_listening` is called with the node's URL. Raises ConfigurationError when it cannot start.
@@ -44,7 +77,7 @@ async def run(settings: NodeSettings, *, on_listening: Callable[[str], None] = l
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with running_node(settings) as (node, url):
+        async with running_node(settings, profile) as (node, url):
             on_listening(url)
             await stop.wait()
             await _drain(node)
@@ -54,16 +87,33 @@ async def run(settings: NodeSettings, *, on_listening: Callable[[str], None] = l
 
 
 @asynccontextmanager
-async def running_node(settings: NodeSettings) -> AsyncIterator[tuple[Node, str]]:
+async def running_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[tuple[Node, str]]:
     """A node that listens while the block runs; its engines load meanwhile. Yields it and its URL."""
     sock = _bind(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(sock.close)
+        node = await stack.enter_async_context(hosted_node(settings, profile))
+        lag = asyncio.create_task(node.registry.telemetry.watch_event_loop(), name="event loop lag")
+        stack.callback(lag.cancel)
+        runner = web.AppRunner(
+            profile.make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await _listen(runner, sock, settings, profile.render, stack)
+        yield node, _url(sock)
+
+
+@asynccontextmanager
+async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[Node]:
+    """A node without its HTTP side: engines run while the block does."""
+    async with contextlib.AsyncExitStack() as stack:
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
         found = await probe()
+        models = profile.models(Machine(settings, found, npu))
         node = Node(
             settings=settings,
-            registry=_registry(Machine(settings, found, npu)),
+            registry=Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(settings.embedding_cache)),
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
@@ -71,15 +121,7 @@ async def running_node(settings: NodeSettings) -> AsyncIterator[tuple[Node, str]
         stack.push_async_callback(_stop_engines, node)
         for engine in _engines(node):
             engine.start()
-        lag = asyncio.create_task(node.registry.telemetry.watch_event_loop(), name="event loop lag")
-        stack.callback(lag.cancel)
-        runner = web.AppRunner(
-            make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await _listen(runner, sock, settings, stack)
-        yield node, _url(sock)
+        yield node
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -97,22 +139,6 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _registry(machine: Machine) -> Registry:
-    settings = machine.settings
-    catalog = Catalog.load()
-    store = ModelStore(settings.model_store)
-    models: list[ServedModel] = []
-    for wanted in settings.models:
-        try:
-            installed = store.get(wanted.name)
-        except ModelNotFound as error:
-            raise ConfigurationError(
-                f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
-            ) from error
-        models.append(build_model(installed, wanted, machine))
-    return Registry(models, catalog, Telemetry(), EmbeddingCache(settings.embedding_cache))
-
-
 def _engines(node: Node) -> list[SupervisedEngine]:
     return [
         placement.engine
@@ -127,13 +153,19 @@ async def _stop_engines(node: Node) -> None:
 
 
 async def _listen(
-    runner: web.AppRunner, sock: socket.socket, settings: NodeSettings, stack: contextlib.AsyncExitStack
+    runner: web.AppRunner,
+    sock: socket.socket,
+    settings: NodeSettings,
+    render: Renderer,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     server = runner.server
     assert server is not None  # noqa: S101  (setup() made it)
     limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: GuardedConnection(server, loop, limits), sock=sock, backlog=_BACKLOG)
+    listener = await loop.create_server(
+        lambda: GuardedConnection(server, loop, limits, render), sock=sock, backlog=_BACKLOG
+    )
     stack.callback(listener.close)
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from worker_node.api.context import request_id
-from worker_node.api.dialects import renderer
+from worker_node.api.dialects import Renderer, renderer
 from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
 from worker_node.errors import (
     BadRequest,
@@ -67,28 +67,35 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         )
 
 
-@web.middleware
-async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure into its dialect's form; log an unforeseen one by type and place, never by content."""
-    try:
-        return await handler(request)
-    except NodeError as error:
-        failure = error
-        allow = None
-    except web.HTTPException as error:
-        failure = _from_aiohttp(request, error)
-        allow = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else None
-    except (ConnectionError, TimeoutError):
-        raise
-    except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
-        log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
-        failure = InternalError("the node failed to answer; the failure is logged under the request's id")
-        allow = None
-    request.app[NODE].registry.telemetry.errors.labels(failure.code).inc()
-    response = renderer(request.path)(failure)
-    if allow is not None:
-        response.headers["Allow"] = allow
-    return response
+def errors_as(form: Callable[[str], Renderer]) -> Middleware:
+    """Turn every failure into the form for its path; log an unforeseen one by type and place, never by content."""
+
+    @web.middleware
+    async def render(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except NodeError as error:
+            failure = error
+            allow = None
+        except web.HTTPException as error:
+            failure = _from_aiohttp(request, error)
+            allow = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else None
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
+            log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
+            failure = InternalError("the node failed to answer; the failure is logged under the request's id")
+            allow = None
+        request.app[NODE].registry.telemetry.errors.labels(failure.code).inc()
+        response = form(request.path)(failure)
+        if allow is not None:
+            response.headers["Allow"] = allow
+        return response
+
+    return render
+
+
+render_errors = errors_as(renderer)
 
 
 def _place(error: BaseException) -> str:

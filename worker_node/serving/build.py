@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from worker_node.devices import compile_cache
@@ -53,15 +53,23 @@ class Machine:
         return tuple(device for device in Device if device in emulated or self.probe.find(device) is not None)
 
 
-def build_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> ServedModel:
-    """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError."""
+def build_model(
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    machine: Machine,
+    guard: Callable[[Canary], Canary] = lambda canary: canary,
+) -> ServedModel:
+    """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError.
+
+    `guard` wraps the examination of a generation model, which is itself a generation.
+    """
     refuse_foreign_options(installed, wanted)
     if installed.kind is ModelKind.EMBEDDING:
         return _embedding_model(installed, wanted, machine)
     chat = ChatTokenizer(installed.path, installed.context_limit)
     canary: Canary = _no_canary
     if isinstance(installed.canary, GenerationCanary):
-        canary = generation_canary(installed.canary, chat)
+        canary = guard(generation_canary(installed.canary, chat))
     placements = _placements(installed, wanted, machine, canary)
     return GenerationModel(installed, placements, chat, wanted.max_tokens_limit or sys.maxsize)
 
