@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,19 +18,72 @@ Progress = Callable[[int, int], None]
 """Called with the number of texts that are done, and of all."""
 
 
+class Cutter:
+    """Collects texts into batches within both limits of the options; a text over the token limit is one by itself."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._options = options
+        self._texts: list[str] = []
+        self._tokens = 0.0
+
+    def add(self, text: str) -> list[str] | None:
+        """Take a text. Returns the batch before it when that is full."""
+        size = len(text.encode(errors="replace")) / self._options.bytes_per_token
+        full = None
+        if self._texts and (len(self._texts) == self._options.texts or self._tokens + size > self._options.tokens):
+            full = self.rest()
+        self._texts.append(text)
+        self._tokens += size
+        return full
+
+    def rest(self) -> list[str]:
+        """The texts of the batch that is not full yet, which begins anew."""
+        texts, self._texts, self._tokens = self._texts, [], 0.0
+        return texts
+
+
 def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
-    """Batches as (start, stop), within both limits of the options; a text over the token limit is one by itself."""
-    bounds: list[tuple[int, int]] = []
-    start, tokens = 0, 0.0
-    for index, text in enumerate(texts):
-        size = len(text.encode(errors="replace")) / options.bytes_per_token
-        if index > start and (index - start == options.texts or tokens + size > options.tokens):
-            bounds.append((start, index))
-            start, tokens = index, 0.0
-        tokens += size
-    if start < len(texts):
-        bounds.append((start, len(texts)))
-    return bounds
+    """The batches of a sequence as (start, stop)."""
+    cutter = Cutter(options)
+    sizes = [len(batch) for text in texts if (batch := cutter.add(text)) is not None]
+    if rest := cutter.rest():
+        sizes.append(len(rest))
+    stops = list(accumulate(sizes))
+    return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+async def embed_windowed(
+    texts: AsyncIterable[str], embed: EmbedTexts, *, options: BatchOptions, window: int
+) -> AsyncGenerator[EmbedBatch, None]:
+    """Yield the batches of any number of texts in their order, with at most `window` of them in memory.
+
+    The error of a batch that failed comes when its turn does; all before it have been yielded by then.
+    """
+    pending: deque[asyncio.Task[list[EmbedBatch]]] = deque()
+    try:
+        async for batch in _batches(texts, options):
+            if len(pending) == window:
+                for part in await pending[0]:
+                    yield part
+                pending.popleft()
+            pending.append(asyncio.create_task(_embed_or_split(batch, embed)))
+        while pending:
+            for part in await pending[0]:
+                yield part
+            pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _batches(texts: AsyncIterable[str], options: BatchOptions) -> AsyncGenerator[list[str], None]:
+    cutter = Cutter(options)
+    async for text in texts:
+        if (full := cutter.add(text)) is not None:
+            yield full
+    if rest := cutter.rest():
+        yield rest
 
 
 async def embed_in_batches(

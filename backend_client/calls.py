@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from backend_client.batching import Progress, embed_in_batches
+from backend_client.batching import Progress, embed_in_batches, embed_windowed
 from backend_client.jobs import Backend, EmbedJob, GenerateJob, split_options
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock, Deadline
@@ -92,6 +93,22 @@ class Calls:
             progress=progress,
         )
 
+    async def embed_stream(
+        self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
+    ) -> AsyncGenerator[EmbedBatch, None]:
+        """Embed texts as they come, in constant memory: yields batches of vectors in the order of the texts.
+
+        `timeout` bounds each batch. Raises what a batch failed with when its turn comes; all before it were yielded.
+        """
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            return await self._backend.embed(self._embed_job(part, options))
+
+        batches = embed_windowed(_each(texts), embed, options=self._options.batch, window=self._backend.concurrency())
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
         return await self._backend.generate(self._generate_job(prompt, options))
@@ -131,3 +148,12 @@ class Calls:
         common, others = split_options(options)
         sampling: dict[str, Any] = others
         return GenerateJob(prompt=prompt, deadline=deadline, sampling=sampling, **common)
+
+
+async def _each(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text

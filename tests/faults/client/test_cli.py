@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from backend_client.cli import main
-from tests.faults.client.test_sync import url  # noqa: F401  (the fixture)
-from tests.faults.scripted_node import ANSWER, EMBEDDER, vectors_for
+from tests.faults.scripted_node import ANSWER, EMBEDDER, ScriptedNode, vectors_for
+from tests.faults.served import served_in_thread
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +16,10 @@ def _no_settings_from_outside(monkeypatch):
 
 
 @pytest.fixture
-def node(monkeypatch, url):  # noqa: F811
-    monkeypatch.setenv("NPU_CLIENT_NODES", url)
-    return url
+def node(monkeypatch):
+    with served_in_thread(ScriptedNode()) as url:
+        monkeypatch.setenv("NPU_CLIENT_NODES", url)
+        yield url
 
 
 def test_health_is_a_table_of_nodes_and_models(node, capsys):

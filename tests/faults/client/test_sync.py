@@ -13,28 +13,14 @@ import pytest
 
 from backend_client import ConfigurationError, NPUUnavailableError, sync
 from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
+from tests.faults.served import served_in_thread
 
 
 @pytest.fixture(scope="module")
 def url():
     """A scripted node in a thread of its own, so that the test's thread may block."""
-    started, done = threading.Event(), None
-    found = []
-
-    async def serve():
-        nonlocal done
-        done = asyncio.Event()
-        async with ScriptedNode().running() as node:
-            found.extend([node.url, asyncio.get_running_loop()])
-            started.set()
-            await done.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert started.wait(10)
-    yield found[0]
-    found[1].call_soon_threadsafe(done.set)
-    thread.join()
+    with served_in_thread(ScriptedNode()) as url:
+        yield url
 
 
 def test_the_methods_block_and_answer(url):

@@ -1,0 +1,153 @@
+"""`npu-client embed --in --out`: every format, and every way of stopping in the middle."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from backend_client import NPUClient
+from backend_client.cli import main
+from backend_client.commands import vector_files
+from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for
+from tests.faults.served import served_in_thread
+
+TEXTS = [f"text {index} ä" for index in range(300)]
+
+
+@pytest.fixture
+def node(monkeypatch):
+    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
+    node = ScriptedNode()
+    with served_in_thread(node) as url:
+        monkeypatch.setenv("NPU_CLIENT_NODES", url)
+        yield node
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"id": f"id-{index}", "text": text}) for index, text in enumerate(TEXTS)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path):
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".parquet":
+        found = pq.read_table(path)
+        assert found.column("id").to_pylist() == [f"id-{index}" for index in range(300)]
+        assert found.schema.metadata[b"space"] == b"space-a"
+        return np.float32(found.column("embedding").to_pylist())
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [(row["index"], row["id"], row["space"]) for row in rows] == [
+        (index, f"id-{index}", "space-a") for index in range(300)
+    ]
+    return np.float32([row["embedding"] for row in rows])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".jsonl", ".parquet"])
+@pytest.mark.usefixtures("node")
+def test_each_format_holds_every_vector_in_order(source, tmp_path, suffix):
+    out = tmp_path / f"out{suffix}"
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 0
+    np.testing.assert_array_equal(read(out), vectors_for(TEXTS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, source.name])
+
+
+def test_what_is_done_is_not_done_again(node, source, tmp_path, capsys):
+    out = tmp_path / "out.npy"
+
+    async def fail_late(_):
+        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
+
+    node.respond = fail_late
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
+    assert not out.exists()
+    part = tmp_path / "out.npy.part"
+    assert part.stat().st_size == 128 * 8 * 4
+    with part.open("ab") as torn:
+        torn.write(b"half")
+    node.respond = None
+    node.bodies.clear()
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 0
+    # A request that the first run gave up may still have come in after the list was cleared.
+    assert {text for body in node.bodies for text in body["texts"]} == set(TEXTS[128:])
+    np.testing.assert_array_equal(read(out), vectors_for(TEXTS))
+    assert "300 texts (128 of them done before)" in capsys.readouterr().err
+
+
+def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path, capsys):
+    out = tmp_path / "out.npy"
+
+    async def fail_late(_):
+        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
+
+    node.respond = fail_late
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
+    node.respond = None
+    node.space = "space-b"
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
+    assert "vector space" in capsys.readouterr().err
+    node.space = "space-a"
+    source.write_text('"another"\n', encoding="utf-8")
+    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
+    assert "begun from another input" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("node")
+def test_mistakes_are_named(source, tmp_path, capsys, monkeypatch):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('"fine"\n{"no": "text"}\n', encoding="utf-8")
+    for arguments, message in [
+        (["--in", str(broken), "--out", str(tmp_path / "o.npy")], "line 2"),
+        (["--in", str(tmp_path / "none"), "--out", str(tmp_path / "o.npy")], "does not exist"),
+        (["--in", str(source), "--out", str(tmp_path / "o.csv")], "one of .npy"),
+        (["--in", str(source)], "together"),
+    ]:
+        assert main(["embed", *arguments]) == 1
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(vector_files.importlib.util, "find_spec", lambda _: None)
+    assert main(["embed", "--in", str(source), "--out", str(tmp_path / "o.parquet")]) == 1
+    assert "pip install 'npu-node[parquet]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("node")
+def test_bench_prints_rates_and_who_served(capsys):
+    assert main(["bench", "--calls", "20", "--concurrency", "4"]) == 0
+    head, figures, by = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["CALLS", "FAILED"]
+    assert figures.split()[:2] == ["20", "0"]
+    assert by.startswith("20 by http://127.0.0.1")
+
+
+async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):
+    given = 0
+
+    async def texts():
+        nonlocal given
+        for text in TEXTS * 10:
+            given += 1
+            yield text
+
+    async with NPUClient([node.url for node in pair]) as client:
+        rows = []
+        async for batch in client.embed_stream(texts()):
+            rows.append(batch.vectors)
+            assert given <= sum(map(len, rows)) + (client.backend.concurrency() + 1) * 64
+    np.testing.assert_array_equal(np.concatenate(rows), vectors_for(TEXTS * 10))
+
+
+async def test_embed_stream_fails_in_its_turn_and_cleans_up(scripted):
+    async def fail(_):
+        return error_response(400, "invalid_request") if TEXTS[150] in scripted.bodies[-1]["texts"] else None
+
+    scripted.respond = fail
+    async with NPUClient([scripted.url]) as client:
+        stream = client.embed_stream(TEXTS)
+        assert len((await anext(stream)).vectors) == 64
+        assert len((await anext(stream)).vectors) == 64
+        with pytest.raises(Exception, match="no"):
+            await anext(stream)
+        assert client.status()[0].in_flight == 0
