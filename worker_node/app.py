@@ -5,10 +5,20 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.api import explain, health, metrics, native
-from worker_node.api.keys import NODE, Node
+from worker_node.api.keys import LIBRARY, NODE, Node
 from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
+from worker_node.api.ollama import embeddings as ollama_embeddings
+from worker_node.api.ollama import generation
+from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings
 from worker_node.api.openai import models as openai_models
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine, build_model
+from worker_node.serving.library import Library
+from worker_node.serving.registry import ServedModel
+from worker_node.serving.residence import Residence
+from worker_node.settings import ModelSettings, PlacementSettings
 
 
 def make_app(node: Node) -> web.Application:
@@ -17,7 +27,25 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=[identify_and_log, render_errors, require_key(keys)])
     app[NODE] = node
     app.on_response_prepare.append(on_prepare)
+    app[LIBRARY] = library = _library(node)
+
+    async def close_library(_app: web.Application) -> None:
+        await library.residence.close()
+
+    app.on_cleanup.append(close_library)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
-    for room in (health, explain, metrics, native, openai_models, embeddings, completions, chat):
+    openai_rooms = (openai_models, embeddings, completions, chat)
+    ollama_rooms = (generation, ollama_embeddings, ollama_models)
+    for room in (health, explain, metrics, native, *openai_rooms, *ollama_rooms):
         app.add_routes(room.routes())
     return app
+
+
+def _library(node: Node) -> Library:
+    machine = Machine(node.settings, node.probe, node.npu)
+
+    def build(installed: InstalledModel) -> ServedModel:
+        places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
+        return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
+
+    return Library(node.registry, ModelStore(node.settings.model_store), Residence(), build)

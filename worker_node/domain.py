@@ -61,7 +61,7 @@ class Sampling:
     `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
-    token's probability.
+    token's probability. `choices` is how many answers the caller wants to the one prompt, of which this is one.
     """
 
     max_new_tokens: int | None = None
@@ -76,6 +76,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: bool = False
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ class GenerationRequest:
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar` (EBNF, see
     `grammars`). `think` turns the reasoning of models that can do with and without it on or off;
-    with `split_reasoning` it is told apart from the answer.
+    with `split_reasoning` it is told apart from the answer. Prompt and answer together have at most `context_limit`
+    tokens.
     """
 
     context: RequestContext
@@ -173,6 +175,7 @@ class GenerationRequest:
     grammar: str | None = None
     think: bool | None = None
     split_reasoning: bool = False
+    context_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@
     │   ├── ModelLoading            503 model_loading
     │   ├── Draining                503 draining            this node is going away
     │   └── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
+    ├── NotOffered                  501 not_implemented     a part of a dialect that this node does not have
     ├── DeadlineExceeded            504 deadline_exceeded
     ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
     ├── ConfigurationError          (start-up)              settings or a model directory are wrong
@@ -163,6 +164,14 @@ class DeviceUnavailable(Retryable):
 
     code = "npu_unavailable"
     retry_after_default = 5.0
+
+
+class NotOffered(NodeError):
+    """A route that other servers of the dialect have and this node does not."""
+
+    status = 501
+    code = "not_implemented"
+    type = "invalid_request_error"
 
 
 class DeadlineExceeded(NodeError):

@@ -89,9 +89,12 @@ async def run(
 @asynccontextmanager
 async def running_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[tuple[Node, str]]:
     """A node that listens while the block runs; its engines load meanwhile. Yields it and its URL."""
-    sock = _bind(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(sock.close)
+        socks: list[socket.socket] = []
+        for port in (settings.port, settings.ollama_port):
+            if port is not None:
+                socks.append(_bind(settings.host, port))
+                stack.callback(socks[-1].close)
         node = await stack.enter_async_context(hosted_node(settings, profile))
         lag = asyncio.create_task(node.registry.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
@@ -100,8 +103,9 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await _listen(runner, sock, settings, profile.render, stack)
-        yield node, _url(sock)
+        for bound in socks:
+            await _listen(runner, bound, settings, profile.render, stack)
+        yield node, _url(socks[0])
 
 
 @asynccontextmanager

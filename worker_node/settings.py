@@ -131,7 +131,8 @@ class NodeSettings(BaseSettings):
 
     `npu_sysfs` is where the counters of the NPU are read; None is the kernel's place, or the stand-in of an emulated
     NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
-    about 2,000 tokens it is known to answer garbage without an error.
+    about 2,000 tokens it is known to answer garbage without an error. `ollama_port` (11435 by custom) is a second port
+    for tools that take the host and port of an Ollama server; everything is served on both.
     """
 
     model_config = SettingsConfigDict(
@@ -144,6 +145,7 @@ class NodeSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8081, ge=0, le=65535)
+    ollama_port: int | None = Field(default=None, ge=0, le=65535)
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     allow_unauthenticated: bool = False
     model_store: Path = Field(default_factory=default_store_root)

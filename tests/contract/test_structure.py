@@ -34,16 +34,19 @@ MAY_IMPORT = {
         "devices",
         "settings",
     },
-    "api": {"grammars", "serving", "routing", "engines", "models", "devices", "settings"},
-    "app": {"api"},
+    "jobs": {"grammars"},
+    "bounded": {"jobs", "serving", "hosting", "engines", "models", "devices", "settings"},
+    "api": {"bounded", "jobs", "grammars", "serving", "routing", "engines", "models", "devices", "settings"},
+    "app": {"api", "models", "serving", "settings"},
     "server": {"api", "telemetry", "app", "devices", "hosting", "models", "serving", "settings"},
-    "commands": {"server", "settings", "models", "devices", "serving"},
+    "sidecar": {"server", "api", "bounded", "models"},
+    "commands": {"sidecar", "bounded", "jobs", "server", "settings", "models", "devices", "serving"},
     "cli": {"commands"},
     "__main__": {"cli"},
     "__init__": set(),
 }
 # What the version stands in is for everybody.
-HTTP_ROOMS = {"api", "app", "server"}
+HTTP_ROOMS = {"api", "app", "server", "sidecar"}
 
 
 def imports_of(path):

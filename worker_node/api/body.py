@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from worker_node.api.keys import DRY_RUN, NODE, DryRun
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
@@ -45,11 +45,13 @@ class DialectBody(Body):
             fields = orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
-        return cls.model_validate(cls.sift(fields) if isinstance(fields, dict) else fields)
+        return cls.model_validate(fields)
 
+    @model_validator(mode="before")
     @classmethod
-    def sift(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields without those that are ignored. Raises UnsupportedParameter for a refused one."""
+    def _sift(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
         for name, reason in cls.refused.items():
             if fields.get(name):
                 raise UnsupportedParameter(f"{name}: {reason}", param=name)
@@ -61,7 +63,7 @@ B = TypeVar("B", bound=Body)
 
 async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout."""
-    data = await _read_bytes(request)
+    data = await read_bytes(request)
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     try:
@@ -70,7 +72,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
         raise _explain(error) from None
 
 
-async def _read_bytes(request: web.Request) -> bytes:
+async def read_bytes(request: web.Request) -> bytes:
+    """Return the body, within the node's limits of size and time. Raises as `read_body`."""
     dry_run: DryRun | None = request.get(DRY_RUN)
     if dry_run is not None:
         return dry_run.body

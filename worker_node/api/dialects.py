@@ -11,12 +11,13 @@ from collections.abc import Callable
 from aiohttp import web
 
 from worker_node.api.errors import error_response
+from worker_node.api.ollama.errors import ollama_error_response
 from worker_node.api.openai.errors import openai_error_response
 from worker_node.errors import NodeError
 
 Renderer = Callable[[NodeError], web.Response]
 
-_BY_PREFIX: tuple[tuple[str, Renderer], ...] = (("/v1/", openai_error_response),)
+_BY_PREFIX: tuple[tuple[str, Renderer], ...] = (("/v1/", openai_error_response), ("/api/", ollama_error_response))
 
 
 def renderer(path: str) -> Renderer:

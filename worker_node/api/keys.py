@@ -12,6 +12,7 @@ from aiohttp import web
 from worker_node.devices.busy import Utilisation
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
+from worker_node.serving.library import Library
 from worker_node.serving.registry import Registry
 from worker_node.settings import NodeSettings
 
@@ -64,6 +65,7 @@ class DryRun:
 
 
 NODE = web.AppKey("node", Node)
+LIBRARY = web.AppKey("library", Library)
 DRY_RUN = "dry_run"
 REQUEST_ID = "request_id"
 ARRIVED = "arrived"

@@ -1,4 +1,4 @@
-"""Server-sent events to one reader, who may be slow or gone."""
+"""Replies that go out piece by piece to one reader, who may be slow or gone."""
 
 from __future__ import annotations
 
@@ -13,34 +13,22 @@ from aiohttp import web
 _COMMENT = b": still here\n\n"
 
 
-class EventStream:
-    """An open `text/event-stream` reply. Use as `async with`.
+class FrameStream:
+    """An open reply in frames. Use as `async with`.
 
-    A comment frame every `keep_alive_s` of silence keeps proxies from closing the stream. A reader that takes nothing
-    for `stall_s` is dropped: it would hold a place in the engine for nothing (ConnectionResetError).
+    A reader that takes nothing for `stall_s` is dropped: it would hold a place in the engine for nothing
+    (ConnectionResetError).
     """
 
     def __init__(
-        self,
-        request: web.Request,
-        headers: dict[str, str],
-        *,
-        keep_alive_s: float = 15.0,
-        stall_s: float = 30.0,
+        self, request: web.Request, headers: dict[str, str], content_type: str, *, stall_s: float = 30.0
     ) -> None:
         self._request = request
         self._response = web.StreamResponse(
-            headers={
-                **headers,
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-            }
+            headers={**headers, "Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self._keep_alive_s = keep_alive_s
         self._stall_s = stall_s
         self._wrote_at = 0.0
-        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def response(self) -> web.StreamResponse:
@@ -50,27 +38,13 @@ class EventStream:
     async def __aenter__(self) -> Self:
         await self._response.prepare(self._request)
         self._wrote_at = asyncio.get_running_loop().time()
-        self._keeper = asyncio.create_task(self._keep_alive())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
         if kind is None:
             await self._response.write_eof()
-
-    async def send(self, data: Any, event: str | None = None) -> None:
-        """Send one event with `data` as JSON."""
-        head = f"event: {event}\ndata: ".encode() if event else b"data: "
-        await self._write(head + orjson.dumps(data) + b"\n\n")
-
-    async def send_raw(self, data: bytes) -> None:
-        """Send one event whose data is not JSON."""
-        await self._write(b"data: " + data + b"\n\n")
 
     async def _write(self, frame: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -82,6 +56,59 @@ class EventStream:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise ConnectionResetError("the reader of the stream takes nothing") from None
+
+
+class LineStream(FrameStream):
+    """An open `application/x-ndjson` reply: an object a line."""
+
+    def __init__(self, request: web.Request, headers: dict[str, str], *, stall_s: float = 30.0) -> None:
+        super().__init__(request, headers, "application/x-ndjson", stall_s=stall_s)
+
+    async def send(self, data: Any) -> None:
+        """Send one line with `data` as JSON."""
+        await self._write(orjson.dumps(data) + b"\n")
+
+
+class EventStream(FrameStream):
+    """An open `text/event-stream` reply.
+
+    A comment frame every `keep_alive_s` of silence keeps proxies from closing the stream.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        *,
+        keep_alive_s: float = 15.0,
+        stall_s: float = 30.0,
+    ) -> None:
+        super().__init__(request, headers, "text/event-stream; charset=utf-8", stall_s=stall_s)
+        self._keep_alive_s = keep_alive_s
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._keeper = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        await super().__aexit__(kind, error, trace)
+
+    async def send(self, data: Any, event: str | None = None) -> None:
+        """Send one event with `data` as JSON."""
+        head = f"event: {event}\ndata: ".encode() if event else b"data: "
+        await self._write(head + orjson.dumps(data) + b"\n\n")
+
+    async def send_raw(self, data: bytes) -> None:
+        """Send one event whose data is not JSON."""
+        await self._write(b"data: " + data + b"\n\n")
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()

@@ -265,6 +265,14 @@ class Engine(Protocol):
         """Begin to load an engine that is unloaded; nothing for any other."""
         ...
 
+    async def unload(self) -> bool:
+        """Free its memory until `wake`; False, and nothing done, while it holds jobs or is not ready."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine for good."""
+        ...
+
     async def settled(self) -> EngineStatus:
         """Wait until the engine is ready, or known not to become so by itself soon."""
         ...

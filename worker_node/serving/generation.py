@@ -27,7 +27,7 @@ from worker_node.domain import (
     Usage,
 )
 from worker_node.engines.base import TOKEN_DTYPE, GenerateJob, TokenDelta
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
@@ -91,6 +91,7 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
+    _check_window(model, request, count)
     demand = Demand(
         model.id,
         model.placements,
@@ -103,9 +104,29 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
     return PreparedGeneration(model, prompt, demand)
 
 
+def _check_window(model: GenerationModel, request: GenerationRequest, prompt_tokens: int) -> None:
+    """Raise ContextLengthExceeded if the request's own limit of its context is too small for it, or cannot be had."""
+    window, wanted = request.context_limit, request.sampling.max_new_tokens or 1
+    if window is None:
+        return
+    if window > (widest := max(placement.total_limit for placement in model.placements)):
+        raise ContextLengthExceeded(f"num_ctx {window}: {model.id} has at most {widest} here", param="num_ctx")
+    if prompt_tokens + wanted > window:
+        raise ContextLengthExceeded(
+            f"num_ctx {window}: the prompt has {prompt_tokens} tokens and {wanted} new ones were asked for",
+            param="num_ctx",
+        )
+
+
 def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
     """Raise UnsupportedParameter for what the NPU's pipeline cannot do."""
-    if route.device is Device.NPU and sampling.logprobs:
+    if route.device is not Device.NPU:
+        return
+    if sampling.choices > 1:
+        raise UnsupportedParameter(
+            f"{route.model} on NPU gives one answer at a time; leave out n or require another device", param="n"
+        )
+    if sampling.logprobs:
         raise UnsupportedParameter(
             f"{route.model} on NPU gives no log probabilities; leave them out or require another device",
             param="logprobs",
@@ -123,7 +144,8 @@ async def _counted(
 
 def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
     sampling = request.sampling
-    room = min(limit, candidate.total_limit - len(prepared.tokens))
+    window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
+    room = min(limit, window - len(prepared.tokens))
     return GenerateJob(
         id=0,
         tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker_node.domain import Device, RequestContext, Route
+from worker_node.engines.base import EngineState
 from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError, Overloaded
 from worker_node.routing import Candidate, Decision, choose
 from worker_node.serving.placement import Placement
@@ -116,10 +117,10 @@ async def find_place(demand: Demand, context: RequestContext) -> Place:
 
 
 def _loadable(demand: Demand, candidates: Sequence[Candidate]) -> Placement | None:
-    """The first placement on demand that holds the request and is not loaded yet."""
+    """The first placement that holds the request, is not loaded yet and is loaded on demand, or was unloaded."""
     for placement, candidate in zip(demand.placements, candidates, strict=True):
         if (
-            placement.on_demand
+            (placement.on_demand or placement.engine.status.state is EngineState.UNLOADED)
             and candidate.obstacle == "model_loading"
             and demand.require in {None, candidate.device}
             and candidate.holds(demand.prompt_tokens, demand.max_new_tokens)

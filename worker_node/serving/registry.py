@@ -84,11 +84,23 @@ class Registry:
     def __init__(
         self, models: Iterable[ServedModel], catalog: Catalog, telemetry: Telemetry, cache: EmbeddingCache
     ) -> None:
-        self.models = tuple(models)
+        self.models: tuple[ServedModel, ...] = ()
         self.telemetry = telemetry
         self.cache = cache
         self._catalog = catalog
-        self._by_id = {normalise_name(model.id): model for model in self.models}
+        self._by_id: dict[str, ServedModel] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model."""
+        self.models = (*self.models, model)
+        self._by_id[normalise_name(model.id)] = model
+
+    def drop(self, model: ServedModel) -> None:
+        """Serve a model no more."""
+        self.models = tuple(other for other in self.models if other is not model)
+        self._by_id.pop(normalise_name(model.id), None)
 
     def embedding(self, name: str | None) -> EmbeddingModel:
         """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""

@@ -124,14 +124,19 @@ class ChatTokenizer:
         return self._encode(text, special=False)
 
     @property
+    def chat_template(self) -> str:
+        """The model's own template, in Jinja."""
+        return str(self._tokenizer.chat_template)
+
+    @property
     def takes_tools(self) -> bool:
         """Whether the model's own template tells it of tools."""
-        return "tools" in str(self._tokenizer.chat_template)
+        return "tools" in self.chat_template
 
     @property
     def can_think(self) -> bool:
         """Whether the model's own template knows of reasoning before the answer."""
-        return "think" in str(self._tokenizer.chat_template)
+        return "think" in self.chat_template
 
     def render(
         self,

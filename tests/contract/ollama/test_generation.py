@@ -1,0 +1,151 @@
+"""/api/generate and /api/chat on real weights."""
+
+import json
+
+import pytest
+
+from tests.support.events import ndjson
+
+MODEL = "smollm2:135m"
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+async def call(http, node, route, **body):
+    async with http.post(f"{node.url}/api/{route}", json={"model": MODEL, "stream": False, **body}) as reply:
+        return reply, await reply.json()
+
+
+async def stream(http, node, route, **body):
+    async with http.post(f"{node.url}/api/{route}", json={"model": MODEL, **body}) as reply:
+        assert reply.status == 200
+        assert reply.headers["Content-Type"] == "application/x-ndjson"
+        assert reply.headers["X-NPU-Node-Device"] == "CPU"
+        return await ndjson(reply)
+
+
+def check_last(frame, eval_count):
+    assert frame["done"] is True
+    assert frame["eval_count"] == eval_count
+    assert all(isinstance(frame[name], int) for name in DURATIONS)
+    assert 0 < frame["prompt_eval_duration"] + frame["eval_duration"] <= frame["total_duration"]
+    assert frame["load_duration"] == 0
+
+
+async def test_a_chat_streams_by_default(http, node):
+    frames = await stream(http, node, "chat", messages=CAPITAL, options={"num_predict": 8})
+    _, whole = await call(http, node, "chat", messages=CAPITAL, options={"num_predict": 8})
+    *pieces, last = frames
+    assert all(frame["model"] == MODEL and frame["created_at"].endswith("Z") for frame in frames)
+    assert not any(frame["done"] for frame in pieces)
+    assert "".join(frame["message"]["content"] for frame in pieces) == whole["message"]["content"]
+    assert last["message"] == {"role": "assistant", "content": ""}
+    assert last["done_reason"] == whole["done_reason"] == "length"
+    check_last(last, 8)
+    check_last(whole, 8)
+
+
+async def test_generate_is_the_chat_of_one_turn(http, node):
+    prompt = CAPITAL[0]["content"]
+    _, generated = await call(http, node, "generate", prompt=prompt, options={"num_predict": 32})
+    _, chatted = await call(http, node, "chat", messages=CAPITAL, options={"num_predict": 32})
+    assert generated["response"] == chatted["message"]["content"]
+    assert "Paris" in generated["response"]
+    assert generated["done_reason"] == "stop"
+    assert generated["prompt_eval_count"] == chatted["prompt_eval_count"]
+    frames = await stream(http, node, "generate", prompt=prompt, options={"num_predict": 32})
+    assert "".join(frame["response"] for frame in frames) == generated["response"]
+
+
+async def test_raw_and_system(http, node):
+    _, raw = await call(http, node, "generate", prompt="One, two, three,", raw=True, options={"num_predict": 4})
+    _, plain = await call(http, node, "generate", prompt="One, two, three,", options={"num_predict": 4})
+    assert raw["prompt_eval_count"] < plain["prompt_eval_count"]
+    _, system = await call(http, node, "generate", prompt="Hello", system="Be brief.", options={"num_predict": 4})
+    _, turns = await call(
+        http,
+        node,
+        "chat",
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        options={"num_predict": 4},
+    )
+    assert system["response"] == turns["message"]["content"]
+
+
+async def test_a_format_is_held_to(http, node):
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0}},
+        "required": ["city", "people"],
+    }
+    options = {"num_predict": 100, "temperature": 1.5, "seed": 3}
+    _, body = await call(http, node, "chat", messages=CAPITAL, format=schema, options=options)
+    answer = json.loads(body["message"]["content"])
+    assert set(answer) == {"city", "people"}
+    reply, body = await call(http, node, "chat", messages=CAPITAL, format={"type": "object", "not": {}})
+    assert reply.status == 400
+    assert body["error"].startswith("format.not")
+    _, body = await call(http, node, "generate", prompt="A person as JSON", format="json", options=options)
+    assert body["response"].startswith("{")
+
+
+async def test_calls_and_results_of_tools(http, node):
+    function = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    history = [
+        *CAPITAL,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {}}}]},
+        {"role": "tool", "content": "sunny", "tool_name": "get_weather"},
+    ]
+    tools = [{"type": "function", "function": function}]
+    reply, body = await call(http, node, "chat", messages=history, tools=tools, options={"num_predict": 4})
+    assert reply.status == 200
+    assert body["prompt_eval_count"] > 100
+
+
+async def test_options_mean_what_they_mean_to_openai(http, node):
+    options = {"num_predict": 24, "temperature": 1.0, "seed": 7, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+    sampling = {**options, **penalties, "repeat_penalty": 1.1, "stop": ["Lyon"]}
+    _, ours = await call(http, node, "chat", messages=CAPITAL, options=sampling)
+    body = {**options, **penalties, "repetition_penalty": 1.1, "stop": "Lyon", "messages": CAPITAL, "model": MODEL}
+    body["max_tokens"] = body.pop("num_predict")
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        theirs = await reply.json()
+    assert ours["message"]["content"] == theirs["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "error"),
+    [
+        ({"model": "gpt-17"}, 404, "model 'gpt-17' not found"),
+        ({"options": {"mirostat": 1}}, 400, "mirostat"),
+        ({"options": {"invented": 1}}, 400, "options.invented"),
+        ({"options": {"num_ctx": 20}}, 400, "num_ctx"),
+        ({"options": {"num_ctx": 1_000_000}}, 400, "num_ctx"),
+        ({"options": {"temperature": "hot"}}, 400, "options.temperature"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
+        ({"messages": [{"role": "prophet", "content": "x"}]}, 400, "messages[0]"),
+        ({"keep_alive": "soon"}, 400, "keep_alive"),
+        ({"think": True}, 400, "think"),
+    ],
+)
+async def test_refusals(http, node, fields, status, error):
+    reply, body = await call(http, node, "chat", **{"messages": CAPITAL, **fields})
+    assert reply.status == status
+    assert set(body) == {"error"}
+    assert body["error"].startswith(error)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"suffix": "x"}, {"template": "x"}, {"images": ["aGk="]}, {"context": [1]}, {"raw": True, "system": "x"}]
+)
+async def test_what_generate_cannot_do_is_refused(http, node, fields):
+    reply, body = await call(http, node, "generate", prompt="x", **fields)
+    assert reply.status == 400
+    assert next(reversed(fields)) in body["error"]
+
+
+async def test_options_that_change_no_answer_are_passed_over(http, node):
+    options = {"num_predict": 1, "num_thread": 4, "num_gpu": 0, "use_mmap": True, "num_ctx": 2048}
+    reply, _ = await call(http, node, "chat", messages=CAPITAL, options=options)
+    assert reply.status == 200

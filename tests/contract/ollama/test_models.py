@@ -1,0 +1,123 @@
+"""Models in the Ollama dialect: listing, showing, loading and unloading, pulling, and errors in its form."""
+
+import pytest
+
+from tests.support.events import ndjson
+
+EMBEDDER = "all-minilm"
+
+
+async def get(http, url):
+    async with http.get(url) as reply:
+        return reply, await reply.json()
+
+
+async def post(http, url, **body):
+    async with http.post(url, json=body) as reply:
+        return reply, await reply.json()
+
+
+async def test_it_says_that_it_runs(http, node):
+    async with http.get(node.url + "/") as reply:
+        assert await reply.text() == "Ollama is running"
+    for path in ("/", "/api/tags", "/api/version"):
+        async with http.head(node.url + path) as reply:
+            assert reply.status == 200
+
+
+async def test_tags_and_show(http, node):
+    _, tags = await get(http, node.url + "/api/tags")
+    names = {model["name"] for model in tags["models"]}
+    assert {"smollm2-135m-instruct:latest", "all-minilm-l6-v2:latest"} <= names
+    for model in tags["models"]:
+        assert model["size"] > 1_000_000
+        assert len(bytes.fromhex(model["digest"])) == 32
+    _, shown = await post(http, node.url + "/api/show", model="smollm2:135m")
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert "im_start" in shown["template"]
+    assert shown["model_info"]["smollm.context_length"] == 8192
+    _, shown = await post(http, node.url + "/api/show", name="all-minilm:latest")
+    assert shown["capabilities"] == ["embedding"]
+
+
+async def test_embed_equals_the_native_route(http, node):
+    texts = ["one text", "another"]
+    _, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input=texts)
+    _, native = await post(http, node.url + "/embeddings", texts=texts)
+    assert body["prompt_eval_count"] == native["usage"]["prompt_tokens"]
+    for ours, theirs in zip(body["embeddings"], native["embeddings"], strict=True):
+        assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 2e-3
+    _, one = await post(http, node.url + "/api/embeddings", model=EMBEDDER, prompt="one text")
+    assert len(one["embedding"]) == 384
+
+
+async def test_long_texts_are_cut_unless_forbidden(http, node):
+    long = "word " * 1000
+    reply, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input=long)
+    assert (reply.status, body["prompt_eval_count"]) == (200, 256)
+    reply, _ = await post(http, node.url + "/api/embed", model=EMBEDDER, input=long, truncate=False)
+    assert reply.status == 400
+    reply, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", dimensions=7)
+    assert reply.status == 400
+    assert body["error"].startswith("dimensions")
+
+
+async def test_a_model_is_unloaded_and_loaded_again(http, node):
+    pids = node.engine_pids()
+    _, unloaded = await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
+    assert unloaded["done_reason"] == "unload"
+    _, running = await get(http, node.url + "/api/ps")
+    assert EMBEDDER not in " ".join(model["name"] for model in running["models"])
+    _, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", keep_alive="10m")
+    assert body["load_duration"] > 0
+    _, running = await get(http, node.url + "/api/ps")
+    (model,) = [model for model in running["models"] if model["name"].startswith(EMBEDDER)]
+    assert not model["expires_at"].startswith("2318")
+    assert node.engine_pids()["all-minilm-l6-v2"] != pids["all-minilm-l6-v2"]
+    _, loaded = await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=-1, stream=False)
+    assert loaded["done_reason"] == "load"
+    _, running = await get(http, node.url + "/api/ps")
+    assert all(model["expires_at"].startswith("2318") for model in running["models"])
+
+
+async def test_an_unloaded_model_is_loaded_for_any_dialect(http, node):
+    await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
+    reply, _ = await post(http, node.url + "/v1/embeddings", model=EMBEDDER, input="x")
+    assert reply.status == 200
+
+
+async def test_pulling_what_is_there_succeeds_at_once(http, node):
+    async with http.post(node.url + "/api/pull", json={"model": "smollm2"}) as reply:
+        lines = await ndjson(reply)
+    assert lines[0] == {"status": "pulling manifest"}
+    assert lines[-1] == {"status": "success"}
+    _, body = await post(http, node.url + "/api/pull", model="smollm2", stream=False)
+    assert body == {"status": "success"}
+    reply, body = await post(http, node.url + "/api/pull", model="no-such-model")
+    assert reply.status == 404
+    assert "no-such-model" in body["error"]
+
+
+@pytest.mark.parametrize("route", ["create", "copy", "push"])
+async def test_what_is_not_offered_says_so(http, node, route):
+    reply, body = await post(http, f"{node.url}/api/{route}", model="x")
+    assert reply.status == 501
+    assert set(body) == {"error"}
+
+
+async def test_errors_have_ollamas_form_below_api_only(http, node):
+    async with http.get(node.url + "/api/nothing") as reply:
+        assert reply.status == 404
+        assert isinstance((await reply.json())["error"], str)
+    async with http.put(node.url + "/api/chat") as reply:
+        assert reply.status == 405
+        assert reply.headers["Allow"] == "POST"
+        assert isinstance((await reply.json())["error"], str)
+    async with http.get(node.url + "/v1/nothing") as reply:
+        assert set((await reply.json())["error"]) == {"message", "type", "code", "param"}
+    async with http.delete(node.url + "/api/delete", json={"model": "no-such-model"}) as reply:
+        assert reply.status == 404
+        assert (await reply.json())["error"] == "model 'no-such-model' not found"
+    async with http.post(node.url + "/api/chat", data=b"{") as reply:
+        assert reply.status == 400
+        assert isinstance((await reply.json())["error"], str)

@@ -1,0 +1,102 @@
+"""POST /api/embed, and /api/embeddings as it was before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import DialectBody, read_body
+from worker_node.api.context import embedding_headers, request_context
+from worker_node.api.keys import LIBRARY, NODE
+from worker_node.api.middleware import inference
+from worker_node.api.ollama.frames import Loading
+from worker_node.api.ollama.options import KeepAlive, Options, seconds_of
+from worker_node.api.ollama.residents import resident
+from worker_node.api.vectors import rows_json
+from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.serving.embedding import embed
+from worker_node.serving.registry import EmbeddingModel
+
+
+class EmbedBody(DialectBody):
+    """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=0)] | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class EmbeddingsBody(DialectBody):
+    """Body of POST /api/embeddings."""
+
+    model: str
+    prompt: str
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/api/embed", inference(_embed)), web.post("/api/embeddings", inference(_embeddings))]
+
+
+async def _embed(request: web.Request) -> web.Response:
+    context = request_context(request)
+    body = await read_body(request, EmbedBody)
+    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    reply, loading = await _run(request, context, body, texts, truncate=body.truncate is not False)
+    head = {
+        "model": body.model,
+        "total_duration": round(reply.timing.total * 1e6),
+        "load_duration": loading.nanoseconds,
+        "prompt_eval_count": reply.usage.prompt_tokens,
+    }
+    rows = b"".join([part async for part in rows_json(reply.vectors)])
+    return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
+
+
+async def _embeddings(request: web.Request) -> web.Response:
+    context = request_context(request)
+    body = await read_body(request, EmbeddingsBody)
+    reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
+    return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
+
+
+async def _run(
+    request: web.Request,
+    context: RequestContext,
+    body: EmbedBody | EmbeddingsBody,
+    texts: tuple[str, ...],
+    *,
+    truncate: bool,
+) -> tuple[EmbeddingReply, Loading]:
+    node = request.app[NODE]
+    keep = None if body.keep_alive is None else [seconds_of(body.keep_alive)]
+    if len(texts) > node.settings.max_texts:
+        raise BadRequest(
+            f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
+        )
+    model, loading = await resident(request, body.model, context)
+    wanted = body.dimensions if isinstance(body, EmbedBody) else None
+    if wanted and isinstance(model, EmbeddingModel) and wanted != model.dimensions:
+        raise UnsupportedParameter(
+            f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
+            param="dimensions",
+        )
+    try:
+        reply = await embed(node.registry, EmbeddingRequest(context, texts, model.id, truncate=truncate))
+    finally:
+        if keep is not None:
+            request.app[LIBRARY].residence.keep(model, keep[0])
+    return reply, loading
+
+
+def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
+    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=embedding_headers(reply))

@@ -1,0 +1,244 @@
+"""POST /api/generate and POST /api/chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import Body, DialectBody, read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keys import LIBRARY, NODE
+from worker_node.api.middleware import inference
+from worker_node.api.ollama.answers import Chatted, Frames, Generated
+from worker_node.api.ollama.errors import message
+from worker_node.api.ollama.frames import frame
+from worker_node.api.ollama.options import Format, KeepAlive, Options, grammar_of, seconds_of
+from worker_node.api.ollama.residents import resident
+from worker_node.api.sse import LineStream
+from worker_node.domain import (
+    Finished,
+    GenerationRequest,
+    Message,
+    RequestContext,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
+from worker_node.errors import BadRequest, NodeError
+from worker_node.serving.generation import GenerationRun, generate
+from worker_node.serving.registry import ServedModel
+
+_NO_IMAGES = "no vision model is loaded"
+
+
+class _Common(DialectBody):
+    model: str
+    stream: bool | None = None
+    format: Format | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+    think: bool | None = None
+
+    def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
+        """The domain request, for the model of that id. Raises BadRequest."""
+        options = self.options or Options()
+        return GenerationRequest(
+            context,
+            sampling=options.sampling(),
+            model=model,
+            grammar=grammar_of(self.format),
+            think=self.think,
+            context_limit=options.num_ctx,
+            **more,
+        )
+
+
+class GenerateBody(_Common):
+    """Body of POST /api/generate."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "context": "earlier tokens cannot be handed back; use /api/chat with the earlier messages",
+        "images": _NO_IMAGES,
+        "logprobs": "use /v1/completions",
+        "suffix": "text cannot be filled in before a suffix: the models here only continue a prompt",
+        "template": "the model's own template cannot be replaced; send raw: true and a finished prompt",
+        "top_logprobs": "use /v1/completions",
+    }
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class OllamaCall(Body):
+    """A call that the model made; its arguments are an object."""
+
+    class Function(Body):
+        """What was called, and with what."""
+
+        name: str
+        arguments: dict[str, Any] = Field(default_factory=dict)
+        index: int | None = None
+
+    function: Function
+    id: str | None = None
+
+
+class OllamaMessage(DialectBody):
+    """One turn of a conversation."""
+
+    refused: ClassVar[Mapping[str, str]] = {"images": _NO_IMAGES}
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaTool(Body):
+    """A function that the model may ask to be called."""
+
+    class Function(Body):
+        """Its name, what it does, and the JSON schema of its arguments."""
+
+        name: Annotated[str, Field(min_length=1, max_length=128)]
+        description: str | None = None
+        parameters: dict[str, Any] | None = None
+
+    type: Literal["function"] | None = None
+    function: Function
+
+
+class ChatBody(_Common):
+    """Body of POST /api/chat."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "logprobs": "use /v1/chat/completions",
+        "top_logprobs": "use /v1/chat/completions",
+    }
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[OllamaTool] | None = None
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the model is told of."""
+        tools = tuple(
+            Tool(
+                tool.function.name,
+                tool.function.description or "",
+                tool.function.parameters or {"type": "object", "properties": {}},
+            )
+            for tool in self.tools or []
+        )
+        return ToolUse(tools) if tools else None
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/api/generate", inference(_generate)), web.post("/api/chat", inference(_chat))]
+
+
+def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+    return tuple(
+        Message(
+            turn.role,
+            turn.content or "",
+            tuple(ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []),
+            turn.tool_name,
+        )
+        for turn in messages
+    )
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, GenerateBody)
+    model, loading = await resident(request, body.model, context)
+    if not body.prompt and not body.system:
+        return await _load_or_unload(request, model, body, {"response": ""})
+    prompt: str | tuple[Message, ...] = body.prompt or ""
+    if not body.raw:
+        system = (Message("system", body.system),) if body.system else ()
+        prompt = (*system, Message("user", body.prompt or ""))
+    elif body.system:
+        raise BadRequest("system: a raw prompt has no place for it", param="system")
+    wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
+    return await _answer(request, body, model, wanted, Generated(body.model, loading))
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, ChatBody)
+    model, loading = await resident(request, body.model, context)
+    if not body.messages:
+        return await _load_or_unload(request, model, body, {"message": {"role": "assistant", "content": ""}})
+    prompt = _conversation(body.messages)
+    wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
+    if wanted.tool_use is not None and wanted.grammar is not None:
+        raise BadRequest("format: an answer cannot be held to it and be free to call tools", param="format")
+    return await _answer(request, body, model, wanted, Chatted(body.model, loading))
+
+
+async def _load_or_unload(
+    request: web.Request, model: ServedModel, body: _Common, empty: dict[str, Any]
+) -> web.StreamResponse:
+    """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
+    residence = request.app[LIBRARY].residence
+    reason = "load"
+    seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    if seconds == 0:
+        reason = "unload"
+        await residence.unload(model)
+    elif body.keep_alive is not None:
+        residence.keep(model, seconds)
+    done = frame(body.model, **empty, done=True, done_reason=reason)
+    if body.stream is False:
+        return web.Response(body=orjson.dumps(done), content_type="application/json", charset="utf-8")
+    async with LineStream(request, {}) as stream:
+        await stream.send(done)
+    return stream.response
+
+
+async def _answer(
+    request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, frames: Frames
+) -> web.StreamResponse:
+    keep = None if body.keep_alive is None else [seconds_of(body.keep_alive)]
+    try:
+        async with generate(request.app[NODE].registry, wanted) as run:
+            if body.stream is not False:
+                return await _stream(request, run, frames)
+            async for event in run.events:
+                if isinstance(event, Finished):
+                    finished = event
+                else:
+                    frames.add(event)
+    finally:
+        if keep is not None:
+            request.app[LIBRARY].residence.keep(model, keep[0])
+    return web.Response(
+        body=orjson.dumps(frames.whole(finished)),
+        content_type="application/json",
+        charset="utf-8",
+        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
+    )
+
+
+async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> web.StreamResponse:
+    async with LineStream(request, route_headers(run.route)) as stream:
+        try:
+            async for event in run.events:
+                if isinstance(event, Finished):
+                    for part in frames.last(event):
+                        await stream.send(part)
+                elif (piece := frames.piece(event)) is not None:
+                    await stream.send(piece)
+        except NodeError as error:
+            # The status line is long gone: the error is the last line, and nothing is `done`.
+            await stream.send({"error": message(error)})
+    return stream.response

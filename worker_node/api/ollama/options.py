@@ -1,0 +1,91 @@
+"""`options`, `keep_alive` and `format` of Ollama's bodies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from worker_node.api import parameters
+from worker_node.api.body import DialectBody
+from worker_node.domain import Sampling
+from worker_node.errors import BadRequest
+from worker_node.grammars.schema import any_json_object, compile_schema
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 10 * 365 * 86400.0
+
+Format = Literal["", "json"] | dict[str, Any]
+KeepAlive = str | float
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class Options(DialectBody):
+    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            "draft_num_predict",
+            "f16_kv",
+            "low_vram",
+            "main_gpu",
+            "num_batch",
+            "num_gpu",
+            "num_keep",
+            "num_thread",
+            "numa",
+            "use_mlock",
+            "use_mmap",
+        }
+    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "mirostat": "this engine has no Mirostat sampling",
+        "mirostat_eta": "this engine has no Mirostat sampling",
+        "mirostat_tau": "this engine has no Mirostat sampling",
+        "penalize_newline": "this engine penalises all tokens alike",
+        "repeat_last_n": "this engine's penalties count the whole answer",
+        "tfs_z": "this engine has no tail-free sampling",
+        "typical_p": "this engine has no typical sampling",
+    }
+
+    num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+    def sampling(self) -> Sampling:
+        """How to sample. Raises BadRequest."""
+        return parameters.sampling(parameters.OLLAMA, self.model_dump())
+
+
+def grammar_of(wanted: Format | None) -> str | None:
+    """The grammar that the answer is held to. Raises UnsupportedParameter naming the part of a schema."""
+    if not wanted:
+        return None
+    return any_json_object() if isinstance(wanted, str) else compile_schema(wanted, "format")
+
+
+def seconds_of(keep_alive: KeepAlive) -> float | None:
+    """How long a model stays in memory; None for good. Raises BadRequest for what is no duration."""
+    if isinstance(keep_alive, int | float):
+        seconds = float(keep_alive)
+    else:
+        sign, text = (-1.0, keep_alive[1:]) if keep_alive.startswith("-") else (1.0, keep_alive)
+        if text.isdecimal() and len(text) < 12:
+            seconds = sign * float(text)
+        elif len(text) < 64 and _DURATION.sub("", text) == "" and text:
+            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+        else:
+            raise BadRequest("keep_alive is a number of seconds or a duration as 5m or 1h30m", param="keep_alive")
+    return None if seconds < 0 or math.isinf(seconds) or seconds > _LONGEST_S else seconds

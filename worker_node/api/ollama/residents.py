@@ -1,0 +1,28 @@
+"""The model that a request names: found, in memory, and for how long that took."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from worker_node.api.keys import LIBRARY
+from worker_node.api.ollama.errors import not_found
+from worker_node.api.ollama.frames import Loading
+from worker_node.domain import RequestContext
+from worker_node.errors import ModelNotFound
+from worker_node.serving.registry import ServedModel
+
+
+async def served(request: web.Request, name: str) -> ServedModel:
+    """The model of that name. Raises ModelNotFound in Ollama's words."""
+    try:
+        return await request.app[LIBRARY].find(name)
+    except ModelNotFound:
+        raise not_found(name) from None
+
+
+async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:
+    """The model of that name, loaded. Raises ModelNotFound, DeadlineExceeded."""
+    model = await served(request, name)
+    if context.dry_run:
+        return model, Loading()
+    return model, Loading(await request.app[LIBRARY].residence.load(model, context.deadline))
