@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_node.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from worker_node.bounded.settings import BoundedSettings
     from worker_node.settings import NodeSettings
 
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -24,6 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--host", help="address to bind; another than loopback needs an API key")
     parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
+    parser.add_argument("--profile", choices=("node", "bounded"), default="node", help="bounded: docs/bounded-jobs.md")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=run)
 
@@ -33,25 +37,46 @@ def run(args: argparse.Namespace) -> int:
     import uvloop
 
     from worker_node.server import run as run_node
+    from worker_node.sidecar import run_sidecar
 
     logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
-    settings = load_settings(args)
+    if args.profile == "bounded":
+        served = run_sidecar(load_bounded_settings(args), on_listening=_announce)
+    else:
+        served = run_node(load_settings(args), on_listening=_announce)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_node(settings, on_listening=_announce))
+        runner.run(served)
     return 0
 
 
 def load_settings(args: argparse.Namespace) -> NodeSettings:
     """Return the settings from flags, environment and file. Raises ConfigurationError, each problem on its line."""
-    from pydantic import ValidationError
-
     from worker_node.settings import NodeSettings
 
-    flags: dict[str, Any] = {
-        name: value for name in ("host", "port", "model_store") if (value := getattr(args, name)) is not None
-    }
+    with _explained(f"the settings in {args.config or 'the environment'}"):
+        return NodeSettings.load(args.config, **_flags(args, "host", "port", "model_store"))
+
+
+def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
+    """Return the settings of the bounded profile from flags and environment; errors as `load_settings`."""
+    from worker_node.bounded.settings import BoundedSettings
+
+    if getattr(args, "config", None) or getattr(args, "model_store", None):
+        raise ConfigurationError("the bounded profile takes neither --config nor --model-store; it has OV_GENAI_NPU_*")
+    with _explained("the settings in the environment"):
+        return BoundedSettings(**_flags(args, "host", "port"))
+
+
+def _flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+    from pydantic import ValidationError
+
     try:
-        return NodeSettings.load(args.config, **flags)
+        yield
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
@@ -59,8 +84,7 @@ def load_settings(args: argparse.Namespace) -> NodeSettings:
         ]
         raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems)) from None
     except (OSError, ValueError) as error:
-        source = args.config or "the environment"
-        raise ConfigurationError(f"the settings in {source} cannot be read: {error}") from None
+        raise ConfigurationError(f"{source} cannot be read: {error}") from None
 
 
 def _announce(url: str) -> None:

@@ -14,15 +14,16 @@ from worker_node.jobs.schemas import Schema
 MAX_INPUT_CHARACTERS = 6000
 MAX_NEW_TOKENS = 256
 
-# A grammar compiled for one budget serves those up to this much larger: the runtime keeps what it compiled.
+# One grammar serves the budgets up to this much larger, so that there are few to compile.
 _BUDGET_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kind of work. `shape` makes the answer's text; a job with a `schema`, made for a budget, answers in JSON.
+    """One kind of work. `shape` makes the answer's text; a job with a `form`, a schema for a budget, answers in JSON.
 
-    `repetition_penalty` keeps small models from writing one phrase over and over.
+    `repetition_penalty` keeps small models from writing one phrase over and over; JSON, which repeats its own marks,
+    is spoiled by it.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Job:
     system: str
     instruction: str
     shape: Callable[[str], str] = str.strip
-    schema: Callable[[int], Schema] | None = None
+    form: Callable[[int], Schema] | None = None
     repetition_penalty: float = 1.05
 
     def messages(self, text: str) -> tuple[Message, ...]:
@@ -40,11 +41,13 @@ class Job:
             Message("user", f"{self.instruction}\n\n<text>\n{text}\n</text>"),
         )
 
+    def schema(self, max_new_tokens: int) -> Schema | None:
+        """The schema of the answer, in a size that so many tokens can close; None for plain text."""
+        return None if self.form is None else self.form(max_new_tokens // _BUDGET_STEP * _BUDGET_STEP)
+
     def grammar(self, max_new_tokens: int) -> str | None:
         """The grammar to which the answer is held; None for plain text."""
-        if self.schema is None:
-            return None
-        return _grammar(self.name, max_new_tokens // _BUDGET_STEP * _BUDGET_STEP)
+        return None if self.form is None else _grammar(self.name, max_new_tokens // _BUDGET_STEP * _BUDGET_STEP)
 
 
 _SYSTEM = (
@@ -72,17 +75,22 @@ JOBS: dict[str, Job] = {
             "notification",
             96,
             _SYSTEM + "Answer with one JSON object.",
-            "Condense this notification to JSON with the keys severity (info, warning or critical), category (one or "
-            "two words), summary (one short sentence) and action_needed (true if someone must act, else false).",
-            schema=schemas.notification,
+            "Condense the notification to JSON: severity (info, warning or critical), category (such as build, calendar, "
+            "message, payment, security), summary (one short sentence), action_needed (true if someone must act).\n"
+            'Example: {"severity": "warning", "category": "storage", "summary": "The backup disk is 91 % full.", '
+            '"action_needed": true}',
+            form=schemas.notification,
+            repetition_penalty=1.0,
         ),
         Job(
             "memory_candidate",
             192,
             _SYSTEM + "Answer with one JSON object.",
-            "List the lasting facts, preferences and decisions in this text that are worth remembering, as JSON with "
-            "the keys candidates (a list of short sentences, empty if there are none) and notes (one short sentence).",
-            schema=schemas.memory_candidate,
+            "List the lasting facts, preferences and decisions in the text as JSON: candidates (short sentences, an empty "
+            "list if there are none), notes (one short sentence).\n"
+            'Example: {"candidates": ["Ana prefers tea to coffee."], "notes": "One preference was stated."}',
+            form=schemas.memory_candidate,
+            repetition_penalty=1.0,
         ),
     )
 }
@@ -91,6 +99,4 @@ ALIASES = {"memory": "memory_candidate"}
 
 @cache
 def _grammar(name: str, budget: int) -> str:
-    schema = JOBS[name].schema
-    assert schema is not None  # noqa: S101  (asked only by jobs that have one)
-    return schemas.compact(compile_schema(schema(budget), name))
+    return schemas.compact(compile_schema(JOBS[name].schema(budget), name))

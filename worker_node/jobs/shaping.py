@@ -20,6 +20,8 @@ _RULE = re.compile(r"^\s*[-*_=#\s]+$")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _EMPHASIS = re.compile(r"[*_`~]{1,3}(?=\S)|(?<=\S)[*_`~]{1,3}(?=\W|$)")
 _LABEL = re.compile(r"^(?:title|summary|here(?: is|'s) (?:a|the)[^:]{0,40})\s*:\s*", re.IGNORECASE)
+# A title that was cut does not end in one of these.
+_DANGLING = frozenset("a an and as at by for from in is of on or the to was with".split())
 _MARKS = re.compile(r"</?text>")
 # Apostrophes stay: they belong to words.
 _QUOTES = str.maketrans("", "", '"“”„«»‟"')
@@ -29,9 +31,12 @@ def title(text: str) -> str:
     """One line of at most eight words, without markdown and quotes; empty if the text holds no word."""
     for line in _plain(text).splitlines():
         words = _without_label(_bare(line)).translate(_QUOTES).split()
-        words = [word for word in words if any(map(str.isalnum, word))] and words
-        if words:
-            return " ".join(words[:MAX_TITLE_WORDS]).strip(" '’‘`.,;:-–—*_#~|").strip()
+        if _has_word(line) and words:
+            kept = words[:MAX_TITLE_WORDS]
+            while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
+                kept.pop()
+            if made := " ".join(kept).strip(" '’‘`.,;:-–—*_#~|"):
+                return made
     return ""
 
 

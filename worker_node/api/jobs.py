@@ -1,0 +1,144 @@
+"""The bounded jobs dialect (spec: bounded-jobs): its routes, its form of errors, its one line in the log."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from aiohttp import web
+
+from worker_node.api.body import read_bytes
+from worker_node.api.errors import retry_headers
+from worker_node.api.keys import ARRIVED, REQUEST_ID
+from worker_node.api.middleware import Handler, inference
+from worker_node.bounded.service import JobService
+from worker_node.errors import BadRequest, NodeError, RouteNotFound
+from worker_node.jobs.bounds import parse_request
+from worker_node.jobs.catalog import JOBS, MAX_INPUT_CHARACTERS
+
+access_log = logging.getLogger("worker_node.access")
+
+SERVICE = web.AppKey("service", JobService)
+# The contract knows one status for everything that another try may mend.
+_UNAVAILABLE = frozenset({429, 504})
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [
+        web.get("/healthz", _healthz),
+        web.get("/models", _models),
+        web.post("/v1/worker/generate", _generates(None)),
+        web.post("/v1/worker/extract-memory-candidates", _generates("memory_candidate")),
+        web.post("/v1/worker/condense-notification", _generates("notification")),
+    ]
+
+
+def job_error_response(error: NodeError) -> web.Response:
+    """An error in the form of the contract: `{"error": "…"}`."""
+    status = 503 if error.status in _UNAVAILABLE else error.status
+    message = "not found" if isinstance(error, RouteNotFound) else error.message
+    return _json({"error": message}, status, retry_headers(error))
+
+
+@web.middleware
+async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Log method, path, status and time. A path that is none of ours may hold anything: it is a dash."""
+    request[ARRIVED] = arrived = time.monotonic()
+    request[REQUEST_ID] = "job"
+    status: int | str = "cancelled"
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource else "-"
+        method = request.method if request.method in {"GET", "HEAD", "POST"} else "-"
+        access_log.info("%s %s %s %.1f ms", method, path, status, (time.monotonic() - arrived) * 1e3)
+
+
+@web.middleware
+async def refuse_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let no page of a browser in: not by a name that was made to point here, nor by a form that it posts."""
+    if not _is_local(urlsplit("//" + request.host).hostname):
+        raise BadRequest("the Host header names another machine; this service is for this machine alone")
+    origin = request.headers.get("Origin")
+    if origin is not None and not _is_local(urlsplit(origin).hostname):
+        raise BadRequest("requests from web pages are refused")
+    return await handler(request)
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    busy = service.busy_time()
+    problem = service.problem()
+    reasons = {"busy_time_us": busy.reason} if busy.value is None else {}
+    body: dict[str, Any] = {
+        "ok": problem is None,
+        "model": service.model_id,
+        "model_path": str(service.choice.path),
+        "model_choice": service.choice.why,
+        "device": "NPU",
+        "cache_dir": service.cache_dir,
+        "cache_exists": service.cache_exists(),
+        "loaded": service.loaded,
+        "initial_load_ms": service.initial_load_ms,
+        "busy_time_us": busy.value,
+        "max_input_chars": MAX_INPUT_CHARACTERS,
+        "jobs": sorted(JOBS),
+        "bind": _bind(request),
+    }
+    if problem is not None:
+        reasons["ok"] = problem
+    if reasons:
+        body["reasons"] = reasons
+    return _json(body | service.label(), 200 if problem is None else 503)
+
+
+async def _models(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    model = {
+        "id": service.model_id,
+        "path": str(service.choice.path),
+        "device": "NPU",
+        "loaded": service.loaded,
+    }
+    return _json({"models": [model | service.label()]})
+
+
+def _generates(implied: str | None) -> Handler:
+    @inference
+    async def generate(request: web.Request) -> web.Response:
+        wanted = parse_request(await read_bytes(request), implied)
+        result = await request.app[SERVICE].run(wanted)
+        if result.error is None:
+            return _json(result.payload)
+        return _json(result.payload | {"error": result.error}, 503)
+
+    return generate
+
+
+def _bind(request: web.Request) -> str | None:
+    """Where this very connection was accepted."""
+    name = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return None if name is None else f"{name[0]}:{name[1]}"
+
+
+def _is_local(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
+    )

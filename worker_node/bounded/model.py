@@ -1,0 +1,84 @@
+"""Which model the profile serves, and the model as it is built for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from worker_node.bounded.device_lock import DeviceLock
+from worker_node.bounded.settings import bounded_model
+from worker_node.domain import ModelKind
+from worker_node.engines.base import Engine
+from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.hosting.life import Canary
+from worker_node.models.directory import read_directory
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine, build_model
+from worker_node.serving.registry import GenerationModel
+
+REFERENCE_MODEL = "qwen2.5-1.5b-instruct"
+SMALL_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model directory, why it is this one, and the model in it; None with the `problem` where there is none."""
+
+    path: Path
+    why: str
+    installed: InstalledModel | None
+    problem: str | None = None
+
+
+def choose_model(given: Path | None, store: ModelStore) -> Choice:
+    """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
+    if given is not None:
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
+    for name, why in ((REFERENCE_MODEL, "the reference model"), (SMALL_MODEL, "the reference model is not installed")):
+        try:
+            path = store.get(name).path
+        except ModelNotFound:
+            continue
+        except ConfigurationError as error:
+            return Choice(store.root / name, why, None, error.message)
+        return _read(path, why)
+    return Choice(
+        store.root / REFERENCE_MODEL,
+        "the reference model",
+        None,
+        f"no model is installed: run npu-node pull {REFERENCE_MODEL}, or set OV_GENAI_NPU_MODEL to a model directory",
+    )
+
+
+def _read(path: Path, why: str) -> Choice:
+    if not path.is_dir():
+        return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
+    try:
+        installed = read_directory(path)
+    except ConfigurationError as error:
+        return Choice(path, why, None, error.message)
+    if installed.kind is not ModelKind.GENERATION:
+        return Choice(path, why, None, f"{path} holds a model that embeds; the jobs need one that generates text")
+    return Choice(path, why, installed)
+
+
+def build(choice: Choice, machine: Machine, lock: DeviceLock, *, examined: bool) -> list[GenerationModel]:
+    """The chosen model on the NPU alone, or nothing where there is none.
+
+    With `examined` the engine is ready only after its known answers, which wait for the lock as every generation does.
+    Raises ConfigurationError.
+    """
+    if choice.installed is None:
+        return []
+    installed = choice.installed if examined else replace(choice.installed, canary=None)
+
+    def guard(canary: Canary) -> Canary:
+        async def locked(engine: Engine) -> None:
+            async with lock.held():
+                await canary(engine)
+
+        return locked
+
+    model = build_model(installed, bounded_model(installed.id), machine, guard)
+    return [model] if isinstance(model, GenerationModel) else []

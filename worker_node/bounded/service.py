@@ -1,0 +1,205 @@
+"""Running one job, and the proof that the NPU ran it: its busy counter read before and after, under the lock."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker_node.bounded.device_lock import DeviceLock
+from worker_node.bounded.model import Choice
+from worker_node.devices.npu_counters import Reading
+from worker_node.devices.npu_source import NpuSource
+from worker_node.domain import Device, Finished, GenerationRequest, RequestContext, Sampling, Token
+from worker_node.engines.base import EngineState
+from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, EngineUnavailable
+from worker_node.jobs.bounds import JobRequest
+from worker_node.jobs.fitting import fit
+from worker_node.jobs.shaping import json_object
+from worker_node.serving.generation import generate
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import GenerationModel, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """`payload` is the object that HTTP and the command line answer with; `error` says why it does not count."""
+
+    payload: dict[str, Any]
+    error: str | None
+
+    def __repr__(self) -> str:
+        return f"JobResult(error={self.error!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class JobService:
+    """Runs jobs on the profile's one model. Times are seconds inside and milliseconds in payloads."""
+
+    registry: Registry
+    choice: Choice
+    npu: NpuSource
+    lock: DeviceLock
+    cache_dir: str
+    timeout_s: float
+
+    @property
+    def model(self) -> GenerationModel:
+        """The model. Raises EngineUnavailable, saying what is missing, where there is none."""
+        if not self.registry.models:
+            raise EngineUnavailable(f"the model is missing: {self.choice.problem}")
+        return self.registry.generation(None)
+
+    @property
+    def _placement(self) -> Placement:
+        return self.model.placements[0]
+
+    @property
+    def model_id(self) -> str:
+        """The model's name, or its directory's where it cannot be read."""
+        return self.choice.installed.id if self.choice.installed else self.choice.path.name
+
+    def problem(self) -> str | None:
+        """Why no job can run now and loading will not change that; None otherwise."""
+        if not self.registry.models:
+            return self.choice.problem
+        status = self._placement.engine.status
+        failed = status.state not in {EngineState.READY, EngineState.STARTING, EngineState.UNLOADED}
+        return status.reason if failed else None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the next job finds the model loaded."""
+        return bool(self.registry.models) and self._placement.engine.status.state is EngineState.READY
+
+    @property
+    def initial_load_ms(self) -> float | None:
+        """How long loading and compiling took; None before."""
+        seconds = self._placement.engine.status.load_seconds if self.registry.models else None
+        return None if seconds is None else _ms(seconds)
+
+    def cache_exists(self) -> bool:
+        """Whether anything compiled is kept there, so that loading is quick."""
+        return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{self.model_id}/*/*"))
+
+    def label(self) -> dict[str, bool]:
+        """What every answer says of an emulated NPU."""
+        return {"emulated": True} if self.npu.emulated else {}
+
+    async def ready(self, deadline: float) -> None:
+        """Wait until the model is loaded. Raises EngineUnavailable when it is not and will not be soon."""
+        engine = self._placement.engine
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                status = await engine.settled()
+        except TimeoutError:
+            raise DeadlineExceeded("the model was still being loaded when the time was up; try again") from None
+        if status.state is not EngineState.READY:
+            raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
+
+    async def run(self, request: JobRequest) -> JobResult:
+        """Run a job.
+
+        The result has an `error`, whatever was generated, unless the counter moved. Raises EngineUnavailable,
+        DeviceUnavailable or DeadlineExceeded when nothing could be generated.
+        """
+        began = time.monotonic()
+        deadline = began + self.timeout_s
+        was_loaded = self.loaded
+        await self.ready(deadline)
+        load_s = 0.0 if was_loaded else time.monotonic() - began
+        async with self.lock.held():
+            before = self.busy_time()
+            started = time.monotonic()
+            extra: dict[str, Any] = {}
+            text = None
+            if before.value is not None:
+                text, extra = await self._generate(request, began, deadline)
+            generate_s = time.monotonic() - started
+            after = self.busy_time() if before.value is not None else before
+        shaped = None if text is None else request.job.shape(text)
+        payload: dict[str, Any] = {
+            "model": self.model_id,
+            "device": Device.NPU.value,
+            "job": request.job.name,
+            "text": shaped,
+            "json": _json(request, text),
+            "timing_ms": {
+                "load": _ms(load_s),
+                "initial_load": self.initial_load_ms,
+                "generate": _ms(generate_s),
+                "total": _ms(time.monotonic() - began),
+            },
+            "npu_busy_delta_us": busy_delta(before, after),
+            "npu_busy_before_us": before.value,
+            "npu_busy_after_us": after.value,
+            "cache_dir": self.cache_dir,
+        }
+        return JobResult(payload | extra | self.label(), _verdict(before, after, shaped))
+
+    async def _generate(self, request: JobRequest, began: float, deadline: float) -> tuple[str, dict[str, Any]]:
+        job, placement = request.job, self._placement
+        limit = min(placement.prompt_limit, placement.total_limit - request.max_new_tokens)
+        text, kept = fit(request.text, self._counter(request), limit)
+        extra: dict[str, Any] = {} if kept == len(request.text) else {"input_truncated": {"kept_characters": kept}}
+        generation = GenerationRequest(
+            RequestContext("job", began, deadline, require_device=Device.NPU),
+            job.messages(text),
+            Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
+            grammar=job.grammar(request.max_new_tokens),
+        )
+        pieces: list[str] = []
+        async with generate(self.registry, generation) as run:
+            async for event in run.events:
+                if isinstance(event, Token):
+                    pieces.append(event.text)
+                elif isinstance(event, Finished) and event.npu_busy_shared:
+                    extra["npu_busy_exclusive"] = False
+        return "".join(pieces), extra
+
+    def _counter(self, request: JobRequest) -> Callable[[str], int]:
+        """How many tokens the whole prompt has for an input."""
+        tokenizer = self.model.tokenizer
+
+        def count(part: str) -> int:
+            try:
+                return len(tokenizer.encode_chat(request.job.messages(part)))
+            except ContextLengthExceeded:
+                return sys.maxsize
+
+        return count
+
+    def busy_time(self) -> Reading:
+        """The NPU's busy counter now."""
+        return self.npu.read().busy_time_us
+
+
+def busy_delta(before: Reading, after: Reading) -> int | None:
+    """Microseconds between two readings; None where one could not be read."""
+    return None if before.value is None or after.value is None else after.value - before.value
+
+
+def _verdict(before: Reading, after: Reading, text: str | None) -> str | None:
+    """Why a generation does not count, or None if it does."""
+    if before.value is None:
+        return f"refused: the NPU's busy counter cannot be read ({before.reason}), so nothing would prove that it ran"
+    if after.value is None:
+        return f"the NPU's busy counter could not be read after the generation ({after.reason}); nothing proves it ran"
+    delta = after.value - before.value
+    if delta <= 0:
+        what = "did not move" if delta == 0 else "went backwards"
+        return f"the NPU's busy counter {what} during the generation: the NPU is not proven to have run it"
+    return None if text else "the model gave no usable text; try again with another input or more tokens"
+
+
+def _json(request: JobRequest, text: str | None) -> dict[str, Any] | None:
+    schema = request.job.schema(request.max_new_tokens)
+    return None if schema is None or text is None else json_object(text, schema)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
