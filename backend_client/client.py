@@ -10,23 +10,24 @@ from typing import Self
 from pydantic import SecretStr
 
 from backend_client.calls import Calls
-from backend_client.errors import ConfigurationError
+from backend_client.discovery import parsed_or_configuration_error
 from backend_client.fleet.bindings import Bindings
 from backend_client.fleet.pool import Pool
 from backend_client.npu import FleetBackend
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock
-from backend_client.settings import ClientSettings, node_url
-from backend_client.status import NodeStatus, node_status
+from backend_client.settings import ClientSettings
+from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 from backend_client.transport import HttpTransport, Transport
 
 
 class NPUClient(Calls):
     """Calls the node that can serve it soonest, and another one when that fails, within one deadline.
 
-    It may be made anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in
-    advance; else a model is bound to the space of its first answer, and vectors of another space are never returned.
-    `transport` makes what carries the requests (tests). Raises ConfigurationError.
+    `nodes` are URLs, or where to find them (see `backend_client.discovery`). It may be made anywhere, and belongs to
+    the event loop of its first call. `spaces` binds models to vector spaces in advance; else a model is bound to the
+    space of its first answer, and vectors of another space are never returned. `transport` makes what carries the
+    requests (tests). Raises ConfigurationError.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class NPUClient(Calls):
         rng = rng or random.Random()
         key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._pool = Pool(options, clock, rng)
-        self._pool.add(_node_urls(nodes))
+        urls, sources = parsed_or_configuration_error(nodes)
+        self._pool.add(urls)
         self._fleet = FleetBackend(
             self._pool,
             Bindings(self._pool.nodes, spaces or {}),
             transport or (lambda: HttpTransport(key, options)),
             options,
             rng,
+            sources,
         )
         super().__init__(self._fleet, options, clock)
 
@@ -84,17 +87,9 @@ class NPUClient(Calls):
         await self._fleet.known()
         return self.status()
 
+    def healthz(self) -> ClientStatus:
+        """What a service may show on its own health endpoint; it asks nobody."""
+        return client_status(self.status(), self._fleet.retries_left)
+
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"
-
-
-def _node_urls(nodes: Sequence[str]) -> list[str]:
-    if isinstance(nodes, str):
-        raise ConfigurationError("nodes is a list of URLs")
-    try:
-        urls = [node_url(node) for node in nodes]
-    except ValueError as error:
-        problem = str(error)
-    else:
-        return urls
-    raise ConfigurationError(problem)

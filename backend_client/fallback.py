@@ -18,6 +18,7 @@ from backend_client.options import FallbackOptions
 from backend_client.resilience.deadline import Clock, Deadline
 from backend_client.results import Attempt, EmbedBatch, GenerateResult
 from backend_client.settings import ClientSettings
+from backend_client.status import ClientStatus
 
 if TYPE_CHECKING:
     from backend_client.cloud.backend import CloudBackend
@@ -177,6 +178,8 @@ class InferenceClient(Calls):
         clock: Clock = time.monotonic,
     ) -> None:
         self.npu = npu
+        self._cloud = cloud
+        self._local_only = local_only
         self.ledger = cloud.ledger if cloud else Ledger({})
         backend = FallbackBackend(
             npu.backend,
@@ -198,6 +201,20 @@ class InferenceClient(Calls):
 
             cloud = CloudClient(settings.cloud, options=settings.options())
         return cls(NPUClient.from_settings(settings), cloud, local_only=settings.local_only)
+
+    def healthz(self) -> ClientStatus:
+        """What a service may show on its own health endpoint; it asks nobody."""
+        nodes = self.npu.healthz()
+        if self._cloud is None:
+            return nodes
+        breaker = self._cloud.backend.breaker
+        reachable = breaker.admits() and not self._local_only
+        return replace(
+            nodes,
+            serving=nodes.serving or reachable,
+            cloud=breaker.state.value,
+            cloud_cost=f"{self.ledger.cloud.cost:f}",
+        )
 
     def __repr__(self) -> str:
         return f"InferenceClient({self.npu!r})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backend_client import wire
+from backend_client.discovery import Follower, Source
 from backend_client.dispatch import Call, Dispatcher
 from backend_client.errors import ConfigurationError, NPUError, StreamInterrupted
 from backend_client.fleet.bindings import Bindings
@@ -44,6 +45,7 @@ class FleetBackend:
         make_transport: Callable[[], Transport],
         options: ClientOptions,
         rng: random.Random,
+        sources: Sequence[Source] = (),
     ) -> None:
         self._pool = pool
         self.bindings = bindings
@@ -51,6 +53,8 @@ class FleetBackend:
         self._options = options
         self._rng = rng
         self._budget = RetryBudget(options.retry, pool.clock)
+        self._sources = sources
+        self._follower: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -73,6 +77,14 @@ class FleetBackend:
         )
         for node in self._pool.nodes.values():
             self._prober.watch(node)
+        if self._sources:
+            self._pool.complete = False
+            self._follower = asyncio.create_task(self._follow(), name="node discovery")
+
+    @property
+    def retries_left(self) -> float:
+        """What the retry budget holds."""
+        return self._budget.balance
 
     def add(self, urls: Iterable[str]) -> None:
         """Take nodes in; they get requests once a probe has passed."""
@@ -87,6 +99,19 @@ class FleetBackend:
             if self._loop is not None:
                 self._prober.forget(url)
 
+    async def _follow(self) -> None:
+        follower = Follower(
+            self._sources,
+            self._pool.nodes,
+            add=self.add,
+            remove=self.remove,
+            interval=self._options.discovery_interval,
+        )
+        await follower.look()
+        self._pool.complete = True
+        self._prober.tell()
+        await follower.follow()
+
     async def known(self) -> None:
         """Wait until every node's first probe has ended."""
         self.start()
@@ -97,6 +122,9 @@ class FleetBackend:
         """End the probes and close the connections."""
         if self._loop is not None and not self._closed:
             self._closed = True
+            if self._follower is not None:
+                self._follower.cancel()
+                await asyncio.gather(self._follower, return_exceptions=True)
             await self._prober.close()
             await self._transport.close()
         self._closed = True

@@ -104,7 +104,8 @@ class FallbackOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """All of them. `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
+    """All of them. `discovery_interval`: looking up a name, or at a file, costs nothing at this rate.
+    `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
     `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node."""
 
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -114,4 +115,5 @@ class ClientOptions:
     batch: BatchOptions = field(default_factory=BatchOptions)
     fallback: FallbackOptions = field(default_factory=FallbackOptions)
     connections_per_node: int = 128
+    discovery_interval: float = 5.0
     max_reply_bytes: int = 64 * 1024 * 1024

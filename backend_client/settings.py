@@ -15,26 +15,13 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
-from yarl import URL
 
+from backend_client.discovery import parse_nodes
 from backend_client.errors import ConfigurationError
 from backend_client.options import ClientOptions, Timeouts
 
 DEFAULT_NODE = "http://127.0.0.1:8081"
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
-
-
-def node_url(value: str) -> str:
-    """A node's URL in its one form, without a slash at the end. Raises ValueError, which does not repeat it."""
-    try:
-        url = URL(value.strip())
-    except ValueError:
-        raise ValueError("a node is given as http://host:port") from None
-    if url.scheme not in {"http", "https"} or not url.host or url.query_string or url.fragment:
-        raise ValueError("a node is given as http://host:port")
-    if url.user or url.password:
-        raise ValueError("a node's URL holds no user or password: URLs are logged; use api_key")
-    return str(url).rstrip("/")
 
 
 class TimeoutSettings(BaseModel):
@@ -80,7 +67,8 @@ class CloudSettings(BaseModel):
 
 
 class ClientSettings(BaseSettings):
-    """The client. `spaces` binds models to vector spaces from the start, for services that keep vectors.
+    """The client. `nodes` are URLs, or where to find them (see `backend_client.discovery`). `spaces` binds models to
+    vector spaces from the start, for services that keep vectors.
 
     A single entry of `spaces` is also the default embedding model.
     """
@@ -109,7 +97,8 @@ class ClientSettings(BaseSettings):
     @field_validator("nodes")
     @classmethod
     def _node_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(node_url(url) for url in value))
+        parse_nodes(value)
+        return value
 
     @classmethod
     def settings_customise_sources(

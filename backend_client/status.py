@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.node import Node
@@ -26,6 +26,33 @@ class NodeStatus:
     version: str | None
     models: tuple[ModelReport, ...]
     devices: tuple[DeviceReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """For the caller's own health endpoint.
+
+    `serving`: whether a call would find somebody now; `cloud`: the state of the cloud's breaker, None without a cloud;
+    `retries_left`: what the retry budget holds; `cloud_cost`: what was spent.
+    """
+
+    serving: bool
+    nodes_usable: int
+    nodes: dict[str, str]
+    retries_left: int
+    cloud: str | None = None
+    cloud_cost: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def client_status(nodes: tuple[NodeStatus, ...], retries_left: float) -> ClientStatus:
+    """The status of a client that has these nodes and no cloud."""
+    usable = sum(node.usable for node in nodes)
+    states = {node.url: node.status if node.usable or not node.trouble else node.trouble for node in nodes}
+    return ClientStatus(usable > 0, usable, states, int(retries_left))
 
 
 def node_status(node: Node) -> NodeStatus:

@@ -12,6 +12,7 @@ from openai.types import CompletionUsage
 
 from backend_client.cloud.visit import CloudState, NotAnAnswer, Visit, reading
 from backend_client.errors import CloudError, CloudRejected, StreamInterrupted
+from backend_client.fleet.breaker import Breaker
 from backend_client.jobs import Answer, EmbedJob, GenerateJob, Job
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import EmbedBatch, GenerateResult, Timing, Usage
@@ -34,6 +35,11 @@ class CloudBackend:
         self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
         self._sdk: AsyncOpenAI | None = None
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether it is left alone after failures."""
+        return self._state.breaker
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""

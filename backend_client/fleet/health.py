@@ -35,8 +35,13 @@ class Prober:
         self._tasks.pop(url).cancel()
 
     async def news(self) -> None:
-        """Wait until the next probe of any node has ended."""
+        """Wait until there is something new: the next probe of any node has ended."""
         await self._news.wait()
+
+    def tell(self) -> None:
+        """Wake those who wait for news."""
+        self._news.set()
+        self._news.clear()
 
     async def close(self) -> None:
         """End all probes."""
@@ -73,5 +78,4 @@ class Prober:
             self._pool.probe_passed(node, report)
             return True
         finally:
-            self._news.set()
-            self._news.clear()
+            self.tell()

@@ -50,12 +50,16 @@ class Lease:
 
 @dataclass(slots=True)
 class Pool:
-    """Pure state of the fleet; it is told the results of probes and requests and never does I/O."""
+    """Pure state of the fleet; it is told the results of probes and requests and never does I/O.
+
+    `complete` is False while nodes are still being looked for the first time.
+    """
 
     options: ClientOptions
     clock: Clock
     rng: random.Random = field(default_factory=random.Random)
     nodes: dict[str, Node] = field(default_factory=dict)
+    complete: bool = True
     _leases: dict[str, set[Lease]] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
@@ -75,8 +79,8 @@ class Pool:
 
     @property
     def unknown(self) -> bool:
-        """Whether some node's first probe has not ended yet."""
-        return any(not node.probed for node in self.nodes.values())
+        """Whether some node's first probe has not ended yet, or some node is not even known."""
+        return not self.complete or any(not node.probed for node in self.nodes.values())
 
     def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any.

@@ -11,8 +11,8 @@ from tests.faults.scripted_node import error_response, sse
 
 KEY = "sk-canary-8d1f0c"
 CLOUD_KEY = "sk-cloud-canary-77aa"
-PROMPT = "the canary sings at 4711 Secret Street"
-SECRETS = (KEY, CLOUD_KEY, PROMPT, "4711", "canary")
+PROMPT = "the canary sings at 47Zq11 Secret Street"
+SECRETS = (KEY, CLOUD_KEY, PROMPT, "47Zq11", "canary")
 
 
 def everything(error):

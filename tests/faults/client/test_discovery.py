@@ -1,0 +1,134 @@
+"""Nodes that are found by name or by file, come, go and change their addresses."""
+
+import asyncio
+import socket
+
+import dns.message
+import dns.rrset
+import pytest
+
+from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
+from backend_client.discovery import DnsNodes, FileNodes, Follower, SrvNodes, parse_nodes
+
+QUICK = ClientOptions(discovery_interval=0.02)
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def urls(client):
+    return [node.url for node in client.status()]
+
+
+async def test_a_file_is_read_again_when_it_changes(pair, tmp_path):
+    listed = tmp_path / "nodes"
+    listed.write_text(f"# the first\n{pair[0].url}/  # with a slash\n\n")
+    async with NPUClient([listed.as_uri()], options=QUICK) as client:
+        assert (await client.embed_result("text")).node == pair[0].url
+        listed.write_text(f"{pair[0].url}\n{pair[1].url}\n")
+        await until(lambda: len(urls(client)) == 2)
+        listed.write_text(f"{pair[1].url}\n")
+        await until(lambda: urls(client) == [pair[1].url])
+        assert (await client.embed_result("text")).node == pair[1].url
+        listed.unlink()  # a file that is being replaced is not a fleet without nodes
+        await asyncio.sleep(0.1)
+        assert urls(client) == [pair[1].url]
+
+
+async def test_a_client_without_any_node_yet_says_so(tmp_path):
+    listed = tmp_path / "nodes"
+    listed.write_text("")
+    async with NPUClient([listed.as_uri()], options=QUICK) as client:
+        with pytest.raises(NPUUnavailableError, match="no node"):
+            await client.embed("text")
+
+
+async def test_a_name_is_all_its_addresses(scripted, monkeypatch):
+    loop = asyncio.get_running_loop()
+
+    async def getaddrinfo(host, port, **_):
+        assert host == "npu.internal"
+        tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        tcp6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "")
+        addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.1"]
+        return [*((*tcp, (address, port)) for address in addresses), (*tcp6, ("fd00::1", port, 0, 0))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    found = await DnsNodes("npu.internal", 8081).find()
+    assert found == ["http://10.0.0.1:8081", "http://10.0.0.2:8081", "http://[fd00::1]:8081"]
+    monkeypatch.undo()
+    port = scripted.url.rpartition(":")[2]
+    async with NPUClient([f"dns://127.0.0.1:{port}"]) as client:
+        assert (await client.embed_result("text")).node == scripted.url
+
+
+class _NameServer(asyncio.DatagramProtocol):
+    """Answers every question with the SRV records it was given."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, address):
+        query = dns.message.from_wire(data)
+        reply = dns.message.make_response(query)
+        if self.records:
+            name = query.question[0].name
+            reply.answer.append(dns.rrset.from_text(name, 5, "IN", "SRV", *self.records))
+        self.transport.sendto(reply.to_wire(), address)
+
+
+async def test_srv_records_name_hosts_and_ports():
+    records = ["0 0 8081 node-1.internal.", "0 0 9090 node-2.internal."]
+    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: _NameServer(records), local_addr=("127.0.0.1", 0)
+    )
+    try:
+        port = transport.get_extra_info("sockname")[1]
+        source = SrvNodes("_npu._tcp.internal", nameservers=["127.0.0.1"], port=port)
+        assert await source.find() == ["http://node-1.internal:8081", "http://node-2.internal:9090"]
+        server.records = []
+        with pytest.raises(OSError, match="no SRV records"):
+            await source.find()
+    finally:
+        transport.close()
+
+
+async def test_a_source_that_cannot_tell_keeps_what_it_told_and_fixed_nodes_stay():
+    told = [["http://b:1"], OSError("down"), ["http://c:1", "http://a:1"], ["not a url"]]
+
+    class Source:
+        async def find(self):
+            answer = told.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    members = {"http://a:1"}
+    follower = Follower([Source()], ["http://a:1"], add=members.update, remove=members.difference_update, interval=1.0)
+    seen = []
+    while told:
+        await follower.look()
+        seen.append(sorted(members))
+    assert seen == [
+        ["http://a:1", "http://b:1"],
+        ["http://a:1", "http://b:1"],
+        ["http://a:1", "http://c:1"],
+        ["http://a:1", "http://c:1"],
+    ]
+
+
+def test_what_is_no_node_is_refused():
+    nodes, sources = parse_nodes(["http://a:1/", "http://a:1", "dns://b:2", "srv://_x._tcp.c", "file:///d"])
+    assert nodes == ["http://a:1"]
+    assert [type(source) for source in sources] == [DnsNodes, SrvNodes, FileNodes]
+    for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:8081"):
+        with pytest.raises(ConfigurationError) as caught:
+            NPUClient([wrong])
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="list"):
+        NPUClient("http://a:1")
