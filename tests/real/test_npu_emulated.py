@@ -168,16 +168,18 @@ async def test_a_stop_sequence_ends_the_generation_with_its_busy_time(npu_node, 
     assert answer["npu_busy_delta_us"] > 0
 
 
-async def test_what_the_npu_cannot_do_is_refused_with_the_reason(npu_node, http):
+@pytest.mark.parametrize(("param", "extra"), [("logprobs", {"logprobs": True}), ("n", {"n": 2})])
+async def test_what_the_npu_cannot_do_is_refused_with_the_reason(npu_node, http, param, extra):
     body = {
         "model": "smollm2-135m-instruct",
-        "messages": [{"role": "user", "content": "a"}],
-        "max_tokens": 1,
-        "logprobs": True,
+        "messages": [{"role": "user", "content": PARIS["prompt"]}],
+        "max_tokens": 2,
+        **extra,
     }
     status, _, content = await post(http, npu_node, "/v1/chat/completions", body)
-    assert status == 400
-    assert "log" in json.loads(content)["error"]["message"]
+    error = json.loads(content)["error"]
+    assert (status, error["code"], error["param"]) == (400, "unsupported_parameter", param)
+    assert "on NPU" in error["message"]
 
 
 async def test_vectors_from_static_buckets_are_the_other_librarys(npu_node, http):

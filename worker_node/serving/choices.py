@@ -27,11 +27,12 @@ class Choices:
 
 def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
     """The request `count` times over; with a seed, the later ones take the seeds that follow."""
-    return [replace(request, sampling=_reseeded(request.sampling, index)) for index in range(count)]
+    return [replace(request, sampling=_choice(request.sampling, index, count)) for index in range(count)]
 
 
-def _reseeded(sampling: Sampling, offset: int) -> Sampling:
-    return sampling if sampling.seed is None or not offset else replace(sampling, seed=sampling.seed + offset)
+def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
+    seed = None if sampling.seed is None else sampling.seed + index
+    return replace(sampling, seed=seed, choices=count)
 
 
 @asynccontextmanager
