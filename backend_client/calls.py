@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -120,6 +120,10 @@ class Calls:
         """
         job = self._generate_job(prompt, options)
         return TokenStream(lambda: self._backend.open_stream(job))
+
+    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
+        """Put something around the backend; see `backend_client.observability`."""
+        self._backend = wrap(self._backend)
 
     async def close(self) -> None:
         """Give back connections and tasks. Calls that are under way fail."""

@@ -26,11 +26,9 @@ class TokenStream:
 
     async def __anext__(self) -> str:
         async for item in self._items:
-            if isinstance(item, GenerateResult):
-                self.result = item
-                break
-            return item
-        await self._items.aclose()
+            if isinstance(item, str):
+                return item
+            self.result = item
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

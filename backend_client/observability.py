@@ -1,0 +1,201 @@
+"""Prometheus metrics and OpenTelemetry spans, with the names of the GenAI semantic conventions.
+
+    from backend_client.observability import instrument
+
+    client = instrument(InferenceClient.from_settings())
+
+Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up; metrics to the default
+registry, or the one given. No prompt, answer or key is an attribute or a label.
+
+| metric | labels |
+|---|---|
+| `gen_ai_client_operation_duration_seconds` | operation, source, model, error |
+| `gen_ai_client_token_usage_total` | operation, source, model, type (input, output) |
+| `npu_client_attempts_total` | node, outcome: each try, so the retries too |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from backend_client.calls import Calls
+from backend_client.errors import NPUError
+from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, Job
+from backend_client.resilience.deadline import Deadline
+from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Usage
+
+C = TypeVar("C", bound=Calls)
+
+# From a cached embedding's millisecond to a long generation's minutes.
+_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """The metrics of the clients of one registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.duration = Histogram(
+            "gen_ai_client_operation_duration_seconds",
+            "Duration of a call, retries and fallback included.",
+            ("operation", "source", "model", "error"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "gen_ai_client_token_usage",
+            "Tokens, as the models count them.",
+            ("operation", "source", "model", "type"),
+            registry=registry,
+        )
+        self.attempts = Counter(
+            "npu_client_attempts",
+            "Requests to nodes and to the cloud, by how they ended.",
+            ("node", "outcome"),
+            registry=registry,
+        )
+
+
+def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | None = None) -> C:
+    """Observe every call of a client, and return it. Make one `Metrics` for all clients of a registry."""
+    client.wrap_backend(
+        lambda backend: ObservedBackend(backend, metrics or Metrics(), tracer or trace.get_tracer("backend_client"))
+    )
+    return client
+
+
+@dataclass(slots=True)
+class _Observation:
+    """One call that is under way."""
+
+    span: Span
+    origin: Origin | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+
+    def answered(self, origin: Origin, usage: Usage, finish_reason: str | None = None) -> None:
+        """The call has its answer."""
+        self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
+
+
+class ObservedBackend:
+    """A backend whose calls are measured."""
+
+    def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer) -> None:
+        self._inner = inner
+        self._metrics = metrics
+        self._tracer = tracer
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """Embed, observed."""
+        with self._observed("embeddings", job) as seen:
+            batch = await self._inner.embed(job)
+            seen.answered(batch, batch.usage)
+        return batch
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """Generate, observed."""
+        with self._observed("chat", job) as seen:
+            result = await self._inner.generate(job)
+            seen.answered(result, result.usage, result.finish_reason)
+        return result
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Stream, observed from the opening to the last piece."""
+        observed = self._stream(job, opened_by)
+        # The first step opens the stream; what it brought is handed on before the rest.
+        first = await anext(observed)
+        return _led(first, observed)
+
+    def concurrency(self) -> int:
+        """As inside."""
+        return self._inner.concurrency()
+
+    async def close(self) -> None:
+        """Close what is inside."""
+        await self._inner.close()
+
+    async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
+        with self._observed("chat", job) as seen:
+            answer = await self._inner.open_stream(job, opened_by)
+            try:
+                async for item in answer:
+                    if isinstance(item, GenerateResult):
+                        seen.answered(item, item.usage, item.finish_reason)
+                    yield item
+            finally:
+                await answer.aclose()
+
+    @contextmanager
+    def _observed(self, operation: str, job: Job) -> Iterator[_Observation]:
+        name = f"{operation} {job.model}" if job.model else operation
+        began = time.perf_counter()
+        # A stream's span cannot be the current one: it is open while the caller's own code runs.
+        span = self._tracer.start_span(name, kind=SpanKind.CLIENT)
+        span.set_attribute("gen_ai.operation.name", operation)
+        if job.model:
+            span.set_attribute("gen_ai.request.model", job.model)
+        seen = _Observation(span)
+        error = ""
+        try:
+            yield seen
+        except NPUError as failure:
+            error = type(failure).__name__
+            span.set_attribute("error.type", error)
+            # Not record_exception, which keeps the traceback: the type says enough.
+            span.set_status(Status(StatusCode.ERROR, error))
+            self._count_attempts(failure.attempts)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            # The caller left, which is nobody's error.
+            error = "cancelled"
+            raise
+        finally:
+            self._finish(operation, seen, time.perf_counter() - began, error)
+            span.end()
+
+    def _finish(self, operation: str, seen: _Observation, seconds: float, error: str) -> None:
+        origin, usage = seen.origin, seen.usage
+        source, model = (origin.source, origin.model) if origin else ("", "")
+        self._metrics.duration.labels(operation, source, model, error).observe(seconds)
+        if origin is None or usage is None:
+            return
+        self._count_attempts(origin.attempts)
+        self._metrics.tokens.labels(operation, source, model, "input").inc(usage.prompt_tokens)
+        seen.span.set_attributes(
+            {
+                "gen_ai.provider.name": "npu-node" if source == "npu" else "openai",
+                "gen_ai.response.model": model,
+                "gen_ai.response.id": origin.request_id,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "server.address": origin.node,
+                "npu.device": origin.device or "",
+                "npu.attempts": len(origin.attempts),
+            }
+        )
+        if operation == "chat":
+            self._metrics.tokens.labels(operation, source, model, "output").inc(usage.completion_tokens)
+            seen.span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+        if seen.finish_reason:
+            seen.span.set_attribute("gen_ai.response.finish_reasons", [seen.finish_reason])
+
+    def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
+        for attempt in attempts:
+            self._metrics.attempts.labels(attempt.node, attempt.outcome).inc()
+
+
+async def _led(first: str | GenerateResult, rest: AsyncGenerator[str | GenerateResult, None]) -> Answer:
+    try:
+        yield first
+        async for item in rest:
+            yield item
+    finally:
+        await rest.aclose()

@@ -1,0 +1,117 @@
+"""Metrics and spans of calls that succeed, are retried, fall back, fail and break off."""
+
+import pytest
+from aiohttp import web
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from backend_client import (
+    CloudClient,
+    CloudSettings,
+    InferenceClient,
+    NPUClient,
+    NPUUnavailableError,
+    StreamInterrupted,
+)
+from backend_client.observability import Metrics, instrument
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, error_response, sse
+
+
+class Observed:
+    """A registry and the spans of one test."""
+
+    def __init__(self):
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("test")
+
+    def __call__(self, client):
+        return instrument(client, metrics=self.metrics, tracer=self.tracer)
+
+    def value(self, name, **labels):
+        return self.registry.get_sample_value(name, labels)
+
+    @property
+    def spans(self):
+        return self.exporter.get_finished_spans()
+
+
+@pytest.fixture
+def observed():
+    return Observed()
+
+
+async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
+    async with observed(NPUClient([scripted.url])) as client:
+        await client.embed("text")
+        await client.generate("prompt", model=WRITER)
+        stream = client.stream("prompt")
+        assert [piece async for piece in stream] == ANSWER
+        assert stream.result is not None
+    assert [span.name for span in observed.spans] == ["embeddings", f"chat {WRITER}", "chat"]
+    attributes = observed.spans[2].attributes
+    assert attributes["gen_ai.response.model"] == WRITER
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (7, 5)
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["server.address"] == scripted.url
+    of_chat = {"operation": "chat", "source": "npu", "model": WRITER}
+    assert observed.value("gen_ai_client_token_usage_total", **of_chat, type="output") == 10
+    assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_chat, error="") == 2
+    of_embeddings = {"operation": "embeddings", "source": "npu", "model": EMBEDDER}
+    assert observed.value("gen_ai_client_token_usage_total", **of_embeddings, type="input") == 7
+
+
+async def test_retries_and_failures_are_counted(scripted, observed):
+    async def fail_once(_):
+        return error_response(503, "engine_unavailable", retry_after_ms=1) if len(scripted.requests) < 2 else None
+
+    scripted.respond = fail_once
+    async with observed(NPUClient([scripted.url])) as client:
+        await client.embed("text")
+        scripted.status = "draining"
+        assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="NodeNotServing") == 1
+        assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="ok") == 1
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text", require_device="NPU")
+    assert observed.spans[1].attributes["error.type"] == "NPUUnavailableError"
+    assert not observed.spans[1].status.is_ok
+    assert not observed.spans[1].events
+
+
+async def test_the_cloud_shows_as_the_source(cloud, observed):
+    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat")
+    client = InferenceClient(NPUClient(["http://127.0.0.1:1"]), CloudClient(settings))
+    async with observed(client):
+        await client.generate("prompt")
+    [span] = observed.spans
+    assert (span.attributes["gen_ai.provider.name"], span.attributes["gen_ai.response.model"]) == (
+        "openai",
+        "cloud-chat",
+    )
+
+
+async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, observed):
+    async def break_off(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(sse("token", {"text": "Par"}))
+        request.transport.abort()
+        return response
+
+    async with observed(NPUClient([scripted.url])) as client:
+        async with client.stream("prompt") as stream:
+            assert await anext(stream) == ANSWER[0]
+        scripted.respond = break_off
+        with pytest.raises(StreamInterrupted):
+            [_ async for _ in client.stream("prompt")]
+        assert client.status()[0].in_flight == 0
+    left, broken = observed.spans
+    assert "error.type" not in left.attributes
+    assert broken.attributes["error.type"] == "StreamInterrupted"
+    of_streams = {"operation": "chat", "source": "", "model": "", "error": "cancelled"}
+    assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_streams) == 1
