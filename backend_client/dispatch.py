@@ -74,7 +74,7 @@ class Dispatcher:
                 lambda: self._attempt(call, send),
                 deadline=call.deadline,
                 tries=call.tries,
-                elsewhere=lambda: self._elsewhere(call),
+                elsewhere=lambda: self.elsewhere(call),
             )
         except NodeError as error:
             problem = _verdict(error, len(call.attempts))
@@ -154,7 +154,8 @@ class Dispatcher:
             except TimeoutError:
                 continue
 
-    def _elsewhere(self, call: Call) -> bool:
+    def elsewhere(self, call: Call) -> bool:
+        """Whether a node that the call has not asked yet could take it now."""
         now = self._pool.clock()
         return any(
             url not in call.tries.nodes and refusal(node, call.need, now) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from backend_client.jobs import Answer, EmbedJob, GenerateJob, Job
 from backend_client.options import ClientOptions
 from backend_client.resilience.budget import RetryBudget
 from backend_client.resilience.deadline import Deadline
+from backend_client.resilience.hedging import Latencies, hedged
 from backend_client.resilience.retry import Retrier
 from backend_client.results import EmbedBatch, GenerateResult, Usage
 from backend_client.transport import Transport
@@ -53,6 +55,8 @@ class FleetBackend:
         self._options = options
         self._rng = rng
         self._budget = RetryBudget(options.retry, pool.clock)
+        # By the size of the request, in powers of two: a batch is not slow for taking longer than a single text.
+        self._latencies = defaultdict[int, Latencies](lambda: Latencies(options.hedge))
         self._sources = sources
         self._follower: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,9 +138,23 @@ class FleetBackend:
         return max(1, len(self._pool.nodes)) * self._options.batch.per_node
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
-        """One POST /embeddings, on one node after another until one serves it."""
+        """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
         self.start()
-        call = self._call("embedding", job, self._options.timeouts.attempt)
+        first = self._call("embedding", job, self._options.timeouts.attempt)
+        after = self._latencies[len(job.texts).bit_length()].percentile()
+        if after is None:
+            return await self._embed(first, job)
+        second = self._call("embedding", job, self._options.timeouts.attempt)
+        # The second goes elsewhere: it begins with the nodes that the first has asked.
+        second.tries.nodes = first.tries.nodes
+        return await hedged(
+            lambda: self._embed(first, job),
+            lambda: self._embed(second, job),
+            after=after,
+            may=lambda: self._dispatcher.elsewhere(first) and self._budget.withdraw(),
+        )
+
+    async def _embed(self, call: Call, job: EmbedJob) -> EmbedBatch:
         body: dict[str, Any] = {"texts": list(job.texts)}
         if job.truncate:
             body["truncate"] = True
@@ -151,6 +169,8 @@ class FleetBackend:
 
         served = await self._dispatcher.run(call, send)
         self._dispatcher.settle(call, served.lease, None)
+        if self._options.hedge.percentile is not None:
+            self._latencies[len(job.texts).bit_length()].add(call.attempts[-1].duration)
         reply = served.value
         return EmbedBatch(
             vectors=reply.vectors,

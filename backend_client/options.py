@@ -80,6 +80,19 @@ class RetryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeOptions:
+    """Asking a second node when the first takes long. Off unless `percentile` is given; 0.95 is the usual choice.
+
+    Of one size of request the last `samples` are kept, and at least `least` are needed. A hedge is paid from the retry
+    budget, so that slow nodes cannot double the load.
+    """
+
+    percentile: float | None = None
+    samples: int = 256
+    least: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
     """How `embed_many` cuts its work.
 
@@ -114,6 +127,7 @@ class ClientOptions:
     retry: RetryOptions = field(default_factory=RetryOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     fallback: FallbackOptions = field(default_factory=FallbackOptions)
+    hedge: HedgeOptions = field(default_factory=HedgeOptions)
     connections_per_node: int = 128
     discovery_interval: float = 5.0
     max_reply_bytes: int = 64 * 1024 * 1024

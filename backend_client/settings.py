@@ -18,7 +18,7 @@ from pydantic_settings import (
 
 from backend_client.discovery import parse_nodes
 from backend_client.errors import ConfigurationError
-from backend_client.options import ClientOptions, Timeouts
+from backend_client.options import ClientOptions, HedgeOptions, Timeouts
 
 DEFAULT_NODE = "http://127.0.0.1:8081"
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
@@ -86,6 +86,7 @@ class ClientSettings(BaseSettings):
     timeouts: TimeoutSettings = TimeoutSettings()
     cloud: CloudSettings | None = None
     local_only: bool = False
+    hedge_percentile: float | None = Field(default=None, gt=0, lt=1)
     spaces: dict[str, str] = {}
 
     @field_validator("nodes", mode="before")
@@ -141,5 +142,6 @@ class ClientSettings(BaseSettings):
         raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems))
 
     def options(self) -> ClientOptions:
-        """The options with these timeouts."""
-        return ClientOptions(timeouts=Timeouts(**self.timeouts.model_dump()))
+        """The options with these timeouts and this hedging."""
+        hedge = HedgeOptions(percentile=self.hedge_percentile)
+        return ClientOptions(timeouts=Timeouts(**self.timeouts.model_dump()), hedge=hedge)
