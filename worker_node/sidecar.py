@@ -66,6 +66,7 @@ class _Parts:
             lock=self._lock,
             cache_dir=str(self._settings.cache.expanduser()),
             timeout_s=node.settings.request_timeout_s,
+            load_timeout_s=node.settings.load_timeout_s,
         )
 
 

@@ -15,7 +15,7 @@ from worker_node.bounded.model import Choice
 from worker_node.devices.npu_counters import Reading
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, Finished, GenerationRequest, RequestContext, Sampling, Token
-from worker_node.engines.base import EngineState
+from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, EngineUnavailable
 from worker_node.jobs.bounds import JobRequest
 from worker_node.jobs.fitting import fit
@@ -46,6 +46,7 @@ class JobService:
     lock: DeviceLock
     cache_dir: str
     timeout_s: float
+    load_timeout_s: float
 
     @property
     def model(self) -> GenerationModel:
@@ -86,15 +87,26 @@ class JobService:
         """Whether anything compiled is kept there, so that loading is quick."""
         return any(path.suffix == ".blob" for path in Path(self.cache_dir).glob(f"{self.model_id}/*/*"))
 
+    def proof(self) -> CanaryProof | None:
+        """Device, driver and runtime of the engine that is loaded; None before."""
+        return self._placement.engine.status.proof
+
+    def engine_pid(self) -> int | None:
+        """The process that holds the NPU for us."""
+        return self._placement.engine.status.pid
+
     def label(self) -> dict[str, bool]:
         """What every answer says of an emulated NPU."""
         return {"emulated": True} if self.npu.emulated else {}
 
-    async def ready(self, deadline: float) -> None:
-        """Wait until the model is loaded. Raises EngineUnavailable when it is not and will not be soon."""
+    async def ready(self) -> None:
+        """Wait, as long as a cold compile may take, until the model is loaded.
+
+        Raises EngineUnavailable when it is not and will not be soon, DeadlineExceeded when it takes too long.
+        """
         engine = self._placement.engine
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async with asyncio.timeout(self.load_timeout_s):
                 status = await engine.settled()
         except TimeoutError:
             raise DeadlineExceeded("the model was still being loaded when the time was up; try again") from None
@@ -108,10 +120,10 @@ class JobService:
         DeviceUnavailable or DeadlineExceeded when nothing could be generated.
         """
         began = time.monotonic()
-        deadline = began + self.timeout_s
         was_loaded = self.loaded
-        await self.ready(deadline)
+        await self.ready()
         load_s = 0.0 if was_loaded else time.monotonic() - began
+        deadline = time.monotonic() + self.timeout_s
         async with self.lock.held():
             before = self.busy_time()
             started = time.monotonic()

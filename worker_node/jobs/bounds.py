@@ -44,13 +44,18 @@ def parse_request(data: bytes, implied: str | None = None) -> JobRequest:
 
 
 def make_request(job: object, text: object, max_new_tokens: object = None) -> JobRequest:
-    """Return the request for these values. Raises BadRequest, naming the bound."""
+    """Return the request for a job of that name. Raises BadRequest."""
     known = ", ".join(sorted(JOBS))
     if not isinstance(job, str):
         raise BadRequest(f"job must be one of {known}")
     found = JOBS.get(ALIASES.get(job, job))
     if found is None:
         raise BadRequest(f"unknown job; known are {known}")
+    return bounded(found, text, max_new_tokens)
+
+
+def bounded(job: Job, text: object, max_new_tokens: object = None) -> JobRequest:
+    """Return the request for a job. Raises BadRequest, naming the bound that a value is beyond."""
     if not isinstance(text, str):
         raise BadRequest("input must be a string")
     if not text.strip():
@@ -58,10 +63,10 @@ def make_request(job: object, text: object, max_new_tokens: object = None) -> Jo
     if len(text) > MAX_INPUT_CHARACTERS:
         raise BadRequest(f"input has {len(text)} characters; at most {MAX_INPUT_CHARACTERS} are allowed")
     if max_new_tokens is None:
-        max_new_tokens = found.default_max_new_tokens
+        max_new_tokens = job.default_max_new_tokens
     # A bool is an int to Python, and not to anyone who sends JSON.
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
         raise BadRequest("max_new_tokens must be an integer")
     if not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
         raise BadRequest(f"max_new_tokens must be from 1 to {MAX_NEW_TOKENS}")
-    return JobRequest(found, text, max_new_tokens)
+    return JobRequest(job, text, max_new_tokens)

@@ -75,8 +75,9 @@ JOBS: dict[str, Job] = {
             "notification",
             96,
             _SYSTEM + "Answer with one JSON object.",
-            "Condense the notification to JSON: severity (info, warning or critical), category (such as build, calendar, "
-            "message, payment, security), summary (one short sentence), action_needed (true if someone must act).\n"
+            "Condense the notification to JSON: severity (info, warning or critical), category (such as build, "
+            "calendar, message, payment, security), summary (one short sentence), action_needed (true if someone must "
+            "act).\n"
             'Example: {"severity": "warning", "category": "storage", "summary": "The backup disk is 91 % full.", '
             '"action_needed": true}',
             form=schemas.notification,
@@ -86,14 +87,17 @@ JOBS: dict[str, Job] = {
             "memory_candidate",
             192,
             _SYSTEM + "Answer with one JSON object.",
-            "List the lasting facts, preferences and decisions in the text as JSON: candidates (short sentences, an empty "
-            "list if there are none), notes (one short sentence).\n"
+            "List the lasting facts, preferences and decisions in the text as JSON: candidates (short sentences, an "
+            "empty list if there are none), notes (one short sentence).\n"
             'Example: {"candidates": ["Ana prefers tea to coffee."], "notes": "One preference was stated."}',
             form=schemas.memory_candidate,
             repetition_penalty=1.0,
         ),
     )
 }
+# What the smoke test asks: not offered over HTTP.
+SMOKE = Job("smoke", 24, "You answer in one short sentence.", "Answer what the text asks.")
+
 ALIASES = {"memory": "memory_candidate"}
 
 

@@ -21,7 +21,9 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _EMPHASIS = re.compile(r"[*_`~]{1,3}(?=\S)|(?<=\S)[*_`~]{1,3}(?=\W|$)")
 _LABEL = re.compile(r"^(?:title|summary|here(?: is|'s) (?:a|the)[^:]{0,40})\s*:\s*", re.IGNORECASE)
 # A title that was cut does not end in one of these.
-_DANGLING = frozenset("a an and as at by for from in is of on or the to was with".split())
+_DANGLING = frozenset(
+    ("a", "an", "and", "as", "at", "by", "for", "from", "in", "is", "of", "on", "or", "the", "to", "was", "with")
+)
 _MARKS = re.compile(r"</?text>")
 # Apostrophes stay: they belong to words.
 _QUOTES = str.maketrans("", "", '"“”„«»‟"')

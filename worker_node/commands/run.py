@@ -1,0 +1,43 @@
+"""`npu-node run`: one bounded job in this process, with the proof that the NPU ran it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from worker_node.errors import BadRequest
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its flags."""
+    parser = commands.add_parser("run", help="run one bounded job", description=__doc__)
+    parser.add_argument("--job", required=True, help="title, summary, notification or memory_candidate")
+    parser.add_argument("--input", required=True, help="the text, or - to read it from standard input")
+    parser.add_argument("--max-new-tokens", type=int, help="1 to 256; default: the job's own")
+    parser.add_argument("--json", action="store_true", help="on one line")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the result; 0 only if the job succeeded and the NPU's busy counter proves that the NPU ran it."""
+    import orjson
+
+    from worker_node.commands.job_service import with_service
+    from worker_node.jobs.bounds import make_request
+
+    request = make_request(args.job, _text(args.input), args.max_new_tokens)
+    result = with_service(args, lambda service: service.run(request))
+    shown = result.payload if result.error is None else result.payload | {"error": result.error}
+    print(orjson.dumps(shown, option=0 if args.json else orjson.OPT_INDENT_2).decode())
+    if result.error is not None:
+        print(f"npu-node: {result.error}", file=sys.stderr)
+    return 0 if result.error is None else 1
+
+
+def _text(given: str) -> str:
+    if given != "-":
+        return given
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise BadRequest("standard input is not UTF-8") from None
