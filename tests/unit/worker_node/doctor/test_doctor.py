@@ -1,0 +1,298 @@
+"""The doctor over scripted machines: each lacks one thing, and the doctor names it, with a fix, and nothing else."""
+
+import dataclasses
+import shutil
+
+import msgspec
+import pytest
+
+from worker_node.devices.compile_cache import CacheKey
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.doctor.examination import examine, healthy
+from worker_node.doctor.finding import Severity
+from worker_node.doctor.machine import Machine
+
+ADDRESS = "0000:00:0b.0"
+PCI = f"sys/bus/pci/devices/{ADDRESS}"
+LIB = "usr/lib/x86_64-linux-gnu"
+FIRMWARE = "lib/firmware/intel/vpu/vpu_40xx_v1.bin.zst"
+COUNTER = "sys/class/accel/accel0/device/npu_busy_time_us"
+PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
+NPU = DeviceInfo("NPU", {"NPU_DRIVER_VERSION": "1019", "NPU_COMPILER_VERSION": "7"})
+CPU = DeviceInfo("CPU")
+SEES_NPU = Probe((CPU, NPU), "2026.4.1")
+SEES_CPU = Probe((CPU,), "2026.4.1")
+
+
+class ScriptedMachine(Machine):
+    """A machine whose device node belongs to `group` and may be used or not."""
+
+    group = "render"
+    allowed = True
+
+    def group_of(self, path):
+        return self.group
+
+    def may_use(self, path):
+        return self.allowed
+
+    def user(self):
+        return "ann"
+
+
+def write(root, path, text=""):
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def packages(root, **versions):
+    head = "Package: {}\nStatus: install ok installed\nDescription: a driver\n for it\nVersion: {}"
+    blocks = [head.format(name, versions.get(name[6:8], "1.28")) for name in PACKAGES]
+    write(root, "var/lib/dpkg/status", "\n\n".join(blocks))
+
+
+@dataclasses.dataclass
+class Case:
+    machine: ScriptedMachine
+    probe: Probe
+    model_problem: str | None = None
+
+    @property
+    def root(self):
+        return self.machine.root
+
+    @property
+    def cache(self):
+        return self.root / "cache"
+
+    def examine(self):
+        return examine(
+            self.machine, self.probe, model=self.root / "model", model_problem=self.model_problem, cache=self.cache
+        )
+
+    def wrong(self):
+        return {finding.id: finding for finding in self.examine() if finding.severity is not Severity.OK}
+
+
+@pytest.fixture
+def good(tmp_path):
+    """A machine on which all is well."""
+    root = tmp_path
+    write(root, "proc/sys/kernel/osrelease", "6.12.9+deb13-amd64\n")
+    write(root, f"{PCI}/vendor", "0x8086\n")
+    write(root, f"{PCI}/device", "0x643e\n")
+    write(root, "sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086\n")
+    write(root, "sys/bus/pci/devices/0000:00:02.0/device", "0x64a0\n")
+    (root / "sys/bus/pci/drivers/intel_vpu").mkdir(parents=True)
+    (root / PCI / "driver").symlink_to("../../drivers/intel_vpu")
+    write(root, "sys/module/intel_vpu/refcnt", "1")
+    write(root, "dev/accel/accel0")
+    write(root, COUNTER, "123456\n")
+    write(root, FIRMWARE)
+    for name in ("libze_loader.so.1", "libze_intel_npu.so.1", "libnpu_driver_compiler.so"):
+        write(root, f"{LIB}/{name}")
+    packages(root)
+    (root / "cache").mkdir()
+    return Case(ScriptedMachine(root, "[drm] Initialized intel_vpu 1.0.0 for 0000:00:0b.0 on minor 0"), SEES_NPU)
+
+
+def only(case, check, *fixes):
+    """The one finding, an error, whose fix holds these words."""
+    wrong = case.wrong()
+    assert list(wrong) == [check]
+    assert wrong[check].severity is Severity.ERROR
+    assert not healthy(case.examine())
+    for words in fixes:
+        assert words in wrong[check].fix
+    return wrong[check]
+
+
+def test_all_good(good):
+    findings = good.examine()
+    assert healthy(findings)
+    assert not good.wrong()
+    assert all(finding.found and not finding.fix for finding in findings)
+    assert len({finding.id for finding in findings}) == len(findings)
+
+
+def test_no_npu(good):
+    shutil.rmtree(good.root / PCI)
+    good.probe = SEES_CPU
+    wrong = good.wrong()
+    assert set(wrong) == {"npu-present", "openvino"}
+    assert "NPU_NODE_NPU_EMULATION=1" in wrong["npu-present"].fix
+    assert "passed" not in wrong["openvino"].found
+
+
+def test_a_device_without_driver(good):
+    (good.root / PCI / "driver").unlink()
+    shutil.rmtree(good.root / "sys/module")
+    shutil.rmtree(good.root / "dev")
+    good.probe = SEES_CPU
+    wrong = good.wrong()
+    assert list(wrong) == ["kernel-driver", "device-node", "openvino"]
+    assert "modprobe intel_vpu" in wrong["kernel-driver"].fix
+
+
+def test_a_cloud_kernel_has_no_driver(good):
+    (good.root / PCI / "driver").unlink()
+    shutil.rmtree(good.root / "sys/module")
+    write(good.root, "proc/sys/kernel/osrelease", "6.12.9+deb13-cloud-amd64")
+    only(good, "kernel-driver", "linux-image-amd64")
+
+
+def test_a_driver_that_is_loaded_and_drives_nothing(good):
+    (good.root / PCI / "driver").unlink()
+    only(good, "kernel-driver", "dmesg")
+
+
+def test_a_device_that_is_given_to_a_virtual_machine(good):
+    (good.root / PCI / "driver").unlink()
+    (good.root / PCI / "driver").symlink_to("../../drivers/vfio-pci")
+    only(good, "kernel-driver", "vfio-pci/unbind")
+
+
+@pytest.mark.parametrize("group", ["root", None])
+def test_no_render_group(good, group):
+    good.machine.group, good.machine.allowed = group, False
+    only(good, "device-access", "groupadd -f -r render", "udevadm", "usermod -a -G render ann")
+
+
+def test_a_user_outside_the_group(good):
+    good.machine.allowed = False
+    only(good, "device-access", "usermod -a -G render ann", "log in again")
+
+
+@pytest.mark.parametrize(
+    ("library", "check", "package"),
+    [
+        ("libze_intel_npu.so.1", "user-mode-driver", "intel-level-zero-npu"),
+        ("libnpu_driver_compiler.so", "compiler", "intel-driver-compiler-npu"),
+        ("libze_loader.so.1", "level-zero-loader", "libze1"),
+    ],
+)
+def test_a_library_that_is_missing(good, library, check, package):
+    (good.root / LIB / library).unlink()
+    only(good, check, package)
+
+
+def test_a_driver_of_the_older_name_is_one_too(good):
+    (good.root / LIB / "libze_intel_npu.so.1").rename(good.root / LIB / "libze_intel_vpu.so.1")
+    assert not good.wrong()
+
+
+def test_no_firmware(good):
+    (good.root / FIRMWARE).rename(good.root / "lib/firmware/intel/vpu/vpu_37xx_v1.bin")
+    only(good, "firmware-file", "firmware-intel-misc")
+
+
+def test_firmware_of_another_release(good):
+    packages(good.root, fw="1.10")
+    found = only(good, "firmware-mismatch", "intel-fw-npu").found
+    assert "intel-fw-npu 1.10" in found
+
+
+def test_packages_that_were_removed_are_not_installed(good):
+    text = (good.root / "var/lib/dpkg/status").read_text()
+    write(good.root, "var/lib/dpkg/status", text.replace("install ok installed", "deinstall ok config-files"))
+    assert "firmware-mismatch" not in {finding.id for finding in good.examine()}
+
+
+@pytest.mark.parametrize(
+    ("log", "check"),
+    [
+        ("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF", "firmware-compiler"),
+        ("intel_vpu 0000:00:0b.0: [drm] *ERROR* ivpu_boot(): Failed to boot the firmware: -110", "firmware-boot"),
+    ],
+)
+def test_what_the_kernels_log_tells(good, log, check):
+    good.machine.kernel_log = f"usb 1-1: boot failed -110\n{log}\n"
+    only(good, check, "modprobe intel_vpu")
+
+
+def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
+    good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] TDR triggered, DEVICE_LOST"
+    assert list(good.wrong()) == ["device-lost"]
+    good.machine.kernel_log = None
+    assert list(good.wrong()) == ["kernel-log"]
+    assert healthy(good.examine())
+
+
+@pytest.mark.parametrize(
+    ("release", "words"), [("5.15.0-91-generic", "no driver"), ("6.8.0-31-generic", "no busy counter")]
+)
+def test_an_old_kernel(good, release, words):
+    write(good.root, "proc/sys/kernel/osrelease", release)
+    assert words in only(good, "kernel-version", "6.11").found
+
+
+def test_a_kernel_that_does_not_say_which_it_is(good):
+    (good.root / "proc/sys/kernel/osrelease").unlink()
+    assert good.wrong()["kernel-version"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("content", [None, "many"])
+def test_no_busy_counter(good, content):
+    (good.root / COUNTER).unlink()
+    if content:
+        write(good.root, COUNTER, content)
+    only(good, "busy-counter", "6.11")
+
+
+def key(**changes):
+    fields = {
+        "model": "m",
+        "model_hash": "h",
+        "device": "NPU",
+        "openvino": "2026.4.1",
+        "driver": "1019",
+        "compiler": "7",
+    }
+    return msgspec.json.encode(CacheKey(**fields | changes)).decode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"openvino": "2026.3.0"}, {"driver": "1018"}, {"compiler": "6"}, {"device": "NPU-emulated", "openvino": "2025.1"}],
+)
+def test_a_cache_of_other_versions(good, changes):
+    write(good.root, "cache/m/NPU-1/key.json", key())
+    write(good.root, "cache/m/NPU-2/key.json", key(**changes))
+    write(good.root, "cache/m/NPU-3/key.json", "not ours")
+    wrong = good.wrong()
+    assert list(wrong) == ["cache-version"]
+    assert "rm -r" in wrong["cache-version"].fix
+    assert str(good.cache / "m/NPU-2") in wrong["cache-version"].fix
+    assert str(good.cache / "m/NPU-1") not in wrong["cache-version"].fix
+
+
+def test_a_cache_of_these_versions(good):
+    write(good.root, "cache/m/NPU-1/key.json", key())
+    write(good.root, "cache/m/NPU-emulated-1/key.json", key(device="NPU-emulated", driver=None, compiler=None))
+    assert not good.wrong()
+
+
+def test_a_cache_that_cannot_be_written(good, monkeypatch):
+    monkeypatch.setattr("worker_node.doctor.files.os.access", lambda *_: False)
+    only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
+
+
+def test_a_model_that_cannot_be_loaded(good):
+    good.model_problem = "no openvino_model.xml"
+    assert only(good, "model-files", "npu-node pull").found == "no openvino_model.xml"
+
+
+def test_what_openvino_sees(good):
+    good.probe = Probe((), None, "it ended with status -11")
+    assert "status -11" in only(good, "openvino").found
+    good.probe = Probe((DeviceInfo("NPU", {"NPU_COMPILER_VERSION": None}),), "2026.4.1")
+    only(good, "openvino", "intel-driver-compiler-npu")
+    good.probe = SEES_CPU
+    only(good, "openvino", "first to last")
+
+
+def test_a_real_machine_is_read_without_failing():
+    assert Machine().kernel_release()
+    assert Machine().user()
+    assert Machine().group_of("etc/passwd") == "root"
+    assert Machine().group_of("nonexistent") is None

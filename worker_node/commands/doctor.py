@@ -1,0 +1,58 @@
+"""`npu-node doctor`: what this machine lacks for its NPU to work, each with its fix. It changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+_MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its flags."""
+    parser = commands.add_parser("doctor", help="say what the NPU lacks on this machine", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 0 if none is an error."""
+    import asyncio
+    from dataclasses import asdict
+
+    import orjson
+
+    from worker_node.bounded.model import choose_model
+    from worker_node.commands.serve import load_bounded_settings
+    from worker_node.devices.probe import probe
+    from worker_node.doctor.examination import examine, healthy
+    from worker_node.doctor.machine import Machine
+    from worker_node.models.store import ModelStore
+
+    settings = load_bounded_settings(args)
+    choice = choose_model(settings.model, ModelStore())
+    findings = examine(
+        Machine(kernel_log=_kernel_log()),
+        asyncio.run(probe()),
+        model=choice.path,
+        model_problem=choice.problem,
+        cache=settings.cache.expanduser(),
+    )
+    if args.json:
+        report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
+        print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for finding in findings:
+            print(f"{_MARKS[finding.severity]}  {finding.id}: {finding.found}")
+            if finding.fix:
+                print(f"         fix: {finding.fix}")
+    return 0 if healthy(findings) else 1
+
+
+def _kernel_log() -> str | None:
+    """What dmesg shows; None where it is missing or this user may not read it."""
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True)  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

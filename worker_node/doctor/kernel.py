@@ -1,0 +1,163 @@
+"""The kernel's side: the device on the bus, its driver, its firmware, its node and its counter."""
+
+from __future__ import annotations
+
+import re
+
+from worker_node.doctor.finding import Finding, error, ok, warning
+from worker_node.doctor.machine import Machine
+
+_PCI = "sys/bus/pci/devices"
+_GENERATIONS = {"7d1d": "37xx", "ad1d": "37xx", "643e": "40xx", "b03e": "50xx", "fd3e": "50xx"}
+_NAMES = {
+    "7d1d": "Meteor Lake",
+    "ad1d": "Arrow Lake",
+    "643e": "Lunar Lake",
+    "b03e": "Panther Lake",
+    "fd3e": "Wildcat Lake",
+}
+_DRIVER_SINCE = (6, 3)
+_COUNTER_SINCE = (6, 11)
+_NODE = "dev/accel"
+_FIRMWARE = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates", "usr/lib/firmware/updates")
+_RELOAD = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+_FIRMWARE_FIX = (
+    "install the NPU's firmware: apt install firmware-intel-misc (Debian, non-free-firmware), or intel-fw-npu of the "
+    f"same linux-npu-driver release as the other two packages; then {_RELOAD}"
+)
+
+
+def pci_device(machine: Machine) -> tuple[str, str] | None:
+    """Address and device id of the NPU; None where there is none."""
+    for path in machine.find(_PCI, "*"):
+        vendor = machine.read(f"{_PCI}/{path.name}/vendor")
+        device = (machine.read(f"{_PCI}/{path.name}/device") or "").removeprefix("0x")
+        if vendor == "0x8086" and device in _GENERATIONS:
+            return path.name, device
+    return None
+
+
+def check_kernel(machine: Machine) -> list[Finding]:
+    """Everything up to the device node, in the order in which one thing needs the other."""
+    findings = [_version(machine)]
+    npu = pci_device(machine)
+    if npu is None:
+        known = ", ".join(sorted(_GENERATIONS))
+        fix = (
+            "enable the NPU in the firmware setup; in a virtual machine pass the device through (usually "
+            "0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
+        )
+        return [*findings, error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)]
+    address, device = npu
+    findings.append(ok("npu-present", f"{_NAMES[device]} NPU 8086:{device} at {address}"))
+    findings.append(_driver(machine, address))
+    findings.append(_firmware(machine, _GENERATIONS[device]))
+    findings += _log(machine)
+    findings += _node(machine)
+    return findings
+
+
+def _version(machine: Machine) -> Finding:
+    release = machine.kernel_release()
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match is None:
+        return warning("kernel-version", f"the kernel's release {release!r} cannot be read", "see uname -r")
+    version = int(match[1]), int(match[2])
+    fix = "install kernel 6.11 or newer (Debian 12: apt install -t bookworm-backports linux-image-amd64) and reboot"
+    if version < _DRIVER_SINCE:
+        return error("kernel-version", f"kernel {release} has no driver for NPUs", fix)
+    if version < _COUNTER_SINCE:
+        return error("kernel-version", f"kernel {release} has no busy counter: nothing proves that the NPU ran", fix)
+    return ok("kernel-version", f"kernel {release}")
+
+
+def _driver(machine: Machine, address: str) -> Finding:
+    bound = machine.link_name(f"{_PCI}/{address}/driver")
+    if bound == "intel_vpu":
+        return ok("kernel-driver", "intel_vpu drives the device")
+    if bound is not None:
+        fix = f"free it for this system: echo {address} | sudo tee /sys/bus/pci/drivers/{bound}/unbind; {_RELOAD}"
+        return error("kernel-driver", f"{bound} holds the device, as for a virtual machine", fix)
+    if machine.exists("sys/module/intel_vpu"):
+        return error(
+            "kernel-driver",
+            "intel_vpu is loaded and does not drive the device",
+            f"see sudo dmesg | grep -i vpu for why; then {_RELOAD}",
+        )
+    release = machine.kernel_release()
+    if "cloud" in release:
+        fix = "this kernel flavour leaves it out: apt install linux-image-amd64, remove the cloud kernel, and reboot"
+    else:
+        fix = "sudo modprobe intel_vpu; if there is no such module, install the distribution's full kernel and reboot"
+    return error("kernel-driver", f"the device has no driver: intel_vpu is not loaded in kernel {release}", fix)
+
+
+def _firmware(machine: Machine, generation: str) -> Finding:
+    for directory in _FIRMWARE:
+        if found := machine.find(f"{directory}/intel/vpu", f"vpu_{generation}_v*.bin*"):
+            return ok("firmware-file", f"{found[-1].name} in /{directory}/intel/vpu")
+    return error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
+
+
+def _log(machine: Machine) -> list[Finding]:
+    """What the kernel's log holds against the device."""
+    log = machine.kernel_log
+    if log is None:
+        return [
+            warning("kernel-log", "the kernel's log cannot be read by this user", "sudo dmesg | grep -i -e vpu -e npu")
+        ]
+    lines = [line for line in log.splitlines() if "vpu" in line.lower() or "MAPPED_INFERENCE" in line]
+    text = "\n".join(lines)
+    findings = []
+    if re.search(r"MAPPED_INFERENCE_VERSION is NOT compatible", text):
+        findings.append(
+            error("firmware-compiler", "the log says that firmware and compiler do not fit each other", _FIRMWARE_FIX)
+        )
+    if re.search(r"boot[^\n]*-110\b", text):
+        fix = (
+            f"cold-restart the machine (power off); {_RELOAD}. In a virtual machine passing an NPU through is known to "
+            "fail so and was confirmed by nobody: run the node on the host"
+        )
+        findings.append(error("firmware-boot", "the firmware did not boot (-110)", fix))
+    if re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text):
+        findings.append(warning("device-lost", "the log tells of a lost or reset NPU", _RELOAD))
+    return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
+
+
+def _node(machine: Machine) -> list[Finding]:
+    nodes = [path.name for path in machine.find(_NODE, "accel*")]
+    if not nodes:
+        return [
+            error("device-node", "no /dev/accel/accel*", "the kernel's driver makes it: mend the above, then reboot")
+        ]
+    node = f"{_NODE}/{nodes[0]}"
+    return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, nodes[0])]
+
+
+def _access(machine: Machine, node: str) -> Finding:
+    group = machine.group_of(node)
+    if group in {None, "root"}:
+        fix = (
+            'sudo groupadd -f -r render; echo \'SUBSYSTEM=="accel", KERNEL=="accel*", GROUP="render", MODE="0660"\' | '
+            "sudo tee /etc/udev/rules.d/70-npu.rules; sudo udevadm control --reload; sudo udevadm trigger "
+            f"--subsystem-match=accel; sudo usermod -a -G render {machine.user()}; then log in again"
+        )
+        if machine.may_use(node):
+            return warning("device-access", f"/{node} belongs to no group: only root may use it", fix)
+        return error("device-access", f"/{node} belongs to no render group and this user may not open it", fix)
+    if machine.may_use(node):
+        return ok("device-access", f"this user may open /{node} (group {group})")
+    return error(
+        "device-access",
+        f"this user may not open /{node}, which is for the group {group}",
+        f"sudo usermod -a -G {group} {machine.user()}; then log in again (a service: SupplementaryGroups={group})",
+    )
+
+
+def _counter(machine: Machine, node: str) -> Finding:
+    path = f"sys/class/accel/{node}/device/npu_busy_time_us"
+    value = machine.read(path)
+    if value is not None and value.isdecimal():
+        return ok("busy-counter", f"/{path} reads {value}")
+    why = "is not there" if value is None else "holds no number"
+    return error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", "kernel 6.11 or newer has it")

@@ -1,0 +1,85 @@
+"""Reading a machine, through a root that tests may put elsewhere."""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import os
+from pathlib import Path
+
+# Where distributions and Intel's packages put libraries.
+LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib/x86_64-linux-gnu")
+_DPKG_STATUS = "var/lib/dpkg/status"
+
+
+class Machine:
+    """Files below `root`, the user's rights, and the kernel's log where that could be read.
+
+    Paths are given without a leading slash. Nothing raises: what cannot be read is None or empty.
+    """
+
+    def __init__(self, root: Path = Path("/"), kernel_log: str | None = None) -> None:
+        self.root = root
+        self.kernel_log = kernel_log
+
+    def read(self, path: str) -> str | None:
+        """The text of a file, stripped."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything of that name."""
+        return (self.root / path).exists()
+
+    def find(self, directory: str, pattern: str) -> list[Path]:
+        """The entries of a directory that match, sorted."""
+        return sorted((self.root / directory).glob(pattern))
+
+    def link_name(self, path: str) -> str | None:
+        """The last part of what a symbolic link points to."""
+        try:
+            return (self.root / path).readlink().name
+        except OSError:
+            return None
+
+    def library(self, *patterns: str) -> Path | None:
+        """The first shared library that matches one of the patterns."""
+        found = (path for d in LIBRARY_DIRECTORIES for pattern in patterns for path in self.find(d, pattern))
+        return next(found, None)
+
+    def package_versions(self, *names: str) -> dict[str, str]:
+        """The versions of those Debian packages that are installed."""
+        versions: dict[str, str] = {}
+        for block in (self.read(_DPKG_STATUS) or "").split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Package") in names and fields.get("Status", "").endswith(" installed"):
+                versions[fields["Package"]] = fields.get("Version", "")
+        return versions
+
+    def kernel_release(self) -> str:
+        """As `uname -r` says."""
+        return self.read("proc/sys/kernel/osrelease") or ""
+
+    def user(self) -> str:
+        """The name of the user who asks."""
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError):
+            return str(os.getuid())
+
+    def group_of(self, path: str) -> str | None:
+        """The name, or the number, of the group that owns a file."""
+        try:
+            number = (self.root / path).stat().st_gid
+        except OSError:
+            return None
+        try:
+            return grp.getgrgid(number).gr_name
+        except KeyError:
+            return str(number)
+
+    def may_use(self, path: str) -> bool:
+        """Whether this process may read and write a file."""
+        return os.access(self.root / path, os.R_OK | os.W_OK)
