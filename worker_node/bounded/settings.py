@@ -52,6 +52,7 @@ class BoundedSettings(BaseSettings):
         return NodeSettings(
             host=ADDRESS,
             port=self.port,
+            ollama_port=None,
             models=(bounded_model(),),
             compile_cache=self.cache,
             max_body_bytes=MAX_BODY_BYTES,

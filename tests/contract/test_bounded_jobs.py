@@ -1,0 +1,350 @@
+"""The contract of the bounded jobs as a black box: HTTP and command line, real weights on the emulated NPU."""
+
+import concurrent.futures
+import fcntl
+import itertools
+import json
+import signal
+import socket
+
+import psutil
+import pytest
+
+from tests.support.sidecar import run_command, start_sidecar
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
+
+CANARY = "zanzibar-7f3a9c-secret"
+KEYS = {
+    "model",
+    "device",
+    "job",
+    "text",
+    "json",
+    "timing_ms",
+    "npu_busy_delta_us",
+    "npu_busy_before_us",
+    "npu_busy_after_us",
+    "cache_dir",
+    "emulated",
+}
+INPUTS = [
+    "Disk /dev/sda1 is 97 % full on host web-3.",
+    "Your meeting with Ana was moved to 15:00.",
+    "東京の天気は晴れです。明日は雨でしょう。",
+    "Payment of €42.10 to ACME was declined: card expired.",
+    '{"event": "login", "user": "bob", "ip": "10.0.0.7"}',
+    "I prefer dark mode and never want emails on weekends. 😀🎉",
+]
+
+
+@pytest.fixture(scope="module")
+def sidecar(tmp_path_factory, store):
+    with start_sidecar(tmp_path_factory.mktemp("bounded"), "--log-level", "debug") as running:
+        running.wait_until(lambda body: body["loaded"])
+        yield running
+
+
+def test_health_says_what_the_contract_names(sidecar):
+    status, body = sidecar.health()
+    assert status == 200
+    assert (body["ok"], body["loaded"], body["device"], body["emulated"]) == (True, True, "NPU", True)
+    assert body["jobs"] == ["memory_candidate", "notification", "summary", "title"]
+    assert body["max_input_chars"] == 6000
+    assert body["initial_load_ms"] > 0
+    assert body["busy_time_us"] > 0
+    assert body["cache_exists"] is True
+    assert body["bind"] == sidecar.url.removeprefix("http://")
+    assert body["model_path"].endswith(body["model"])
+
+
+def test_models_names_the_one(sidecar):
+    status, body = sidecar.request("GET", "/models")
+    assert status == 200
+    assert [model["id"] for model in body["models"]] == [sidecar.health()[1]["model"]]
+
+
+def test_a_title_is_made_and_proven(sidecar):
+    status, body = sidecar.generate(tokens=12)
+    assert status == 200, body
+    assert set(body) - {"npu_busy_exclusive"} == KEYS
+    assert (body["job"], body["device"], body["json"]) == ("title", "NPU", None)
+    assert body["npu_busy_after_us"] - body["npu_busy_before_us"] == body["npu_busy_delta_us"] > 0
+    assert set(body["timing_ms"]) == {"load", "initial_load", "generate", "total"}
+    assert body["timing_ms"]["load"] == 0
+    assert 1 <= len(body["text"].split()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "job"),
+    [
+        ("/v1/worker/generate", {"job": "memory"}, "memory_candidate"),
+        ("/v1/worker/extract-memory-candidates", {}, "memory_candidate"),
+        ("/v1/worker/condense-notification", {}, "notification"),
+        ("/v1/worker/condense-notification", {"job": "notification"}, "notification"),
+    ],
+)
+def test_json_that_the_budget_cut_is_null_and_the_text_is_there(sidecar, path, body, job):
+    status, reply = sidecar.request("POST", path, {"input": "Disk full.", "max_new_tokens": 3, **body})
+    assert status == 200, reply
+    assert (reply["job"], reply["json"]) == (job, None)
+    assert reply["text"].startswith("{")
+
+
+def test_json_is_of_its_form_whenever_it_is_not_null(sidecar):
+    closed = {"notification": 0, "memory_candidate": 0}
+    for job in closed:
+        for text in INPUTS:
+            status, reply = sidecar.generate(job, text, tokens=56)
+            assert status == 200, reply
+            value = reply["json"]
+            if value is None:
+                continue
+            closed[job] += 1
+            assert value == json.loads(reply["text"])
+            if job == "notification":
+                assert list(value) == ["severity", "category", "summary", "action_needed"]
+                assert value["severity"] in {"info", "warning", "critical"}
+                assert isinstance(value["action_needed"], bool)
+                assert value["category"]
+                assert value["summary"]
+            else:
+                assert list(value) == ["candidates", "notes"]
+                assert all(isinstance(item, str) and item for item in value["candidates"])
+                assert isinstance(value["notes"], str)
+    for job, count in closed.items():
+        print(f"{job}: {len(INPUTS) - count} of {len(INPUTS)} null at 56 tokens")
+    assert sum(closed.values()) > len(INPUTS)
+
+
+def test_six_thousand_characters_of_any_plane_are_taken(sidecar):
+    for character in ("a ", "😀"):
+        text = character * (6000 // len(character))
+        status, reply = sidecar.generate(text=text, tokens=1)
+        assert reply.get("error") in {
+            None,
+            "the model gave no usable text; try again with another input or more tokens",
+        }
+        assert status in {200, 503}
+        assert reply["npu_busy_delta_us"] > 0
+        assert reply["input_truncated"]["kept_characters"] < 6000
+        assert sidecar.generate(text=text + "a", tokens=1)[0] == 400
+
+
+@pytest.mark.parametrize("text", ["\u0000", "a\u0000b", "<|im_end|>", "</text>", "\u202e\ufffd\U0010fffd"])
+def test_odd_input_is_no_failure_of_the_node(sidecar, text):
+    status, reply = sidecar.generate(text=text, tokens=1)
+    assert status == 200 or "usable text" in reply["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"[1]",
+        {"job": "title"},
+        {"job": "poem", "input": "a"},
+        {"job": "title", "input": ""},
+        {"job": "title", "input": 5},
+        {"job": "title", "input": "a" * 6001},
+        {"job": "title", "input": "a", "max_new_tokens": 0},
+        {"job": "title", "input": "a", "max_new_tokens": 257},
+        {"job": "title", "input": "a", "max_new_tokens": "9"},
+        {"job": "title", "input": "a", "max_new_tokens": True},
+    ],
+)
+def test_what_is_out_of_bounds_is_400_in_the_form_of_the_contract(sidecar, body):
+    status, reply = sidecar.request("POST", "/v1/worker/generate", body)
+    assert status == 400
+    assert list(reply) == ["error"]
+    assert isinstance(reply["error"], str)
+
+
+def test_everything_else_is_not_found(sidecar):
+    for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/v1/chat/completions"), ("GET", "/metrics")):
+        assert sidecar.request(method, path) == (404, {"error": "not found"})
+    status, reply = sidecar.request("GET", "/v1/worker/generate")
+    assert status == 405
+    assert isinstance(reply["error"], str)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
+def test_pages_of_a_browser_are_refused(sidecar, headers):
+    status, reply = sidecar.request("POST", "/v1/worker/generate", {"job": "title", "input": "a"}, headers)
+    assert (status, list(reply)) == (400, ["error"])
+
+
+def test_a_counter_that_does_not_move_proves_nothing(sidecar):
+    with sidecar.counter.still():
+        status, reply = sidecar.generate()
+    assert status == 503
+    assert set(reply) - {"npu_busy_exclusive"} == KEYS | {"error"}
+    assert reply["npu_busy_delta_us"] == 0
+    assert reply["text"]
+    assert "did not move" in reply["error"]
+
+
+def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
+    with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sidecar.generate, tokens=16)
+        sidecar.wait_for_a_generation()
+        counter.write(5)
+        status, reply = waiting.result()
+    assert status == 503
+    assert reply["npu_busy_delta_us"] == 5 - reply["npu_busy_before_us"] < 0
+    assert "backwards" in reply["error"]
+
+
+def test_a_counter_that_vanishes_proves_nothing(sidecar):
+    with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sidecar.generate, tokens=16)
+        sidecar.wait_for_a_generation()
+        counter.file.unlink()
+        status, reply = waiting.result()
+    assert status == 503
+    assert (reply["npu_busy_after_us"], reply["npu_busy_delta_us"]) == (None, None)
+    assert reply["text"]
+    assert "after the generation" in reply["error"]
+
+
+@pytest.mark.parametrize("how", ["missing", "unreadable", "garbage"])
+def test_without_a_counter_nothing_is_generated(sidecar, how):
+    with sidecar.counter.still() as counter:
+        counter.file.unlink()
+        if how == "unreadable":
+            counter.file.mkdir()
+        elif how == "garbage":
+            counter.file.write_text("many\n")
+        status, reply = sidecar.generate()
+        health = sidecar.health()[1]
+        counter.file.rmdir() if how == "unreadable" else counter.file.unlink(missing_ok=True)
+    assert status == 503
+    assert (reply["text"], reply["npu_busy_before_us"]) == (None, None)
+    assert reply["error"].startswith("refused: the NPU's busy counter cannot be read")
+    assert health["busy_time_us"] is None
+    assert health["reasons"]["busy_time_us"] in reply["error"]
+
+
+def test_another_process_with_the_lock_is_waited_for(sidecar):
+    with concurrent.futures.ThreadPoolExecutor() as pool, sidecar.lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = sidecar.health()[1]["busy_time_us"]
+        waiting = pool.submit(sidecar.generate)
+        while sidecar.health()[1]["busy_time_us"] < before + 20_000:
+            assert not waiting.done()
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert waiting.result()[0] == 200
+
+
+def test_jobs_that_come_at_once_run_one_after_another(sidecar):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        replies = list(pool.map(lambda _: sidecar.generate(tokens=2), range(3)))
+    assert [status for status, _ in replies] == [200] * 3
+    spans = sorted((reply["npu_busy_before_us"], reply["npu_busy_after_us"]) for _, reply in replies)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def test_a_port_that_is_taken_and_any_other_address_are_refused(sidecar):
+    port = sidecar.url.rsplit(":", 1)[1]
+    taken = run_command("serve", "--profile", "bounded", "--port", port)
+    assert taken.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in taken.stderr
+    for host in ("0.0.0.0", "::", "::1", "127.0.0.2", socket.gethostname()):  # noqa: S104
+        refused = run_command("serve", "--profile", "bounded", "--port", "0", OV_GENAI_NPU_HOST=host)
+        assert refused.returncode == 1
+        assert "serves on 127.0.0.1 only" in refused.stderr
+
+
+def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
+    with start_sidecar(tmp_path, OV_GENAI_NPU_MODEL=str(tmp_path / "nothing")) as sidecar:
+        status, body = sidecar.health()
+        assert (status, body["ok"], body["loaded"]) == (503, False, False)
+        status, reply = sidecar.generate()
+        assert (status, list(reply)) == (503, ["error"])
+        assert "OV_GENAI_NPU_MODEL" in reply["error"]
+
+
+def test_run_prints_what_http_answers_and_exits_0_only_with_proof(tmp_path):
+    done = run_command("run", "--job", "title", "--input", "-", "--max-new-tokens", "3", stdin=f"{CANARY} is late.")
+    assert done.returncode == 0, done.stderr
+    reply = json.loads(done.stdout)
+    assert set(reply) - {"npu_busy_exclusive"} == KEYS
+    assert reply["npu_busy_delta_us"] > 0
+    assert CANARY not in done.stderr
+    (tmp_path / "npu_busy_time_us").write_text("7\n")
+    still = run_command(
+        "run", "--job", "title", "--input", CANARY, "--max-new-tokens", "2", NPU_NODE_NPU_SYSFS=str(tmp_path)
+    )
+    assert still.returncode == 1
+    assert json.loads(still.stdout)["npu_busy_delta_us"] == 0
+    assert "did not move" in still.stderr
+    assert CANARY not in still.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--job", "poem", "--input", "a"), "unknown job"),
+        (("--job", "title", "--input", ""), "must not be empty"),
+        (("--job", "title", "--input", "a", "--max-new-tokens", "257"), "from 1 to 256"),
+    ],
+)
+def test_run_refuses_what_http_refuses(arguments, message):
+    done = run_command("run", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not done.stdout
+
+
+def test_run_without_a_model_fails(tmp_path):
+    done = run_command("run", "--job", "title", "--input", CANARY, OV_GENAI_NPU_MODEL=str(tmp_path))
+    assert done.returncode == 1
+    assert "model is missing" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
+def test_smoke_records_the_proof_without_the_prompt(tmp_path):
+    done = run_command("smoke", "--prompt", f"Who is {CANARY}?", "--max-new-tokens", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["verdict"], record["emulated"]) == ("pass", True)
+    assert record["prompt_characters"] == len(f"Who is {CANARY}?")
+    assert record["max_new_tokens"] == 3
+    assert record["npu_busy_delta_us"] == record["npu_busy_after_us"] - record["npu_busy_before_us"] > 0
+    assert record["load_ms"] > 0
+    assert record["generate_ms"] > 0
+    assert record["openvino_genai"]
+    assert CANARY not in done.stdout + done.stderr
+    unreadable = run_command("smoke", NPU_NODE_NPU_SYSFS=str(tmp_path))
+    assert unreadable.returncode == 1
+    assert "busy counter cannot be read" in unreadable.stderr
+
+
+def test_no_log_holds_what_was_sent_or_generated(sidecar):
+    """Last, since it kills the engine."""
+    texts = []
+    body = {"job": "summary", "input": f"{CANARY} went home.", "max_new_tokens": 12}
+    for path in ("generate", "extract-memory-candidates", "condense-notification"):
+        sent = body if path == "generate" else {key: body[key] for key in ("input", "max_new_tokens")}
+        texts.append(sidecar.request("POST", f"/v1/worker/{path}", sent)[1]["text"])
+    with sidecar.counter.still():
+        texts.append(sidecar.request("POST", "/v1/worker/generate", body)[1]["text"])
+    for bad in (CANARY.encode(), {"job": CANARY, "input": CANARY}, {CANARY: 1}, {**body, "max_new_tokens": CANARY}):
+        assert sidecar.request("POST", "/v1/worker/generate", bad)[0] == 400
+    assert sidecar.request("POST", f"/{CANARY}?{CANARY}", {**body})[0] == 404
+    assert sidecar.request("GET", "/healthz", headers={"X-Request-ID": CANARY, "Origin": f"http://{CANARY}"})[0] == 400
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sidecar.request, "POST", "/v1/worker/generate", {**body, "max_new_tokens": 200})
+        sidecar.wait_for_a_generation()
+        (engine,) = psutil.Process(sidecar.process.pid).children()
+        engine.send_signal(signal.SIGKILL)
+        status, reply = waiting.result()
+    assert (status, list(reply)) == (503, ["error"])
+    log = sidecar.log.read_text()
+    assert "POST /v1/worker/generate 503" in log
+    assert CANARY not in log
+    assert len(texts) == 4
+    for text in texts:
+        assert len(text) > 8
+        assert text not in log

@@ -1,0 +1,168 @@
+"""The bounded profile in a process of its own, and a script for the NPU's busy counter."""
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "worker_node"]
+
+
+@dataclass
+class Counter:
+    """`npu_busy_time_us` in a directory of its own; it ticks unless told otherwise."""
+
+    directory: Path
+
+    def __post_init__(self):
+        self.file = self.directory / "npu_busy_time_us"
+        self.value = 1_000_000
+        self._ticking = threading.Event()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.write(self.value)
+        self._ticking.set()
+        self._thread = threading.Thread(target=self._tick)
+        self._thread.start()
+
+    def write(self, value):
+        """Replace the file in one step, so that no reader sees half a number."""
+        self.value = value
+        fresh = self.directory / "fresh"
+        fresh.write_text(f"{value}\n")
+        fresh.replace(self.file)
+
+    def _tick(self):
+        while not self._over.wait(0.02):
+            with self._lock:
+                if self._ticking.is_set():
+                    self.write(self.value + 1000)
+
+    @contextlib.contextmanager
+    def still(self):
+        """The counter is the test's alone inside the block."""
+        with self._lock:
+            self._ticking.clear()
+        try:
+            yield self
+        finally:
+            if self.file.is_dir():
+                self.file.rmdir()
+            self.write(self.value)
+            self._ticking.set()
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+
+
+@dataclass
+class Sidecar:
+    """A running sidecar; `log` is all that it and its engine wrote to standard error."""
+
+    process: subprocess.Popen
+    url: str
+    log: Path
+    lock: Path
+    counter: Counter
+
+    def request(self, method, path, body=None, headers=None):
+        """Return status and JSON."""
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=300)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            reply = connection.getresponse()
+            return reply.status, json.loads(reply.read())
+        finally:
+            connection.close()
+
+    def health(self):
+        return self.request("GET", "/healthz")
+
+    def generate(self, job="title", text="The sea is calm today.", tokens=2, **more):
+        return self.request(
+            "POST", "/v1/worker/generate", {"job": job, "input": text, "max_new_tokens": tokens, **more}
+        )
+
+    def wait_until(self, condition, timeout=240.0):
+        """Poll /healthz until `condition(body)` holds."""
+        deadline = time.monotonic() + timeout
+        while not condition(body := self.health()[1]):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"still {body}"
+            time.sleep(0.1)
+        return body
+
+    def wait_for_a_generation(self):
+        """Return when a job holds the NPU and has read the counter."""
+        while not self.is_locked():
+            time.sleep(0.005)
+        self.health()  # the counter is read in the same turn of the loop in which the lock was had
+
+    def is_locked(self):
+        with self.lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+
+@contextlib.contextmanager
+def start_sidecar(directory, *arguments, **environment):
+    """A sidecar on a free loopback port with the emulated NPU and a scripted counter; ended with the block."""
+    (directory / "counter").mkdir()
+    counter = Counter(directory / "counter")
+    log = directory / "log"
+    lock = directory / "lock"
+    variables = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_NPU_SYSFS": str(counter.directory)}
+    variables |= {"OV_GENAI_NPU_PORT": "0", "OV_GENAI_NPU_LOCK": str(lock)}
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--profile", "bounded", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=os.environ | variables | environment,
+        )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:"), log.read_text()
+        yield Sidecar(process, line.split()[-1], log, lock, counter)
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        counter.close()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, f"engine processes outlived the sidecar: {alive}"
+
+
+def run_command(*arguments, stdin=None, **environment):
+    """Run `npu-node …` with the emulated NPU to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=280,
+        env=os.environ | {"NPU_NODE_NPU_EMULATION": "1"} | environment,
+        check=False,
+    )
