@@ -93,7 +93,7 @@ class ClientSettings(BaseSettings):
     @classmethod
     def _nodes_by_comma(cls, value: Any) -> Any:
         """`NPU_CLIENT_NODES=http://a:8081,http://b:8081` is two nodes."""
-        return [url for url in value.split(",") if url.strip()] if isinstance(value, str) else value
+        return [url.strip() for url in value.split(",") if url.strip()] if isinstance(value, str) else value
 
     @field_validator("nodes")
     @classmethod

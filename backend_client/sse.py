@@ -34,8 +34,8 @@ class EventParser:
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yield the events that `chunk` completes. Raises MalformedStream."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) + self._size > self._max_bytes:
-            raise MalformedStream("an event has no end")
+        if len(self._rest) > self._max_bytes:
+            raise MalformedStream("a line has no end")
         for line in lines:
             event = self._line(line.removesuffix(b"\r"))
             if event is not None:
@@ -54,6 +54,8 @@ class EventParser:
         elif name == "data":
             self._data.append(value)
             self._size += len(line)
+            if self._size > self._max_bytes:
+                raise MalformedStream("an event has no end")
         return None
 
     def _dispatch(self) -> Event | None:

@@ -32,9 +32,10 @@ class RetryBudget:
     def withdraw(self) -> bool:
         """Take one retry. False: there is none, and the call must end with the error that it has."""
         self._fill()
-        if self._balance < 1.0:
+        # Ten tenths are a little less than one.
+        if self._balance < 1.0 - 1e-9:
             return False
-        self._balance -= 1.0
+        self._balance = max(0.0, self._balance - 1.0)
         return True
 
     def _fill(self) -> None:

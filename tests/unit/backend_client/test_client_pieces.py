@@ -1,0 +1,194 @@
+"""The small pure parts: events, batches, selection, ledger, settings, the table."""
+
+import itertools
+import random
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
+from backend_client.batching import cut
+from backend_client.commands.table import table
+from backend_client.errors import BadReply
+from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import Node, Requirement
+from backend_client.fleet.report import HealthReport
+from backend_client.fleet.selection import choose
+from backend_client.ledger import Ledger
+from backend_client.options import BatchOptions, BreakerOptions
+from backend_client.settings import Price
+from backend_client.sse import Event, EventParser, MalformedStream
+from backend_client.wire import echoes, embed_reply
+from tests.unit.backend_client.fakes import EMBEDDER, report
+
+SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"
+STREAM = (
+    ': hello\n\nevent: token\ndata: {"text": "ä"}\r\n\r\ndata: a\ndata: b\n\nid: 1\n\nevent: done\ndata:x\n\n'
+).encode()
+EVENTS = [Event("token", '{"text": "ä"}'), Event("message", "a\nb"), Event("done", "x")]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=10))
+def test_events_are_the_same_however_the_bytes_are_cut(cuts):
+    parser = EventParser()
+    bounds = [0, *sorted(cuts), len(STREAM)]
+    parts = [STREAM[start:stop] for start, stop in itertools.pairwise(bounds)]
+    assert [event for part in parts for event in parser.feed(part)] == EVENTS
+
+
+@pytest.mark.parametrize("garbage", [b"x" * 2000, b"data: y\n" * 300, b"data: \xff\n\n"])
+def test_what_is_no_event_stream_is_told(garbage):
+    parser = EventParser(max_bytes=1000)
+    with pytest.raises(MalformedStream):
+        list(parser.feed(garbage))
+
+
+@given(st.lists(st.text(max_size=40), max_size=60), st.integers(1, 9), st.integers(1, 40))
+def test_batches_hold_every_text_once_within_the_limits(texts, most, tokens):
+    options = BatchOptions(texts=most, tokens=tokens, bytes_per_token=2.0)
+    bounds = cut(texts, options)
+    assert [index for start, stop in bounds for index in range(start, stop)] == list(range(len(texts)))
+    for start, stop in bounds:
+        assert 1 <= stop - start <= most
+        size = sum(len(text.encode(errors="replace")) for text in texts[start:stop]) / 2.0
+        assert size <= tokens or stop - start == 1
+
+
+def node(url, *, queue=0, outstanding=0, returned_at=None):
+    made = Node(url, Breaker(BreakerOptions(), lambda: 100.0, random.Random(1)))
+    made.take_report(report(queue=queue))
+    made.outstanding[EMBEDDER] = outstanding
+    made.returned_at = returned_at
+    return made
+
+
+def chosen(nodes, times=1000):
+    rng = random.Random(5)
+    need = Requirement("embedding", EMBEDDER)
+    return Counter(choose(nodes, need, 100.0, slow_start=10.0, rng=rng).url for _ in range(times))
+
+
+def test_the_less_loaded_of_two_is_chosen():
+    assert chosen([node("a", queue=3), node("b", outstanding=2)]) == {"b": 1000}
+    assert chosen([node("a", queue=1), node("b", outstanding=2)]) == {"a": 1000}
+
+
+def test_equals_share_alike_and_the_most_loaded_of_three_gets_nothing():
+    share = chosen([node("a"), node("b"), node("c", queue=9)])
+    assert share["c"] == 0
+    assert 400 < share["a"] < 600
+
+
+def test_our_own_requests_are_not_counted_twice():
+    made = node("a", outstanding=3)
+    made.take_report(report(queue=3))
+    assert made.foreign == {EMBEDDER: 0, "smollm": 3}
+
+
+def test_a_node_that_returns_starts_slowly():
+    share = chosen([node("a", returned_at=99.0), node("b", outstanding=5)])
+    assert share == {"b": 1000}
+    assert chosen([node("a", returned_at=91.0), node("b", outstanding=5)]) == {"a": 1000}
+
+
+def test_the_cap_counts_what_is_under_way():
+    ledger = Ledger({"m": Price(input=Decimal(1), output=Decimal(2))}, Decimal("0.000100"))
+    first = ledger.reserve("m", Usage(40, 10))
+    with pytest.raises(SpendCapReached):
+        ledger.reserve("m", Usage(41, 0))
+    ledger.release(first)
+    second = ledger.reserve("m", Usage(60, 20))
+    ledger.settle(second, Usage(7, 3))
+    assert ledger.cloud.cost == Decimal("0.000013")
+    assert ledger.left == Decimal("0.000087")
+    third = ledger.reserve("m", Usage(10, 0))
+    ledger.settle(third, None)
+    assert (ledger.cloud.prompt_tokens, ledger.cloud.estimated_calls) == (17, 1)
+
+
+def headers(shape):
+    return {"X-Shape": shape, "X-Space": "s"}
+
+
+@given(
+    st.lists(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3), max_size=5)
+)
+def test_vectors_arrive_as_they_were_sent(rows):
+    vectors = np.array(rows, "<f4").reshape(len(rows), 3)
+    reply = embed_reply("n", headers(f"{len(rows)},3"), vectors.tobytes(), len(rows))
+    np.testing.assert_array_equal(reply.vectors, vectors)
+
+
+@pytest.mark.parametrize(
+    ("shape", "body"),
+    [
+        ("1,2", b"\0" * 4),
+        ("2,2", b"\0" * 16),
+        ("-1,2", b""),
+        ("x", b""),
+        ("1", b""),
+        ("1,2", np.float32([1, np.nan]).tobytes()),
+        ("1,2", np.float32([1, np.inf]).tobytes()),
+        ("99999999999999999999,1", b""),
+    ],
+)
+def test_vectors_that_are_none_are_refused(shape, body):
+    with pytest.raises(BadReply):
+        embed_reply("n", headers(shape), body, 1)
+
+
+@given(st.text(min_size=17, max_size=100), st.text(max_size=50), st.text(max_size=50))
+def test_a_message_with_a_run_of_the_prompt_is_noticed(prompt, before, after):
+    assert echoes(before + prompt[:20] + after, [prompt])
+
+
+def test_health_of_a_newer_node_is_read():
+    found = HealthReport.model_validate(
+        {"status": "ready", "new": 1, "models": [], "npu": {"busy_time_us": {"value": None, "reason": "no counter"}}}
+    )
+    assert found.npu.busy_time_us is None
+
+
+def test_settings_come_from_file_then_environment_then_arguments(tmp_path, monkeypatch):
+    path = tmp_path / "client.toml"
+    path.write_text('nodes = ["http://file:1"]\nlocal_only = true\n[timeouts]\nembed = 3.0\n')
+    monkeypatch.setenv("NPU_CLIENT_NODES", "http://one:1, http://two:2")
+    monkeypatch.setenv("NPU_CLIENT_CLOUD__API_KEY", "sk-hunter2")
+    monkeypatch.setenv("NPU_CLIENT_CLOUD__EMBEDDING_MODELS", '{"space": "model"}')
+    settings = ClientSettings.load(path, hedge_percentile=0.9)
+    assert settings.nodes == ("http://one:1", "http://two:2")
+    assert settings.local_only
+    assert settings.options().timeouts.embed == 3.0
+    assert settings.options().hedge.percentile == 0.9
+    assert settings.cloud.embedding_models == {"space": "model"}
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "text", ["nodes = 5", "nodes = [", 'nodes = ["http://u:hunter2@h"]', 'hunter2 = "x"', "[cloud]"]
+)
+def test_wrong_settings_say_where_and_not_what(tmp_path, text):
+    path = tmp_path / "client.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        ClientSettings.load(path)
+    assert "u:hunter2" not in str(caught.value)
+
+
+def test_the_shipped_settings_are_the_defaults(monkeypatch):
+    monkeypatch.delenv("NPU_CLIENT_NODES", raising=False)
+    assert ClientSettings.load(SHIPPED).model_dump() == ClientSettings().model_dump()
+
+
+def test_a_cap_without_prices_is_refused():
+    with pytest.raises(ValueError, match="price of every model"):
+        CloudSettings(api_key="k", chat_model="m", spend_cap=1)
+
+
+def test_a_table_is_as_wide_as_its_cells():
+    assert table(("A", "B"), [("long", "x"), ("s", "")]) == "A     B\nlong  x\ns"
