@@ -26,7 +26,7 @@ def test_it_is_python(block):
 
 async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):
     monkeypatch.setenv("NPU_CLIENT_NODES", scripted.url)
-    names = {}
+    names = {"__name__": "recipe"}
     exec(compile(block_with("cleanup_ctx"), "docs/client.md", "exec"), names)  # noqa: S102
     async with TestClient(TestServer(names["app"])) as http:
         reply = await http.post("/embed", data="text")
@@ -36,5 +36,5 @@ async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):
 def test_the_script_recipe_prints(capsys):
     with served_in_thread(ScriptedNode()) as url:
         script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", url)
-        exec(compile(script, "docs/client.md", "exec"), {})  # noqa: S102
+        exec(compile(script, "docs/client.md", "exec"), {"__name__": "recipe"})  # noqa: S102
     assert capsys.readouterr().out == "".join(ANSWER)
