@@ -79,10 +79,12 @@ class ContinuousRunner:
 
     def stats(self) -> EngineStats:
         metrics = self._pipeline.get_metrics()
+        # GenAI counts as of its last step: requests that have ended since are no longer running.
+        running = min(metrics.scheduled_requests, len(self._running))
         # GenAI tells its cache's use in per cent.
         return EngineStats(
-            waiting=max(0, metrics.requests - metrics.scheduled_requests),
-            running=metrics.scheduled_requests,
+            waiting=len(self._running) - running,
+            running=running,
             runs=self._steps,
             rows=self._stepped,
             kv_cache_usage=metrics.cache_usage / 100,
