@@ -1,0 +1,103 @@
+"""What the environment says, which model is chosen, and what is refused."""
+
+import argparse
+
+import pytest
+
+from worker_node.bounded.model import choose_model
+from worker_node.bounded.settings import BoundedSettings
+from worker_node.commands.serve import load_bounded_settings
+from worker_node.errors import ConfigurationError
+from worker_node.models.store import ModelStore
+
+ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("MODEL", "CACHE", "HOST", "PORT", "LOCK", "LOCK_WAIT_S"):
+        monkeypatch.delenv(f"OV_GENAI_NPU_{name}", raising=False)
+
+
+def test_the_defaults_are_those_of_the_contract():
+    settings = BoundedSettings()
+    assert (settings.host, settings.port, settings.model) == ("127.0.0.1", 18820, None)
+    node = settings.node_settings()
+    (model,) = node.models
+    assert (node.host, node.port) == ("127.0.0.1", 18820)
+    assert (model.max_prompt_len, model.min_response_len) == (1024, 64)
+    assert (model.prefill_hint, model.generate_hint) == ("DYNAMIC", "FAST_COMPILE")
+    assert [place.device for place in model.placements] == ["NPU"]
+
+
+def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
+    for name, value in {"MODEL": tmp_path / "m", "CACHE": tmp_path / "c", "HOST": "localhost", "PORT": 1234}.items():
+        monkeypatch.setenv(f"OV_GENAI_NPU_{name}", str(value))
+    settings = BoundedSettings()
+    assert (settings.model, settings.cache) == (tmp_path / "m", tmp_path / "c")
+    node = settings.node_settings()
+    assert (node.host, node.port, node.compile_cache) == ("127.0.0.1", 1234, tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "host", [ANY, "::", "::1", "127.0.0.2", "127.1", "2130706433", "", "192.168.1.5", "example.org", "localhost."]
+)
+def test_any_other_address_is_refused_whatever_else_is_set(host, monkeypatch):
+    monkeypatch.setenv("NPU_NODE_ALLOW_UNAUTHENTICATED", "true")
+    monkeypatch.setenv("NPU_NODE_API_KEYS", "key")
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1 only"):
+        BoundedSettings(host=host).node_settings()
+
+
+def test_nothing_of_the_nodes_environment_opens_another_port(monkeypatch):
+    monkeypatch.setenv("NPU_NODE_HOST", ANY)
+    monkeypatch.setenv("NPU_NODE_OLLAMA_PORT", "11435")
+    node = BoundedSettings().node_settings()
+    assert (node.host, node.ollama_port) == ("127.0.0.1", None)
+
+
+def test_settings_that_are_wrong_are_explained(monkeypatch):
+    monkeypatch.setenv("OV_GENAI_NPU_PORT", "many")
+    with pytest.raises(ConfigurationError, match="port"):
+        load_bounded_settings(argparse.Namespace())
+    monkeypatch.delenv("OV_GENAI_NPU_PORT")
+    assert load_bounded_settings(argparse.Namespace(port=0)).port == 0
+    with pytest.raises(ConfigurationError, match="--config"):
+        load_bounded_settings(argparse.Namespace(config="node.toml"))
+
+
+def test_a_store_without_models_says_what_to_pull(tmp_path):
+    choice = choose_model(None, ModelStore(tmp_path))
+    assert choice.installed is None
+    assert "npu-node pull qwen2.5-1.5b-instruct" in choice.problem
+
+
+@pytest.mark.parametrize("name", ["", "nothing"])
+def test_a_directory_that_holds_no_model_is_a_problem(tmp_path, name):
+    choice = choose_model(tmp_path / name, ModelStore(tmp_path))
+    assert choice.installed is None
+    assert str(tmp_path / name) in choice.problem
+
+
+@pytest.mark.real
+def test_the_small_model_stands_in_for_the_reference_model_and_says_so(store, tmp_path):
+    (tmp_path / "smollm2-135m-instruct").symlink_to(store.get("smollm2-135m-instruct").path)
+    choice = choose_model(None, ModelStore(tmp_path))
+    assert choice.installed.id == "smollm2-135m-instruct"
+    assert choice.why == "the reference model is not installed"
+
+
+@pytest.mark.real
+def test_the_reference_model_comes_first(store, tmp_path):
+    for name in ("smollm2-135m-instruct", "qwen2.5-1.5b-instruct"):
+        (tmp_path / name).symlink_to(store.get("smollm2-135m-instruct").path)
+    choice = choose_model(None, ModelStore(tmp_path))
+    assert choice.path.name == "qwen2.5-1.5b-instruct"
+    assert choice.why == "the reference model"
+
+
+@pytest.mark.real
+def test_a_model_that_embeds_is_a_problem(store):
+    choice = choose_model(store.get("all-minilm-l6-v2").path, store)
+    assert choice.installed is None
+    assert "embeds" in choice.problem
