@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api import explain, health, metrics, native
+from worker_node.api import explain, health, metrics, native, openapi
 from worker_node.api.keys import LIBRARY, NODE, Node
 from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
 from worker_node.api.ollama import embeddings as ollama_embeddings
@@ -36,7 +36,7 @@ def make_app(node: Node) -> web.Application:
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
     openai_rooms = (openai_models, embeddings, completions, chat)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
-    for room in (health, explain, metrics, native, *openai_rooms, *ollama_rooms):
+    for room in (health, explain, metrics, native, openapi, *openai_rooms, *ollama_rooms):
         app.add_routes(room.routes())
     return app
 

@@ -1,0 +1,34 @@
+"""/openapi.json is sound, describes every route, and holds for whatever is sent."""
+
+import jsonschema_rs
+import pytest
+
+from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.ollama import embeddings as ollama_embeddings
+from worker_node.api.ollama import generation
+from worker_node.api.ollama import models as ollama_models
+from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai import models as openai_models
+
+ROOMS = [explain, health, metrics, native, openapi, chat, completions, embeddings, openai_models]
+ROOMS += [generation, ollama_embeddings, ollama_models]
+
+
+def test_every_route_is_described():
+    served = {
+        (route.method.lower(), route.path.replace("{id:.+}", "{id}")) for room in ROOMS for route in room.routes()
+    }
+    assert served == {(operation.method, operation.path) for operation in openapi.OPERATIONS}
+
+
+def test_every_schema_is_a_schema():
+    document = openapi.document()
+    for name in document["components"]["schemas"]:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        jsonschema_rs.validator_for(schema)
+
+
+@pytest.mark.real
+async def test_the_node_serves_it(http, node):
+    async with http.get(node.url + "/openapi.json") as reply:
+        assert await reply.json() == openapi.document()

@@ -1,0 +1,222 @@
+"""GET /openapi.json: every route, from the models that its bodies are validated with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from worker_node import __version__
+from worker_node.api import explain, native, replies
+from worker_node.api.ollama import embeddings as ollama_embeddings
+from worker_node.api.ollama import generation as ollama_generation
+from worker_node.api.ollama import models as ollama_models
+from worker_node.api.openai import chat, completions, embeddings
+
+Model = type[BaseModel]
+_JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
+_TEXT, _BINARY = "text/plain", "application/octet-stream"
+_REFUSALS = {
+    400: "the request is wrong, or asks for what cannot be had; `param` names the part",
+    401: "no API key, or a wrong one",
+    404: "no such model or URL",
+    405: "not with this method",
+    408: "the request was too slow in coming",
+    413: "the body is too large",
+    429: "busy; Retry-After says when to try again",
+    500: "a bug in the node",
+    501: "not offered by this node",
+    503: "not now: loading, draining, or the required device is missing",
+    504: "the request's time was up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A route: what it takes, what it gives. `replies` are by content type; None is text or bytes."""
+
+    method: str
+    path: str
+    summary: str
+    replies: Mapping[str, Model | None]
+    body: Model | None = None
+    inference: bool = False
+    open: bool = False
+
+
+OPERATIONS = (
+    Operation("get", "/health", "What the node can do now", {_JSON: replies.Health}, open=True),
+    Operation("get", "/health/live", "Whether the process is up", {_JSON: replies.Status}, open=True),
+    Operation("get", "/health/ready", "Whether the node can serve", {_JSON: replies.Status}, open=True),
+    Operation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
+    Operation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
+    Operation("get", "/openapi.json", "This description", {_JSON: None}),
+    Operation("post", "/route/explain", "Where a request would run", {_JSON: replies.Explanation}, explain.ExplainBody),
+    Operation(
+        "post",
+        "/embeddings",
+        "Embed texts",
+        {_JSON: replies.Embeddings, _BINARY: None},
+        native.EmbeddingsBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/inference",
+        "Generate text",
+        {_JSON: replies.Inference, _EVENTS: None},
+        native.InferenceBody,
+        inference=True,
+    ),
+    Operation("get", "/v1/models", "OpenAI: list models", {_JSON: replies.OpenAIModels}),
+    Operation("get", "/v1/models/{id}", "OpenAI: one model", {_JSON: replies.OpenAIModel}),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "OpenAI: embed",
+        {_JSON: replies.OpenAIEmbeddings},
+        embeddings.EmbeddingsBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "OpenAI: continue text",
+        {_JSON: replies.Completion, _EVENTS: None},
+        completions.CompletionsBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "OpenAI: answer a conversation",
+        {_JSON: replies.ChatCompletion, _EVENTS: None},
+        chat.ChatBody,
+        inference=True,
+    ),
+    Operation("get", "/", "Ollama: it is running", {_TEXT: None}),
+    Operation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
+    Operation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),
+    Operation("get", "/api/ps", "Ollama: models in memory", {_JSON: replies.OllamaModels}),
+    Operation("post", "/api/show", "Ollama: one model", {_JSON: replies.OllamaShow}, ollama_models.ShowBody),
+    Operation(
+        "post",
+        "/api/generate",
+        "Ollama: continue a prompt",
+        {_JSON: replies.OllamaFrame, _LINES: None},
+        ollama_generation.GenerateBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/api/chat",
+        "Ollama: answer a conversation",
+        {_JSON: replies.OllamaFrame, _LINES: None},
+        ollama_generation.ChatBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/api/embed",
+        "Ollama: embed",
+        {_JSON: replies.OllamaEmbed},
+        ollama_embeddings.EmbedBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/api/embeddings",
+        "Ollama: embed one text",
+        {_JSON: replies.OllamaEmbedding},
+        ollama_embeddings.EmbeddingsBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/api/pull",
+        "Ollama: install a model",
+        {_JSON: replies.OllamaStatus, _LINES: None},
+        ollama_models.PullBody,
+    ),
+    Operation("delete", "/api/delete", "Ollama: remove a model", {}, ollama_models.NamedBody),
+    Operation("post", "/api/create", "Ollama: not offered", {}),
+    Operation("post", "/api/copy", "Ollama: not offered", {}),
+    Operation("post", "/api/push", "Ollama: not offered", {}),
+)
+
+
+def routes() -> list[web.RouteDef]:
+    """The route of this file."""
+    return [web.get("/openapi.json", _openapi)]
+
+
+async def _openapi(_request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps(document()), content_type=_JSON, charset="utf-8")
+
+
+def document() -> dict[str, Any]:
+    """The description, as OpenAPI 3.1."""
+    bodies = [(operation.body, "validation") for operation in OPERATIONS if operation.body is not None]
+    answers = [(model, "serialization") for operation in OPERATIONS for model in operation.replies.values() if model]
+    errors = [(replies.Error, "serialization"), (replies.OllamaError, "serialization")]
+    names, schemas = models_json_schema(
+        [*bodies, *answers, *errors],  # type: ignore[list-item]
+        ref_template="#/components/schemas/{model}",
+    )
+    refs: dict[Any, Any] = {model: reference for (model, _), reference in names.items()}
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "npu-node", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _describe(operation: Operation, refs: Mapping[Model, Any]) -> dict[str, Any]:
+    ollama = operation.path.startswith("/api/")
+    error = {_JSON: {"schema": refs[replies.OllamaError if ollama else replies.Error]}}
+    success: dict[str, Any] = {"description": "done"}
+    if operation.replies:
+        success["content"] = {
+            kind: {"schema": refs[model] if model is not None else {}} for kind, model in operation.replies.items()
+        }
+    answers: dict[str, Any] = {"200": success}
+    answers |= {str(status): {"description": why, "content": error} for status, why in _REFUSALS.items()}
+    if operation.path in {"/health", "/health/ready"}:
+        # They tell of a node that cannot serve in the same form.
+        answers["503"] = {"description": "it cannot serve now", "content": success["content"]}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": answers}
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": refs[operation.body]}}}
+    if operation.open:
+        described["security"] = []
+    parameters = [_header(name, schema) for name, schema in _HEADERS.items() if operation.inference]
+    if "{id}" in operation.path:
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}})
+    if parameters:
+        described["parameters"] = parameters
+    return described
+
+
+_HEADERS: Mapping[str, dict[str, Any]] = {
+    "X-Request-ID": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
+    "X-Request-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
+    "X-Priority": {"enum": ["interactive", "batch"]},
+}
+
+
+def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema}

@@ -1,0 +1,233 @@
+"""The forms of replies, as /openapi.json tells them. Handlers render by hand, and tests hold them to these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Reply(BaseModel):
+    """A reply: fields may be added, none is taken away."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorFields(Reply):
+    """What went wrong, and which part of the request did it."""
+
+    message: str
+    type: str
+    code: str | None
+    param: str | None
+
+
+class Error(Reply):
+    """An error of the native and the OpenAI dialect."""
+
+    error: ErrorFields
+
+
+class OllamaError(Reply):
+    """An error of the Ollama dialect."""
+
+    error: str
+
+
+class Health(Reply):
+    """GET /health."""
+
+    status: Literal["ready", "degraded", "starting", "draining", "failed"]
+    version: str
+    uptime_s: float
+    devices: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    npu: dict[str, Any]
+
+
+class Status(Reply):
+    """GET /health/live and /health/ready."""
+
+    status: str
+
+
+class Devices(Reply):
+    """GET /health/devices."""
+
+    openvino: str | None
+    devices: list[dict[str, Any]]
+    npu_counters: dict[str, Any]
+
+
+class Explanation(Reply):
+    """POST /route/explain."""
+
+    model: str
+    token_count: int
+    device: str | None
+    reason: str | None
+    placements: list[dict[str, Any]]
+
+
+class NativeUsage(Reply):
+    """Tokens in."""
+
+    prompt_tokens: int
+
+
+class Embeddings(Reply):
+    """POST /embeddings."""
+
+    model: str
+    device: str
+    dimensions: int
+    space: str
+    embeddings: list[list[float]]
+    usage: NativeUsage
+    timing_ms: dict[str, float | None]
+    npu_busy_delta_us: int | None
+
+
+class Inference(Reply):
+    """POST /inference."""
+
+    model: str
+    device: str
+    text: str
+    finish_reason: Literal["stop", "length"]
+    usage: dict[str, int]
+    timing_ms: dict[str, float | None]
+    npu_busy_delta_us: int | None
+
+
+class OpenAIModel(Reply):
+    """One model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModels(Reply):
+    """GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIEmbedding(Reply):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIUsage(Reply):
+    """Tokens in and out."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class OpenAIEmbeddings(Reply):
+    """POST /v1/embeddings."""
+
+    object: Literal["list"]
+    model: str
+    data: list[OpenAIEmbedding]
+    usage: OpenAIUsage
+
+
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: dict[str, Any]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Reply):
+    """POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: OpenAIUsage
+
+
+class TextChoice(Reply):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Reply):
+    """POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: OpenAIUsage
+
+
+class OllamaVersion(Reply):
+    """GET /api/version."""
+
+    version: str
+
+
+class OllamaModels(Reply):
+    """GET /api/tags and /api/ps."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaShow(Reply):
+    """POST /api/show."""
+
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaFrame(Reply):
+    """A frame of /api/generate or /api/chat, and its whole reply without a stream."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)
+
+
+class OllamaEmbed(Reply):
+    """POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Reply):
+    """POST /api/embeddings."""
+
+    embedding: list[float]
+
+
+class OllamaStatus(Reply):
+    """POST /api/pull."""
+
+    status: str
