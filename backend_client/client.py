@@ -16,6 +16,7 @@ from backend_client.fleet.pool import Pool
 from backend_client.npu import FleetBackend
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock
+from backend_client.runtime import Runtime
 from backend_client.settings import ClientSettings
 from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 from backend_client.transport import HttpTransport, Transport
@@ -47,7 +48,7 @@ class NPUClient(Calls):
         self._pool = Pool(options, clock, rng)
         urls, sources = parsed_or_configuration_error(nodes)
         self._pool.add(urls)
-        self._fleet = FleetBackend(
+        runtime = Runtime(
             self._pool,
             Bindings(self._pool.nodes, spaces or {}),
             transport or (lambda: HttpTransport(key, options)),
@@ -55,6 +56,7 @@ class NPUClient(Calls):
             rng,
             sources,
         )
+        self._fleet = FleetBackend(runtime, options)
         super().__init__(self._fleet, options, clock)
 
     @classmethod
@@ -76,7 +78,7 @@ class NPUClient(Calls):
     @property
     def spaces(self) -> Mapping[str, str]:
         """The vector space that each model is bound to."""
-        return self._fleet.bindings.spaces
+        return self._fleet.runtime.bindings.spaces
 
     def status(self) -> tuple[NodeStatus, ...]:
         """What is known of each node now, without asking."""
@@ -84,12 +86,12 @@ class NPUClient(Calls):
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
-        await self._fleet.known()
+        await self._fleet.runtime.known()
         return self.status()
 
     def healthz(self) -> ClientStatus:
         """What a service may show on its own health endpoint; it asks nobody."""
-        return client_status(self.status(), self._fleet.retries_left)
+        return client_status(self.status(), self._fleet.runtime.budget.balance)
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from backend_client.cloud.client import CloudClient
 
 log = logging.getLogger(__name__)
+A = TypeVar("A", EmbedBatch, GenerateResult)
 R = TypeVar("R")
 
 
@@ -58,27 +59,11 @@ class FallbackBackend:
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-
-        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> EmbedBatch:
-            batch = await cloud.embed(self._for_cloud(job))
-            return replace(batch, attempts=spent.attempts + batch.attempts)
-
-        batch = await self._first(job, lambda until: self._fleet.embed(job.within(until)), in_cloud)
-        if batch.source == "npu":
-            self._ledger.kept_local(batch.usage)
-        return batch
+        return await self._whole(job, self._fleet.embed, lambda cloud: cloud.embed)
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Answer on a node, else in the cloud."""
-
-        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> GenerateResult:
-            result = await cloud.generate(self._for_cloud(job))
-            return replace(result, attempts=spent.attempts + result.attempts)
-
-        result = await self._first(job, lambda until: self._fleet.generate(job.within(until)), in_cloud)
-        if result.source == "npu":
-            self._ledger.kept_local(result.usage)
-        return result
+        return await self._whole(job, self._fleet.generate, lambda cloud: cloud.generate)
 
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Open on a node, else in the cloud; whoever sends the first piece sends all."""
@@ -105,6 +90,21 @@ class FallbackBackend:
                     yield replace(item, attempts=before + item.attempts)
         finally:
             await answer.aclose()
+
+    async def _whole(
+        self,
+        job: J,
+        on_fleet: Callable[[J], Awaitable[A]],
+        method: Callable[[CloudBackend], Callable[[J], Awaitable[A]]],
+    ) -> A:
+        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> A:
+            answer = await method(cloud)(self._for_cloud(job))
+            return replace(answer, attempts=spent.attempts + answer.attempts)
+
+        answer = await self._first(job, lambda until: on_fleet(job.within(until)), in_cloud)
+        if answer.source == "npu":
+            self._ledger.kept_local(answer.usage)
+        return answer
 
     async def _first(
         self,
@@ -154,7 +154,7 @@ class FallbackBackend:
     def _for_cloud(self, job: J) -> J:
         """The job as the cloud gets it: the fleet's model names mean nothing there, a vector space does."""
         if isinstance(job, EmbedJob):
-            space, dimensions = self._fleet.bindings.known_space(job.model)
+            space, dimensions = self._fleet.runtime.bindings.known_space(job.model)
             return replace(job, model=None, space=space, dimensions=dimensions)
         return replace(job, model=None)
 

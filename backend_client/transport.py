@@ -15,6 +15,7 @@ from backend_client.fleet.report import HealthReport
 from backend_client.options import ClientOptions
 from backend_client.sse import Event, EventParser, MalformedStream
 from backend_client.wire import Done, EmbedReply, WireCall
+from backend_client.wire_errors import event_error, status_error
 
 _BINARY = "application/octet-stream"
 _EVENTS = "text/event-stream"
@@ -54,6 +55,7 @@ class HttpTransport:
     """The transport over HTTP. Make it inside a running event loop."""
 
     def __init__(self, api_key: SecretStr | None, options: ClientOptions) -> None:
+        self._key = api_key.get_secret_value() if api_key else ""
         self._max_reply = options.max_reply_bytes
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
@@ -62,7 +64,7 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=options.connections_per_node),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
-            headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
@@ -109,12 +111,12 @@ class HttpTransport:
             ) as response:
                 if response.status != 200:
                     body = await _read(response, _SMALL)
-                    problem = wire.failure(node, response.status, response.headers, body, call)
+                    problem = self._status_error(node, response.status, response.headers, body, call)
                 elif response.content_type != _EVENTS:
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
                     async for event in _events(response.content):
-                        item = wire.stream_item(node, response.headers, event, call)
+                        item = self._stream_item(node, response.headers, event, call)
                         if item:
                             yield item
                         if isinstance(item, Done):
@@ -124,6 +126,23 @@ class HttpTransport:
             problem = _connection_error(node, error)
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
         raise problem
+
+    def _stream_item(self, node: str, headers: Mapping[str, str], event: Event, call: WireCall) -> str | Done:
+        """A piece of text, or the end. Raises what an `error` event means, BadReply for any other event."""
+        data = wire.parse_json(node, event.data)
+        text = data.get("text") if isinstance(data, dict) else None
+        if event.name == "token" and isinstance(text, str):
+            return text
+        if event.name == "done":
+            return wire.done(node, headers, data)
+        if event.name == "error":
+            raise event_error(node, data, (*call.texts, self._key), call.model)
+        raise BadReply("an unknown event came in the stream", node=node)
+
+    def _status_error(
+        self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall
+    ) -> NPUError:
+        return status_error(node, status, headers, body, (*call.texts, self._key), call.model)
 
     def _url(self, node: str, path: str) -> URL:
         """Parsed once: parsing costs as much as everything else that is done to a request here."""
@@ -137,7 +156,7 @@ class HttpTransport:
     ) -> tuple[Mapping[str, str], bytes]:
         status, headers, body = await self._exchange(node, "POST", path, call.encoded, call.headers(accept), limit)
         if status != 200:
-            raise wire.failure(node, status, headers, body, call)
+            raise self._status_error(node, status, headers, body, call)
         return headers, body
 
     async def _exchange(

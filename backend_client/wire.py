@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from backend_client.errors import (
-    AuthenticationFailed,
-    BadReply,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    ModelMissing,
-    NodeFailed,
-    NodeNotServing,
-    NodeOverloaded,
-    NPUError,
-    PayloadTooLarge,
-    RequestRejected,
-)
+from backend_client.errors import BadReply, RequestRejected
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import Timing, Usage
-from backend_client.sse import Event
 
-_CODE = re.compile(r"[a-z0-9_.-]{1,64}")
-# Errors inside a stream come without a status; these are the ones that their codes have elsewhere, 503 the rest.
-_STATUS_OF = {
-    "context_length_exceeded": 400,
-    "deadline_exceeded": 504,
-    "internal_error": 500,
-    "invalid_request": 400,
-    "overloaded": 429,
-    "unsupported_parameter": 400,
-}
-_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-# A message of the node longer than this, or that repeats this much of a prompt, is not one of a node.
-_MESSAGE_CHARS = 500
-_ECHO_CHARS = 16
 
 
 @dataclass(slots=True)
@@ -133,8 +105,8 @@ def route_info(headers: Mapping[str, str]) -> RouteInfo:
         headers.get("X-Model"),
         headers.get("X-NPU-Node-Device"),
         headers.get("X-NPU-Node-Route-Reason"),
-        _integer(headers.get("X-NPU-Node-Token-Count")) or 0,
-        _integer(headers.get("X-NPU-Busy-Delta-Us")),
+        integer(headers.get("X-NPU-Node-Token-Count")) or 0,
+        integer(headers.get("X-NPU-Busy-Delta-Us")),
         headers.get("X-NPU-Emulated") == "true",
     )
 
@@ -142,7 +114,7 @@ def route_info(headers: Mapping[str, str]) -> RouteInfo:
 def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: int) -> EmbedReply:
     """The vectors of a binary reply to `expected` texts. Raises BadReply."""
     rows, _, columns = headers.get("X-Shape", "").partition(",")
-    count, dimensions = _integer(rows), _integer(columns)
+    count, dimensions = integer(rows), integer(columns)
     space = headers.get("X-Space")
     if count is None or dimensions is None or space is None:
         raise BadReply("the reply lacks X-Shape or X-Space: this is not a node's /embeddings", node=node)
@@ -187,80 +159,6 @@ def parse_json(node: str, body: bytes | str) -> Any:
     raise BadReply("the reply is not JSON", node=node)
 
 
-def failure(node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall) -> NPUError:
-    """The error that a reply other than 200 means."""
-    try:
-        fields = json.loads(body)["error"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        fields = None
-    return _failure(node, status, headers, fields, call)
-
-
-def stream_item(node: str, headers: Mapping[str, str], event: Event, call: WireCall) -> str | Done:
-    """A piece of text, or the end. Raises what an `error` event means, BadReply for any other event."""
-    data = parse_json(node, event.data)
-    if event.name == "token" and isinstance(data, dict) and isinstance(data.get("text"), str):
-        return cast("str", data["text"])
-    if event.name == "done":
-        return done(node, headers, data)
-    if event.name == "error" and isinstance(data, dict):
-        fields = data.get("error")
-        code = fields.get("code") if isinstance(fields, dict) else None
-        raise _failure(node, _STATUS_OF.get(str(code), 503), {}, fields, call)
-    raise BadReply("an unknown event came in the stream", node=node)
-
-
-def _failure(node: str, status: int, headers: Mapping[str, str], fields: object, call: WireCall) -> NPUError:
-    known = fields if isinstance(fields, dict) else {}
-    message, code, param = known.get("message"), known.get("code"), known.get("param")
-    code = code if isinstance(code, str) and _CODE.fullmatch(code) else None
-    param = param if isinstance(param, str) and not echoes(param, call.texts) else None
-    text = (
-        message[:_MESSAGE_CHARS] if isinstance(message, str) and not echoes(message, call.texts) else f"HTTP {status}"
-    )
-    if status == 404 and code == "model_not_found" and call.model is not None:
-        return ModelMissing(text, node=node, status=status, code=code)
-    rejected = _rejection(status, code)
-    if rejected is not None:
-        return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
-    if status == 504:
-        return DeadlineExceeded(f"{node}: {text}")
-    kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
-    if kind is not None:
-        return kind(text, node=node, status=status, code=code, retry_after=_retry_after(headers))
-    return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
-
-
-def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
-    if not 400 <= status < 500 or status in {408, 429}:
-        return None
-    if code == "context_length_exceeded":
-        return ContextLengthExceeded
-    return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
-
-
-def echoes(message: str, texts: Sequence[str]) -> bool:
-    """Whether a message repeats a text, or a run of one. Nodes never do; a proxy in front of one may."""
-    message = message[: 4 * _MESSAGE_CHARS]
-    for text in texts:
-        if len(text) <= _ECHO_CHARS:
-            if len(text) > 3 and text in message:
-                return True
-        elif any(
-            message[start : start + _ECHO_CHARS] in text for start in range(max(0, len(message) - _ECHO_CHARS + 1))
-        ):
-            return True
-    return False
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates)."""
-    milliseconds = _integer(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    seconds = _integer(headers.get("Retry-After"))
-    return None if seconds is None else float(seconds)
-
-
-def _integer(value: str | None) -> int | None:
+def integer(value: str | None) -> int | None:
+    """The number that a header holds; None for none, or for what is no number."""
     return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None

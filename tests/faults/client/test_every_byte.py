@@ -38,7 +38,7 @@ async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(cut_
         async with NPUClient([proxy.url]) as client:
             await client.health()
             # The sound node comes second by being unknown when the first is asked.
-            client.backend.add([sound.url])
+            client.backend.runtime.add([sound.url])
             result = await client.embed_result("text")
         assert np.float32(result.vector).tolist() == expected, byte
         assert result.attempts[-1].outcome == "ok"
@@ -54,7 +54,7 @@ async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(cut_th
         proxy.fault = Fault(cut_after=byte)
         async with NPUClient([proxy.url]) as client:
             await client.health()
-            client.backend.add([sound.url])
+            client.backend.runtime.add([sound.url])
             stream = client.stream("prompt")
             pieces, interrupted = await read(stream)
         if interrupted is not None:
@@ -106,7 +106,7 @@ async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(cut_then_whole, n
     proxy.fault = SURPRISES[name]
     async with NPUClient([proxy.url]) as client:
         await client.health()
-        client.backend.add([sound.url])
+        client.backend.runtime.add([sound.url])
         result = await client.embed_result("text")
     assert np.float32(result.vector).tolist() == vectors_for(["text"])[0].tolist()
     assert [attempt.node for attempt in result.attempts] == [proxy.url, sound.url]

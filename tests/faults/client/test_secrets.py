@@ -34,6 +34,11 @@ async def echo_error(status, request):
     return error_response(status, "invalid_request", f"you sent {body} with {request.headers['Authorization']}")
 
 
+async def echo_key(request):
+    key = request.headers["Authorization"].removeprefix("Bearer ")
+    return error_response(401, key, f"no such key: {key}")
+
+
 async def echo_garbage(request):
     return web.Response(body=await request.read(), headers={"X-Shape": "1,8", "X-Space": "s"})
 
@@ -63,6 +68,7 @@ def status(code):
 
 FAULTS = {
     **{str(code): status(code) for code in (400, 401, 404, 413, 422, 429, 500, 503, 504)},
+    "key": echo_key,
     "garbage": echo_garbage,
     "redirect": echo_redirect,
     "stream": echo_stream,

@@ -23,7 +23,8 @@ from backend_client.ledger import Ledger
 from backend_client.options import BatchOptions, BreakerOptions
 from backend_client.settings import Price
 from backend_client.sse import Event, EventParser, MalformedStream
-from backend_client.wire import echoes, embed_reply
+from backend_client.wire import embed_reply
+from backend_client.wire_errors import echoes
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"

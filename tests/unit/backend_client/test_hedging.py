@@ -61,7 +61,7 @@ async def test_hedges_are_paid_from_the_retry_budget():
         for node in nodes:
             slow_by(node, 1.0)
         before = sum(len(node.requests) for node in nodes)
-        budget = client.backend.retries_left
+        budget = client.backend.runtime.budget.balance
         await asyncio.gather(*(client.embed("text") for _ in range(100)))
         extra = sum(len(node.requests) for node in nodes) - before - 100
         assert 0 < extra <= budget + 100 * 0.1 + 1

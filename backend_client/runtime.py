@@ -1,0 +1,121 @@
+"""What a fleet runs on: connections, probes, discovery; begun by the first call, ended by `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from backend_client.discovery import Follower, Source
+from backend_client.dispatch import Dispatcher
+from backend_client.errors import ConfigurationError
+from backend_client.fleet.bindings import Bindings
+from backend_client.fleet.health import Prober
+from backend_client.fleet.pool import Pool
+from backend_client.options import ClientOptions
+from backend_client.resilience.budget import RetryBudget
+from backend_client.resilience.retry import Retrier
+from backend_client.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What there is once the runtime has started."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Transport
+    prober: Prober
+    dispatcher: Dispatcher
+
+
+class Runtime:
+    """Belongs to the event loop in which it is started."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        make_transport: Callable[[], Transport],
+        options: ClientOptions,
+        rng: random.Random,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self.pool = pool
+        self.bindings = bindings
+        self.budget = RetryBudget(options.retry, pool.clock)
+        self._make_transport = make_transport
+        self._options = options
+        self._rng = rng
+        self._sources = sources
+        self._follower: asyncio.Task[None] | None = None
+        self._running: Running | None = None
+        self._closed = False
+
+    def start(self) -> Running:
+        """Begin to probe, unless that is so. Raises ConfigurationError after `close`, or in another event loop."""
+        loop = asyncio.get_running_loop()
+        running = self._running
+        if running is not None and running.loop is loop and not self._closed:
+            return running
+        if self._closed:
+            raise ConfigurationError("this client is closed; make a new one")
+        if running is not None:
+            raise ConfigurationError(
+                "this client belongs to another event loop; make one per loop, or use backend_client.sync"
+            )
+        transport = self._make_transport()
+        prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
+        retrier = Retrier(self._options.retry, self.budget, self._rng)
+        running = self._running = Running(
+            loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier)
+        )
+        for node in self.pool.nodes.values():
+            prober.watch(node)
+        if self._sources:
+            self.pool.complete = False
+            self._follower = asyncio.create_task(self._follow(prober), name="node discovery")
+        return running
+
+    async def known(self) -> None:
+        """Wait until every node's first probe has ended."""
+        running = self.start()
+        while self.pool.unknown:
+            await running.prober.news()
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take nodes in; they get requests once a probe has passed."""
+        for node in self.pool.add(urls):
+            if self._running is not None:
+                self._running.prober.watch(node)
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Let nodes go; what is under way there ends as it will."""
+        for url in urls:
+            self.pool.remove(url)
+            if self._running is not None:
+                self._running.prober.forget(url)
+
+    async def close(self) -> None:
+        """End the probes and close the connections."""
+        if self._running is not None and not self._closed:
+            self._closed = True
+            if self._follower is not None:
+                self._follower.cancel()
+                await asyncio.gather(self._follower, return_exceptions=True)
+            await self._running.prober.close()
+            await self._running.transport.close()
+        self._closed = True
+
+    async def _follow(self, prober: Prober) -> None:
+        follower = Follower(
+            self._sources,
+            self.pool.nodes,
+            add=self.add,
+            remove=self.remove,
+            interval=self._options.discovery_interval,
+        )
+        await follower.look()
+        self.pool.complete = True
+        prober.tell()
+        await follower.follow()

@@ -1,0 +1,117 @@
+"""What a reply other than an answer means: status and error object become one of our errors. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from backend_client.errors import (
+    AuthenticationFailed,
+    BadReply,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    ModelMissing,
+    NodeFailed,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUError,
+    PayloadTooLarge,
+    RequestRejected,
+)
+from backend_client.wire import integer
+
+_CODE = re.compile(r"[a-z0-9_.-]{1,64}")
+# Errors inside a stream come without a status; these are the ones that their codes have elsewhere, 503 the rest.
+_STATUS_OF = {
+    "context_length_exceeded": 400,
+    "deadline_exceeded": 504,
+    "internal_error": 500,
+    "invalid_request": 400,
+    "overloaded": 429,
+    "unsupported_parameter": 400,
+}
+_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
+# A message of the node longer than this, or that repeats this much of a prompt, is not one of a node.
+_MESSAGE_CHARS = 500
+_ECHO_CHARS = 16
+_WORD_CHARS = 8
+
+
+def status_error(
+    node: str, status: int, headers: Mapping[str, str], body: bytes, secrets: Sequence[str], model: str | None
+) -> NPUError:
+    """The error that a reply other than 200 means.
+
+    `secrets` are what no message may repeat: the prompts and the key. `model` is the one that was asked for.
+    """
+    try:
+        fields = json.loads(body)["error"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        fields = None
+    return _error(node, status, headers, fields, secrets, model)
+
+
+def event_error(node: str, data: object, secrets: Sequence[str], model: str | None) -> NPUError:
+    """The error that an `error` event in a stream means; such an event has no status."""
+    fields = data.get("error") if isinstance(data, dict) else None
+    code = fields.get("code") if isinstance(fields, dict) else None
+    return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, secrets, model)
+
+
+def _error(
+    node: str,
+    status: int,
+    headers: Mapping[str, str],
+    fields: object,
+    secrets: Sequence[str],
+    model: str | None,
+) -> NPUError:
+    known = fields if isinstance(fields, dict) else {}
+    message, code, param = known.get("message"), known.get("code"), known.get("param")
+    code = code if isinstance(code, str) and _CODE.fullmatch(code) and not echoes(code, secrets) else None
+    param = param if isinstance(param, str) and not echoes(param, secrets) else None
+    text = message[:_MESSAGE_CHARS] if isinstance(message, str) and not echoes(message, secrets) else f"HTTP {status}"
+    if status == 404 and code == "model_not_found" and model is not None:
+        return ModelMissing(text, node=node, status=status, code=code)
+    rejected = _rejection(status, code)
+    if rejected is not None:
+        return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
+    if status == 504:
+        return DeadlineExceeded(f"{node}: {text}")
+    kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
+    if kind is not None:
+        return kind(text, node=node, status=status, code=code, retry_after=_retry_after(headers))
+    return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
+
+
+def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
+    if not 400 <= status < 500 or status in {408, 429}:
+        return None
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded
+    return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
+
+
+def echoes(message: str, secrets: Sequence[str]) -> bool:
+    """Whether a message repeats a secret, or a run of one. Nodes never do; a proxy in front of one may."""
+    message = message[: 4 * _MESSAGE_CHARS]
+    for secret in secrets:
+        if len(secret) <= _ECHO_CHARS:
+            # A short one may be a word that any message has.
+            if len(secret) >= _WORD_CHARS and secret in message:
+                return True
+        elif any(
+            message[start : start + _ECHO_CHARS] in secret for start in range(max(0, len(message) - _ECHO_CHARS + 1))
+        ):
+            return True
+    return False
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates)."""
+    milliseconds = integer(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    seconds = integer(headers.get("Retry-After"))
+    return None if seconds is None else float(seconds)
