@@ -16,12 +16,16 @@ from worker_node.models.canary import GenerationCanary
 
 
 class Quantization(StrEnum):
-    """How the weights of a generation model are stored; `f32` is the form of embedding models."""
+    """How weights are stored: embedding models in `f32`, generation models in one of the others.
+
+    `int4_int8` keeps the matrices that bear it in int4 and the rest in int8.
+    """
 
     F32 = "f32"
     F16 = "f16"
     INT8_SYM = "int8_sym"
     INT4_SYM = "int4_sym"
+    INT4_INT8 = "int4_int8"
 
 
 class SourceFormat(StrEnum):

@@ -26,7 +26,8 @@ _NEAR = 0.2
 _CLEARLY = 3.0
 # Constants of fewer elements are scalars and shapes of the graph itself.
 _SMALL = 16
-_SAMPLE = 4096
+# Rows of a matrix that are compared.
+_SAMPLE_ROWS = 8
 
 _DEQUANTISATION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
 
@@ -46,7 +47,7 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
     Raises ConversionFailed when a constant or a tensor is left unmatched, or a match is not beyond doubt.
     """
     shapes = {name: _squeeze(shape) for name, shape in gguf.shapes().items()}
-    samples = {name: _sample(gguf.tensor(name)) for name in shapes}
+    samples = {name: _sample_tensor(gguf, name) for name in shapes}
     rotary = _rotary_shape(gguf)
     left = set(shapes)
     for weight in _find_weights(model):
@@ -55,7 +56,8 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
         candidates = [name for name, known in shapes.items() if known == shape]
         if not candidates and shape == rotary:
             continue  # frequencies of the rotary embedding, computed by GenAI from the metadata
-        name = _nearest(gguf, shape, _sample(values), {name: samples[name] for name in candidates})
+        sample = _sample(values.reshape(shape))
+        name = _nearest(gguf, shape, sample, {name: samples[name] for name in candidates})
         if name not in left:
             raise ConversionFailed(f"{gguf.path}: two constants of the graph match tensor {name}")
         left.discard(name)
@@ -107,8 +109,16 @@ def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sample(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    # An odd step visits every column of a matrix whose rows have a power of two of them.
-    return values.reshape(-1)[:: max(1, values.size // _SAMPLE) | 1].copy()
+    return values if values.ndim == 1 else values[_sample_rows(values.shape[0])]
+
+
+def _sample_tensor(gguf: GgufFile, name: str) -> NDArray[np.float32]:
+    shape = gguf.shapes()[name]
+    return gguf.tensor(name) if len(shape) == 1 else gguf.tensor(name, _sample_rows(shape[0]))
+
+
+def _sample_rows(count: int) -> NDArray[np.intp]:
+    return np.unique(np.linspace(0, count - 1, _SAMPLE_ROWS).astype(np.intp))
 
 
 def _rotary_shape(gguf: GgufFile) -> tuple[int, ...]:

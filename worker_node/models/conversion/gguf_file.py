@@ -50,16 +50,21 @@ class GgufFile:
         """Every tensor by name, with its shape in row-major order."""
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor, dequantised exactly, in the row order of the published model."""
+    def tensor(self, name: str, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """A tensor, or some `rows` of a matrix, dequantised exactly, in the row order of the published model."""
         tensor = self._tensors[name]
-        shape = self.shapes()[name]
-        values: NDArray[np.float32] = (
-            dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(np.float32, copy=False)
-        )
-        if self.architecture in _PERMUTED and name.endswith(("attn_q.weight", "attn_k.weight")):
-            count = "attention.head_count" if "attn_q" in name else "attention.head_count_kv"
-            heads = self.hyperparameter(count)
-            pairs = values.reshape(heads, shape[0] // heads // 2, 2, shape[1])
-            values = pairs.swapaxes(1, 2).reshape(shape)
+        order = self._row_order(name)
+        if rows is not None:
+            order = rows if order is None else order[rows]
+        packed = tensor.data if order is None else tensor.data[order]
+        values: NDArray[np.float32] = dequantize(packed, tensor.tensor_type).astype(np.float32, copy=False)
         return values
+
+    def _row_order(self, name: str) -> NDArray[np.intp] | None:
+        """The published order of the rows, where the file has another."""
+        if self.architecture not in _PERMUTED or not name.endswith(("attn_q.weight", "attn_k.weight")):
+            return None
+        count = "attention.head_count" if "attn_q" in name else "attention.head_count_kv"
+        rows, heads = self.shapes()[name][0], self.hyperparameter(count)
+        order: NDArray[np.intp] = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+        return order
