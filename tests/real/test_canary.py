@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from worker_node.domain import Device, GenerationRequest, Message, RequestContext, Sampling, Token
-from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
 from worker_node.errors import DeviceUnavailable
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from worker_node.domain import Device
-from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.serving.tokenization import EmbeddingTokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.engines.base import Embedded, EmbedJob, EngineStats, Loaded, Step, TokenDelta
+from worker_node.engines.messages import Embedded, EmbedJob, EngineStats, Loaded, Step, TokenDelta
 
 CRASH = 666
 HANG = 777

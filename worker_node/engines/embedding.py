@@ -17,9 +17,10 @@ import msgspec
 import openvino as ov
 
 from worker_node.domain import Device
-from worker_node.engines.base import EngineSpec, EngineStats, Failed, GenerateJob, Inbox, Job, Loaded, Outbox
+from worker_node.engines.base import Inbox, Outbox
 from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
 # and a run costs as much as some 30 tokens. A GPU wants its batches large.

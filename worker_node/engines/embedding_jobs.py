@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.base import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob, EngineStats
 from worker_node.engines.batching import Waiting
+from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob, EngineStats
 
 
 @dataclass(frozen=True, slots=True)

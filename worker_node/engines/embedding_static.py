@@ -15,19 +15,10 @@ import msgspec
 import openvino as ov
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import (
-    DeviceBroken,
-    EngineSpec,
-    EngineStats,
-    Failed,
-    GenerateJob,
-    Inbox,
-    Job,
-    Loaded,
-    Outbox,
-)
+from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.batching import BatchLimits, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
 
 
 class StaticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,8 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.engines.base import (
+from worker_node.engines.base import Inbox, Outbox
+from worker_node.engines.messages import (
     TOKEN_DTYPE,
     EmbedJob,
     EngineSpec,
@@ -23,10 +24,8 @@ from worker_node.engines.base import (
     Event,
     Failed,
     GenerateJob,
-    Inbox,
     Job,
     Loaded,
-    Outbox,
     Step,
     TokenDelta,
 )

@@ -16,18 +16,16 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import (
+from worker_node.engines.base import DeviceBroken, Inbox, Outbox
+from worker_node.engines.messages import (
     TOKEN_DTYPE,
-    DeviceBroken,
     EmbedJob,
     EngineSpec,
     EngineStats,
     Failed,
     GenerateJob,
-    Inbox,
     Job,
     Loaded,
-    Outbox,
     Step,
     TokenDelta,
 )

@@ -17,7 +17,8 @@ import socket
 import sys
 import time
 
-from worker_node.engines.base import Broken, Cancel, DeviceBroken, EngineSpec, Heartbeat, LoadFailed, Runner, Shutdown
+from worker_node.engines.base import DeviceBroken, Runner
+from worker_node.engines.messages import Broken, Cancel, EngineSpec, Heartbeat, LoadFailed, Shutdown
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
 
 HEARTBEAT_S = 1.0

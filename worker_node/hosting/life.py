@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from worker_node.engines.base import Engine, EngineSpec, Loaded
+from worker_node.engines.base import Engine
+from worker_node.engines.messages import EngineSpec, Loaded
 from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.link import EngineLink, LoadRefused
 from worker_node.hosting.restart import RestartLimits

@@ -17,7 +17,7 @@ import time
 from typing import Protocol, cast
 
 from worker_node import errors
-from worker_node.engines.base import (
+from worker_node.engines.messages import (
     Broken,
     Command,
     Embedded,

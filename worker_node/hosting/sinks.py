@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from worker_node.engines.base import Embedded, TokenDelta
+from worker_node.engines.messages import Embedded, TokenDelta
 from worker_node.errors import NodeError
 
 

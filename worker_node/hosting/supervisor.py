@@ -18,17 +18,14 @@ import msgspec
 import numpy as np
 
 from worker_node.domain import Device
-from worker_node.engines.base import (
+from worker_node.engines.base import CanaryProof, EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.messages import (
     TOKEN_DTYPE,
     VECTOR_DTYPE,
-    CanaryProof,
     Cancel,
-    EmbeddingOutput,
     EmbedJob,
     EngineSpec,
-    EngineState,
     EngineStats,
-    EngineStatus,
     GenerateJob,
     Loaded,
     TokenDelta,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from worker_node.engines.base import Command, EngineSpec, Event
+from worker_node.engines.messages import Command, EngineSpec, Event
 
 LENGTH = struct.Struct("<I")
 # Far above any real frame (2,048 vectors of 4,096 floats are 32 MiB): a larger one means that the stream is corrupt.

@@ -11,7 +11,7 @@ from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.base import EngineSpec
+from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.restart import RestartLimits

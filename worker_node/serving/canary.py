@@ -10,7 +10,8 @@ import time
 import numpy as np
 
 from worker_node.domain import Message
-from worker_node.engines.base import TOKEN_DTYPE, Engine, GenerateJob
+from worker_node.engines.base import Engine
+from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob
 from worker_node.hosting.life import Canary, CanaryFailed
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer

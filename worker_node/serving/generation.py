@@ -26,7 +26,7 @@ from worker_node.domain import (
     ToolCallStarted,
     Usage,
 )
-from worker_node.engines.base import TOKEN_DTYPE, GenerateJob, TokenDelta
+from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher

@@ -7,7 +7,8 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import collect, no_canary, until
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.base import EngineSpec, EngineState
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
 from worker_node.errors import EngineUnavailable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.restart import RestartLimits

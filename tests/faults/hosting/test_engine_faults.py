@@ -16,7 +16,8 @@ import pytest
 
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.base import EngineSpec, EngineState, GenerateJob
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec, GenerateJob
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.restart import RestartLimits

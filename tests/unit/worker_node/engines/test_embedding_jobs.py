@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.engines.base import EmbedJob
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 from worker_node.engines.embedding_static import bucket_for
+from worker_node.engines.messages import EmbedJob
 
 FAR = 1e12
 

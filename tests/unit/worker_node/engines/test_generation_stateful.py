@@ -8,8 +8,9 @@ import pytest
 
 from worker_node.domain import Device, ModelKind
 from worker_node.engines import generation_stateful
-from worker_node.engines.base import DeviceBroken, EngineSpec, EngineStats, Failed, GenerateJob, Step
+from worker_node.engines.base import DeviceBroken
 from worker_node.engines.generation_stateful import StatefulRunner
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Step
 
 FAR = 1e12
 REASON = genai.GenerationFinishReason
