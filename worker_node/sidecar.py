@@ -76,5 +76,6 @@ def _app(node: Node, service: JobService) -> web.Application:
     app = web.Application(middlewares=[jobs.log_request, render, jobs.refuse_web_pages])
     app[NODE] = node
     app[jobs.SERVICE] = service
+    app.on_response_prepare.append(jobs.hide_versions)
     app.add_routes(jobs.routes())
     return app

@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import json
 import signal
+import socket
 
 import psutil
 import pytest
@@ -168,6 +169,16 @@ def test_everything_else_is_not_found(sidecar):
     assert isinstance(reply["error"], str)
 
 
+def test_what_is_not_http_is_answered_in_the_form_of_the_contract(sidecar):
+    host, port = sidecar.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"GET {CANARY}\r\n\r\n".encode())
+        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"400"
+    assert list(json.loads(body)) == ["error"]
+    assert isinstance(json.loads(body)["error"], str)
+
+
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 def test_pages_of_a_browser_are_refused(sidecar, headers):
     status, reply = sidecar.request("POST", "/v1/worker/generate", {"job": "title", "input": "a"}, headers)
@@ -301,6 +312,17 @@ def test_run_without_a_model_fails(tmp_path):
     assert done.returncode == 1
     assert "model is missing" in done.stderr
     assert CANARY not in done.stdout + done.stderr
+
+
+def test_the_doctor_says_what_is_missing_here():
+    done = run_command("doctor", "--json")
+    report = json.loads(done.stdout)
+    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert report["ok"] is (not errors)
+    assert done.returncode == (1 if errors else 0)
+    assert all(finding["fix"] for finding in errors)
+    told = run_command("doctor").stdout
+    assert all(finding["found"] in told and finding["fix"] in told for finding in errors)
 
 
 def test_smoke_records_the_proof_without_the_prompt(tmp_path):

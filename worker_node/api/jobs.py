@@ -45,6 +45,11 @@ def job_error_response(error: NodeError) -> web.Response:
     return _json({"error": message}, status, retry_headers(error))
 
 
+async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
+    """No reply tells which version of anything runs here."""
+    response.headers["Server"] = "npu-node"
+
+
 @web.middleware
 async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Log method, path, status and time. A path that is none of ours may hold anything: it is a dash."""

@@ -65,6 +65,7 @@ async def measure_jobs(service: JobService, repeat: int) -> JobsReport:
         "cold_first_s": round(cold_s, 2),
         "cold_limit_s": COLD_LIMIT_S,
         "jobs": jobs,
+        "failures": failures,
         "problems": problems,
         "evidence": evidence,
     }

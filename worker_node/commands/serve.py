@@ -64,7 +64,9 @@ def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
     if getattr(args, "config", None) or getattr(args, "model_store", None):
         raise ConfigurationError("the bounded profile takes neither --config nor --model-store; it has OV_GENAI_NPU_*")
     with _explained("the settings in the environment"):
-        return BoundedSettings(**_flags(args, "host", "port"))
+        settings = BoundedSettings(**_flags(args, "host", "port"))
+        settings.node_settings()  # NPU_NODE_* counts too, and is to be told in the same way where it is wrong
+    return settings
 
 
 def _flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:

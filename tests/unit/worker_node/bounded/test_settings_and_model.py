@@ -62,6 +62,9 @@ def test_settings_that_are_wrong_are_explained(monkeypatch):
         load_bounded_settings(argparse.Namespace())
     monkeypatch.delenv("OV_GENAI_NPU_PORT")
     assert load_bounded_settings(argparse.Namespace(port=0)).port == 0
+    monkeypatch.setenv("NPU_NODE_LOAD_TIMEOUT_S", "soon")
+    with pytest.raises(ConfigurationError, match="load_timeout_s"):
+        load_bounded_settings(argparse.Namespace())
     with pytest.raises(ConfigurationError, match="--config"):
         load_bounded_settings(argparse.Namespace(config="node.toml"))
 
