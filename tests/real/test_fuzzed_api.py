@@ -1,0 +1,96 @@
+"""Thousands of generated requests after /openapi.json: no 500, replies as described, keys never ignored."""
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+KEY = "fuzz-key"
+AUTHORISED = {"Authorization": f"Bearer {KEY}"}
+# Removing models would end the run; its refusals are tested in tests/contract/ollama.
+LEFT_OUT = "/api/delete"
+CASES_WITH_BODY, CASES_WITHOUT = 82, 12
+MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
+MODELS = {"/embeddings": "all-minilm", "/v1/embeddings": "all-minilm", "/api/embed": "all-minilm"}
+CHECKED = ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+# Long enough for an answer to begin and for an embedding to end, so that 2,000 take minutes.
+DEADLINE_MS = "80"
+
+
+@pytest.fixture(scope="module")
+def fuzzed(store):
+    with start_node(NPU_NODE_API_KEYS=KEY) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def operations(fuzzed):
+    document = requests.get(fuzzed.url + "/openapi.json", headers=AUTHORISED, timeout=10).json()
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=fuzzed.url)
+    found = [result.ok() for result in schema.get_all_operations()]
+    return [operation for operation in found if operation.path != LEFT_OUT]
+
+
+def send(session, case, known_model):
+    """Send a case with the key and a short deadline; half of them name a model that there is."""
+    case.headers = {**(case.headers or {}), **AUTHORISED, "X-Request-Timeout-Ms": DEADLINE_MS}
+    if known_model and isinstance(case.body, dict) and "model" in case.body:
+        # Without keep_alive, which would unload the models over and over.
+        body = {name: value for name, value in case.body.items() if name != "keep_alive"}
+        case.body = body | {"model": MODELS.get(case.operation.path, "smollm2")}
+    return case.call(session=session, timeout=60)
+
+
+def test_2000_generated_requests(operations, fuzzed):
+    session = requests.Session()
+    checks = [CHECKS.get_one(name) for name in CHECKED]
+    statuses = []
+
+    def run(operation, mode, count):
+        @seed(20261121)
+        @settings(
+            max_examples=count,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(mode), known_model=st.booleans())
+        def each(case, known_model):
+            response = send(session, case, known_model)
+            statuses.append(response.status_code)
+            assert response.status_code != 500, response.text
+            case.validate_response(response, checks=checks)
+
+        each()
+
+    for operation in operations:
+        count = CASES_WITH_BODY if operation.body else CASES_WITHOUT
+        for mode in MODES if operation.body else MODES[:1]:
+            run(operation, mode, count)
+    session.close()
+    assert len(statuses) >= 2000, len(statuses)
+    assert {200, 400, 404} <= set(statuses)
+    _, health = fuzzed.health()
+    assert health["status"] == "ready"
+    assert all(engine["restarts"] == 0 for model in health["models"] for engine in model["engines"])
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
+def test_no_key_is_ever_ignored(operations, fuzzed, headers):
+    for operation in operations:
+        url = fuzzed.url + operation.path.replace("{id}", "smollm2")
+        reply = requests.request(operation.method, url, headers=headers, json={}, timeout=10)
+        is_open = operation.definition.raw.get("security") == []
+        assert (reply.status_code == 401) != is_open, (operation.path, reply.status_code)
+        if not is_open:
+            error = reply.json()["error"]
+            assert "API keys" in (error if operation.path.startswith("/api/") else error["message"])
