@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bounded_json [--count N] [--tokens N]`: how often the JSON jobs close, and that they are valid.
+"""`python -m benchmarks.bounded_json [--job JOB] [--count N] [--tokens N]`: whether the JSON of the jobs closes, valid.
 
 The smallest model answers varied inputs. It runs on the CPU's engine, many at once: grammar, sampling and what is made
 of the answer are those of the NPU, whose emulation would take an hour for the same.
@@ -75,7 +75,7 @@ async def answer(registry, name, text, tokens):
     return json_object(written, request.job.schema(request.max_new_tokens)), written
 
 
-async def measure(count, tokens):
+async def measure(jobs, count, tokens):
     os.environ["NPU_NODE_NPU_EMULATION"] = "false"
     settings = NodeSettings(models=(ModelSettings(name=MODEL, placements=("CPU",)),), request_timeout_s=600)
     async with hosted_node(settings) as node:
@@ -86,7 +86,7 @@ async def measure(count, tokens):
             async with gate:
                 return await answer(node.registry, name, text, tokens)
 
-        for name in JSON_JOBS:
+        for name in jobs:
             answers = await asyncio.gather(*(one(name, text) for text in inputs(count)))
             closed = [(value, written) for value, written in answers if value is not None]
             budget = tokens or JOBS[name].default_max_new_tokens
@@ -102,9 +102,10 @@ async def measure(count, tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--job", choices=JSON_JOBS, action="append", help="default: both")
     parser.add_argument("--tokens", type=int, help="default: each job's own")
     options = parser.parse_args()
-    asyncio.run(measure(options.count, options.tokens))
+    asyncio.run(measure(options.job or JSON_JOBS, options.count, options.tokens))
 
 
 if __name__ == "__main__":
