@@ -14,6 +14,7 @@ from backend_client.errors import BadReply, RequestRejected
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import Timing, Usage
 
+_FLOAT32 = np.dtype("<f4")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -122,7 +123,7 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
         raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
     if len(body) != count * dimensions * 4:
         raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
-    vectors = np.frombuffer(body, "<f4").reshape(count, dimensions)
+    vectors = np.ndarray((count, dimensions), _FLOAT32, body)
     if not np.isfinite(vectors).all():
         raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
     return EmbedReply(vectors, space, route_info(headers))

@@ -4,7 +4,8 @@
 
 One text, one caller, one kept-alive connection. The server is a process of its own that answers at once with 384
 float32 (so the figure is the client's and nothing hides behind inference), or a real node with --node. Both ways run
-in turns within one process; the figures are medians over the rounds, and only their ratio is comparable elsewhere.
+in turns within one process; the figures are medians over the rounds, and only their ratios are comparable elsewhere.
+On a machine with other work the ratio of processor time is the steadier one.
 """
 
 from __future__ import annotations
@@ -98,8 +99,22 @@ def _serve(ready: Connection) -> None:
     asyncio.run(serve())
 
 
-async def bare(session: aiohttp.ClientSession, url: str, calls: int) -> float:
-    """Microseconds a call of a plain aiohttp POST, its body read."""
+class Stopwatch:
+    """Microseconds of one call, by the clock and of this process's processor time."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._began = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """(clock, processor)."""
+        clock, processor = self._began
+        scale = 1e6 / self._calls
+        return (time.perf_counter() - clock) * scale, (time.process_time() - processor) * scale
+
+
+async def bare(session: aiohttp.ClientSession, url: str, calls: int) -> tuple[float, float]:
+    """A plain aiohttp POST, its body read."""
     body = json.dumps({"texts": [TEXT], "model": MODEL}, separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
@@ -107,19 +122,19 @@ async def bare(session: aiohttp.ClientSession, url: str, calls: int) -> float:
         "X-Request-ID": "req_0123456789abcdef01234567",
         "X-Request-Timeout-Ms": "29999",
     }
-    began = time.perf_counter()
+    watch = Stopwatch(calls)
     for _ in range(calls):
         async with session.post(f"{url}/embeddings", data=body, headers=headers) as response:
             await response.read()
-    return (time.perf_counter() - began) / calls * 1e6
+    return watch.read()
 
 
-async def ours(client: NPUClient, calls: int) -> float:
-    """Microseconds a call of NPUClient.embed."""
-    began = time.perf_counter()
+async def ours(client: NPUClient, calls: int) -> tuple[float, float]:
+    """NPUClient.embed."""
+    watch = Stopwatch(calls)
     for _ in range(calls):
         await client.embed(TEXT)
-    return (time.perf_counter() - began) / calls * 1e6
+    return watch.read()
 
 
 async def measure(url: str, *, calls: int, rounds: int, memory_calls: int) -> None:
@@ -129,12 +144,11 @@ async def measure(url: str, *, calls: int, rounds: int, memory_calls: int) -> No
         await bare(session, url, calls // 4)
         await ours(client, calls // 4)
         pairs = [(await bare(session, url, calls), await ours(client, calls)) for _ in range(rounds)]
-        plain, full = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        spread = sorted(b / a for a, b in pairs)
-        print(f"bare aiohttp POST  {plain:8.1f} µs a call")
-        print(f"NPUClient.embed    {full:8.1f} µs a call")
-        print(f"ratio              {ratio:8.3f}  ({spread[0]:.3f} to {spread[-1]:.3f} over {rounds} rounds)")
+        for index, name in enumerate(("clock", "processor")):
+            plain, full = (statistics.median(way[index] for way in column) for column in zip(*pairs, strict=True))
+            ratios = sorted(after[index] / before[index] for before, after in pairs)
+            print(f"{name:<10} bare aiohttp POST {plain:8.1f} µs, NPUClient.embed {full:8.1f} µs a call: ", end="")
+            print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
         if not memory_calls:
             return
         sizes = []
