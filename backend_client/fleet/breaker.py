@@ -46,6 +46,11 @@ class Breaker:
         return BreakerState.OPEN if self._clock() < self._until else BreakerState.HALF_OPEN
 
     @property
+    def closed(self) -> bool:
+        """Whether all requests may go."""
+        return not self._open
+
+    @property
     def opens_in(self) -> float:
         """Seconds until the quarantine ends; 0 when there is none."""
         return max(0.0, self._until - self._clock()) if self._open else 0.0

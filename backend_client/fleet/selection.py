@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from backend_client.fleet.breaker import BreakerState
 from backend_client.fleet.node import Node, Requirement
 from backend_client.fleet.report import ModelReport
 
@@ -40,7 +39,7 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     if report is None:
         because = Because.DOWN if node.probed else Because.UNKNOWN
         return Refusal(node.url, because, node.trouble or "has not been probed yet")
-    if not node.breaker.admits() or (node.probe_failures and node.breaker.state is not BreakerState.CLOSED):
+    if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
         why = f"left alone for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
         return Refusal(node.url, Because.DOWN, why)
     if not report.serving:
@@ -72,7 +71,7 @@ def _misfit(model: ModelReport, need: Requirement) -> tuple[Because, str] | None
         return Because.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if need.device is not None and need.device not in model.placements:
         return Because.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
-    if need.space is not None and model.space not in {None, need.space}:
+    if need.space is not None and model.space != need.space and model.space is not None:
         return Because.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
     return None
 
@@ -96,14 +95,17 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
     to serve the model go before those that might know the name.
     """
-    trial = [node for node in candidates if node.breaker.state is BreakerState.HALF_OPEN]
-    if trial:
-        return trial[0]
+    for node in candidates:
+        if not node.breaker.closed:
+            return node
     if len(candidates) == 1:
         return candidates[0]
     name = need.model or ""
     sure = [node for node in candidates if node.resolve(name) is not None] or candidates
-    if len(sure) > 2:
-        sure = rng.sample(sure, 2)
-    loads = [(load(node, node.resolve(name), now, slow_start), rng.random(), node) for node in sure]
-    return min(loads)[2]
+    # Two different ones by their index, each equally likely; the first of them wins a tie.
+    one = int(rng.random() * len(sure))
+    other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
+    first, second = sure[one], sure[other]
+    if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
+        return second
+    return first
