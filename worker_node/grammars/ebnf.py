@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +23,16 @@ JSON_RULES = {
 
 def literal(text: str) -> str:
     """The EBNF of exactly this text."""
-    if not text:
-        return '""'
-    return '"' + "".join(_escaped(character) for character in text) + '"'
+    written = []
+    after_code = False
+    for character in text:
+        # The runtime writes what is not ASCII as a code, and reads as many hex digits after a code as there are: a new
+        # string ends it.
+        if after_code and character in string.hexdigits:
+            written.append('" "')
+        written.append(_escaped(character))
+        after_code = not (character.isascii() and character.isprintable())
+    return '"' + "".join(written) + '"'
 
 
 def json_literal(value: Any) -> str:
@@ -51,7 +59,8 @@ def characters(least: int, most: int | None) -> str:
 
 def character_class(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
     """The EBNF of one character out of (or, negated, not in) ranges of code points, both ends included."""
-    body = "".join(_member(low) if low == high else f"{_member(low)}-{_member(high)}" for low, high in ranges)
+    # All as codes: a plain hex digit would be read as part of the code before it.
+    body = "".join(_code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in ranges)
     return f"[{'^' if negated else ''}{body}]"
 
 
@@ -61,12 +70,7 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else _code(ord(character))
 
 
-def _member(code: int) -> str:
-    return chr(code) if chr(code).isascii() and chr(code).isalnum() else _code(code)
-
-
 def _code(code: int) -> str:
-    # Not \xHH: the runtime reads as many hex digits after it as there are.
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
