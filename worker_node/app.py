@@ -10,7 +10,7 @@ from worker_node.api.middleware import identify_and_log, on_prepare, render_erro
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai import chat, completions, embeddings, responses
 from worker_node.api.openai import models as openai_models
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
@@ -34,7 +34,7 @@ def make_app(node: Node) -> web.Application:
 
     app.on_cleanup.append(close_library)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
-    openai_rooms = (openai_models, embeddings, completions, chat)
+    openai_rooms = (openai_models, embeddings, completions, chat, responses)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, native, openapi, *openai_rooms, *ollama_rooms):
         app.add_routes(room.routes())

@@ -7,10 +7,10 @@ from worker_node.api import explain, health, metrics, native, openapi
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai import chat, completions, embeddings, responses
 from worker_node.api.openai import models as openai_models
 
-ROOMS = [explain, health, metrics, native, openapi, chat, completions, embeddings, openai_models]
+ROOMS = [explain, health, metrics, native, openapi, chat, completions, embeddings, openai_models, responses]
 ROOMS += [generation, ollama_embeddings, ollama_models]
 
 

@@ -9,6 +9,7 @@ import orjson
 from aiohttp import web
 from pydantic import BeforeValidator, Field
 
+from worker_node.api import parameters
 from worker_node.api.body import Body, read_body
 from worker_node.api.context import embedding_headers, request_context, route_headers
 from worker_node.api.errors import describe
@@ -23,7 +24,6 @@ from worker_node.domain import (
     GenerationRequest,
     Message,
     Route,
-    Sampling,
     Timing,
     Token,
 )
@@ -115,15 +115,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     context = request_context(request)
     body = await read_body(request, InferenceBody)
-    sampling = Sampling(
-        max_new_tokens=body.max_new_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        stop=tuple(body.stop),
-        ignore_eos=body.ignore_eos,
-    )
+    sampling = parameters.sampling(parameters.NATIVE, body.model_dump())
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     wanted = GenerationRequest(context, prompt, sampling, body.model)
     async with generate(node.registry, wanted) as run:

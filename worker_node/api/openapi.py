@@ -17,6 +17,7 @@ from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai.responses_body import ResponsesBody
 
 Model = type[BaseModel]
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
@@ -97,6 +98,14 @@ OPERATIONS = (
         "OpenAI: answer a conversation",
         {_JSON: replies.ChatCompletion, _EVENTS: None},
         chat.ChatBody,
+        inference=True,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "OpenAI: answer, not stored",
+        {_JSON: replies.OpenAIResponse, _EVENTS: None},
+        ResponsesBody,
         inference=True,
     ),
     Operation("get", "/", "Ollama: it is running", {_TEXT: None}),

@@ -181,6 +181,18 @@ class Completion(Reply):
     usage: OpenAIUsage
 
 
+class OpenAIResponse(Reply):
+    """POST /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete"]
+    output: list[dict[str, Any]]
+    usage: dict[str, int]
+
+
 class OllamaVersion(Reply):
     """GET /api/version."""
 

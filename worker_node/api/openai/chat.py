@@ -17,7 +17,7 @@ from worker_node.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.api.openai.fields import NumberOf, SamplingFields
 from worker_node.api.openai.logprobs import chat_logprobs, check_top
 from worker_node.api.openai.messages import ChatMessage, conversation
-from worker_node.api.openai.reply import Envelope, busy_time, collect, json_response, new_id, usage
+from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
 from worker_node.api.openai.tools import (
     MAX_TOOLS,
@@ -125,4 +125,4 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     ]
     reply = envelope.wrap("chat.completion", parts)
     reply["usage"] = usage(ends, choices.routes, len(choices.routes))
-    return json_response(reply, choices.routes[0], busy_time(ends))
+    return json_response(reply, choices.routes[0], ends)

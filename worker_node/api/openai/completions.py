@@ -15,7 +15,7 @@ from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.openai.fields import SamplingFields
 from worker_node.api.openai.logprobs import check_top, completion_logprobs
-from worker_node.api.openai.reply import Envelope, busy_time, collect, json_response, new_id, usage
+from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
 from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
 from worker_node.errors import BadRequest
@@ -139,4 +139,4 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         ],
     )
     reply["usage"] = usage(ends, choices.routes, count)
-    return json_response(reply, choices.routes[0], busy_time(ends))
+    return json_response(reply, choices.routes[0], ends)

@@ -82,11 +82,11 @@ def busy_time(finished: Iterable[Finished]) -> int | None:
     return sum(deltas) if deltas else None
 
 
-def json_response(body: dict[str, Any], route: Route, busy_us: int | None) -> web.Response:
+def json_response(body: dict[str, Any], route: Route, finished: Sequence[Finished]) -> web.Response:
     """The reply, with the headers that every inference has."""
     return web.Response(
         body=orjson.dumps(body),
         content_type="application/json",
         charset="utf-8",
-        headers=route_headers(route, busy_us),
+        headers=route_headers(route, busy_time(finished), shared=any(end.npu_busy_shared for end in finished)),
     )

@@ -1,0 +1,63 @@
+"""A parameter means the same through every dialect, and every field of Sampling can be had."""
+
+import dataclasses
+
+import pytest
+
+from worker_node.api import parameters
+from worker_node.domain import Sampling
+from worker_node.errors import BadRequest
+
+# Each field of Sampling with a value, and what the dialects call it.
+NAMES = [
+    ("max_new_tokens", 7, {"OPENAI": "max_tokens", "OLLAMA": "num_predict", "NATIVE": "max_new_tokens"}),
+    ("temperature", 0.5, "temperature"),
+    ("top_p", 0.5, "top_p"),
+    ("top_k", 5, "top_k"),
+    ("min_p", 0.1, "min_p"),
+    ("seed", 3, "seed"),
+    ("stop", ["a", "b"], "stop"),
+    ("ignore_eos", True, "ignore_eos"),
+    ("presence_penalty", 0.5, "presence_penalty"),
+    ("frequency_penalty", 0.5, "frequency_penalty"),
+    ("repetition_penalty", 1.5, {"OPENAI": "repetition_penalty", "OLLAMA": "repeat_penalty"}),
+]
+SET_BY_DIALECTS = {"logprobs", "choices"}
+
+
+@pytest.mark.parametrize(("field", "value", "names"), NAMES, ids=[row[0] for row in NAMES])
+def test_one_meaning(field, value, names):
+    names = dict.fromkeys(("OPENAI", "OLLAMA", "NATIVE"), names) if isinstance(names, str) else names
+    read = {parameters.sampling(getattr(parameters, dialect), {name: value}) for dialect, name in names.items()}
+    (sampling,) = read
+    assert getattr(sampling, field) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_every_field_has_a_name():
+    assert {row[0] for row in NAMES} | SET_BY_DIALECTS >= {field.name for field in dataclasses.fields(Sampling)}
+
+
+@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
+def test_absent_and_null_are_the_nodes_default(table):
+    assert parameters.sampling(table, {}) == parameters.sampling(table, dict.fromkeys(table)) == Sampling()
+
+
+def test_the_words_for_no_limit_and_no_seed():
+    assert parameters.sampling(parameters.OLLAMA, {"num_predict": -1, "seed": -1}) == Sampling()
+    assert parameters.sampling(parameters.OPENAI, {"seed": -5}).seed == 2**63 - 5
+
+
+def test_top_p_of_zero_is_greedy():
+    assert parameters.sampling(parameters.OPENAI, {"top_p": 0, "temperature": 1.0}) == Sampling(temperature=0.0)
+
+
+def test_two_names_of_one_field_must_agree():
+    assert parameters.sampling(parameters.OPENAI, {"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
+    with pytest.raises(BadRequest):
+        parameters.sampling(parameters.OPENAI, {"max_tokens": 5, "max_completion_tokens": 6})
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""], ["x"] * 17, "x" * 257])
+def test_stop_sequences_have_limits(stop):
+    with pytest.raises(BadRequest):
+        parameters.sampling(parameters.OPENAI, {"stop": stop})

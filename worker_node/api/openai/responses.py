@@ -1,0 +1,125 @@
+"""POST /v1/responses, not stored: the answer as items, whole or as events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from worker_node.api.body import read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keys import NODE
+from worker_node.api.middleware import inference
+from worker_node.api.openai.errors import describe_error
+from worker_node.api.openai.items import Items
+from worker_node.api.openai.reply import new_id
+from worker_node.api.openai.responses_body import ResponsesBody
+from worker_node.api.sse import EventStream
+from worker_node.domain import Finished, FinishReason, Route
+from worker_node.errors import NodeError
+from worker_node.serving.generation import GenerationRun, generate
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/v1/responses", inference(_responses))]
+
+
+async def _responses(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, ResponsesBody)
+    async with generate(request.app[NODE].registry, body.request(context)) as run:
+        response = _Response(body, run.route)
+        if body.stream:
+            return await _stream(request, run, response)
+        items = Items()
+        async for event in run.events:
+            if isinstance(event, Finished):
+                finished = event
+                items.end()
+            else:
+                items.add(event)
+    return web.Response(
+        body=orjson.dumps(response.ended(items, finished)),
+        content_type="application/json",
+        charset="utf-8",
+        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
+    )
+
+
+async def _stream(request: web.Request, run: GenerationRun, response: _Response) -> web.StreamResponse:
+    items, number = Items(), 0
+    async with EventStream(request, route_headers(run.route)) as stream:
+
+        async def send(kind: str, **fields: Any) -> None:
+            nonlocal number
+            await stream.send({"type": kind, "sequence_number": number, **fields}, kind)
+            number += 1
+
+        try:
+            for kind in ("response.created", "response.in_progress"):
+                await send(kind, response=response.begun())
+            async for event in run.events:
+                told = items.end() if isinstance(event, Finished) else items.add(event)
+                for kind, fields in told:
+                    await send(kind, **fields)
+                if isinstance(event, Finished):
+                    whole = response.ended(items, event)
+                    await send(f"response.{whole['status']}", response=whole)
+        except NodeError as error:
+            fields = describe_error(error)
+            await send("error", code=fields["code"], message=fields["message"], param=fields["param"])
+    return stream.response
+
+
+class _Response:
+    """The object around the items: what was asked for, and how it ended."""
+
+    def __init__(self, body: ResponsesBody, route: Route) -> None:
+        self._fields: dict[str, Any] = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": route.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature or 0.0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True)
+            if body.text
+            else {"format": {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
+            "tools": [tool.model_dump() for tool in body.tools or []],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+        }
+
+    def begun(self) -> dict[str, Any]:
+        """The object before there is an answer."""
+        return {**self._fields, "status": "in_progress", "output": [], "usage": None}
+
+    def ended(self, items: Items, finished: Finished) -> dict[str, Any]:
+        """The object with the whole answer."""
+        cut = finished.finish_reason is FinishReason.LENGTH
+        usage = finished.usage
+        fields: dict[str, Any] = {
+            **self._fields,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": items.output,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "output_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+        if finished.npu_busy_delta_us is not None:
+            fields["npu_busy_delta_us"] = finished.npu_busy_delta_us
+        return fields

@@ -1,0 +1,195 @@
+"""The body of POST /v1/responses: the subset that needs nothing to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field
+
+from worker_node.api import parameters
+from worker_node.api.body import Body, DialectBody
+from worker_node.api.openai.fields import ACCOUNTING, NumberOf
+from worker_node.api.openai.tools import MAX_TOOLS, ToolName, tool_use
+from worker_node.domain import GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.errors import BadRequest
+from worker_node.grammars.schema import any_json_object, compile_schema
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(Body):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class CallItem(Body):
+    """A call that the model made; its arguments are JSON in a string."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class OutputItem(Body):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(DialectBody):
+    """What the model thought in an earlier turn; it is not shown to the model again."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"content", "encrypted_content", "id", "status", "summary"})
+
+    type: Literal["reasoning"]
+
+
+Item = CallItem | OutputItem | ReasoningItem | MessageItem
+
+
+class FunctionTool(Body):
+    """A function that the model may ask to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Body):
+    """This function is to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class Format(Body):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(DialectBody):
+    """How the answer's text is to be."""
+
+    refused: ClassVar[Mapping[str, str]] = {"verbosity": "the models here have no such setting"}
+
+    format: Format | None = None
+
+
+class ResponsesBody(DialectBody):
+    """Body of POST /v1/responses."""
+
+    ignored: ClassVar[frozenset[str]] = ACCOUNTING | {"include", "stream_options"}
+    refused: ClassVar[Mapping[str, str]] = {
+        "background": "a response is made while the client waits",
+        "conversation": "nothing is stored here; send the earlier turns as input",
+        "max_tool_calls": "this node calls no tools by itself",
+        "previous_response_id": "nothing is stored here; send the earlier turns as input",
+        "prompt": "no prompts are stored here",
+        "reasoning": "how a model thinks cannot be set here",
+        "store": "responses are not stored here",
+        "top_logprobs": "use /v1/chat/completions",
+    }
+
+    model: str
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: NumberOf | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["disabled"] | None = None
+
+    def request(self, context: RequestContext) -> GenerationRequest:
+        """The domain request. Raises BadRequest."""
+        use, grammar = self._tool_use(), self._grammar()
+        if use is not None and grammar is not None:
+            raise BadRequest("text.format: an answer cannot be held to it and be free to call tools", param="text")
+        return GenerationRequest(
+            context,
+            self._conversation(),
+            parameters.sampling(
+                parameters.OPENAI, self.model_dump(include={"max_output_tokens", "temperature", "top_p"})
+            ),
+            self.model,
+            tool_use=use,
+            grammar=grammar,
+            split_reasoning=True,
+        )
+
+    def _conversation(self) -> tuple[Message, ...]:
+        turns = [Message("system", self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return (*turns, Message("user", self.input))
+        called = {item.call_id: item.name for item in self.input if isinstance(item, CallItem)}
+        for index, item in enumerate(self.input):
+            if isinstance(item, CallItem):
+                turns.append(Message("assistant", "", (_past_call(item, index),)))
+            elif isinstance(item, OutputItem):
+                turns.append(Message("tool", item.output, tool_name=called.get(item.call_id)))
+            elif isinstance(item, MessageItem):
+                role = "system" if item.role == "developer" else item.role
+                parts = item.content
+                turns.append(Message(role, parts if isinstance(parts, str) else "".join(part.text for part in parts)))
+        return tuple(turns)
+
+    def _tool_use(self) -> ToolUse | None:
+        tools = [
+            Tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}})
+            for tool in self.tools or []
+        ]
+        named = self.tool_choice.name if isinstance(self.tool_choice, NamedChoice) else None
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
+        return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
+
+    def _grammar(self) -> str | None:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return any_json_object()
+        if wanted.json_schema is None:
+            raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
+        return compile_schema(wanted.json_schema, "text.format.schema")
+
+
+def _past_call(item: CallItem, index: int) -> ToolCall:
+    try:
+        arguments = orjson.loads(item.arguments or "{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        where = f"input[{index}].arguments"
+        raise BadRequest(f"{where}: a JSON object in a string", param=where)
+    return ToolCall(item.name, arguments)
