@@ -244,5 +244,10 @@ def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, number):
 
 @pytest.mark.parametrize("name", ["\x7f0", "\x7fg", "\x00ff", "\u200b7", "a\x80beef", "¡0", "é1é2"])
 def test_a_code_is_not_read_on_into_the_digits_after_it(held, name):
-    schema = {"type": "object", "properties": {name: {"type": "null"}}, "required": [name], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "null"}},
+        "required": [name],
+        "additionalProperties": False,
+    }
     check(held, schema)
