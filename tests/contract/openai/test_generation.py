@@ -68,7 +68,8 @@ async def test_the_frames_of_a_chat_stream(http, node):
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle)
     assert text == whole["choices"][0]["message"]["content"]
-    assert (finish["choices"][0]["delta"], finish["choices"][0]["finish_reason"]) == ({}, "length")
+    assert finish["choices"][0]["delta"] == {}
+    assert finish["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in [first, *middle])
     assert all(chunk["usage"] is None for chunk in [first, *middle, finish])
     assert last["choices"] == []
