@@ -25,13 +25,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Pull each model in turn; what is installed already is not fetched again."""
     catalog = Catalog.load()
-    names = [*(entry.id for entry in catalog.embedded() if args.embedded), *args.names]
+    names = [entry.id for entry in catalog.embedded() if args.embedded] + [catalog.resolve(n).id for n in args.names]
     if not names:
         args.parser.error("name at least one model, or give --embedded")
     store = ModelStore(catalog=catalog)
     quantization = Quantization(args.quantization) if args.quantization else None
-    for name in names:
+    for name in dict.fromkeys(names):
         with progress_display(name) as progress:
             model = store.pull(name, progress, quantization=quantization)
-        print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}")
+        print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
     return 0

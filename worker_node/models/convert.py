@@ -21,6 +21,8 @@ from worker_node.models.tether import tethered
 _NO_TELEMETRY = {"NNCF_CI": "1"}
 _LOG_TAIL = 800
 
+_MODULE = "worker_node.models.conversion"
+
 
 def convert(job: Job, progress: Progress) -> None:
     """Make the model directory that the job describes.
@@ -32,7 +34,7 @@ def convert(job: Job, progress: Progress) -> None:
     with (
         log.open("wb") as errors,
         subprocess.Popen(  # noqa: S603 (our own program)
-            tethered([sys.executable, "-m", "worker_node.models.conversion"]),
+            tethered([sys.executable, "-m", _MODULE]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

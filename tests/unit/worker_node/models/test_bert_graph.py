@@ -1,0 +1,185 @@
+"""The graph computes what the BERT paper's formulas do, in any shape, and refuses what it does not know."""
+
+import json
+import math
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.bert import build_encoder
+from worker_node.models.conversion.safetensors_file import read_tensors
+from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config
+
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+ACTIVATIONS = {
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def encode(config, tensors, ids, pooling, *, normalise):
+    """One text without padding, in float64, straight from the formulas."""
+    tensors = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config["layer_norm_eps"])
+        return scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+    def heads(x):
+        return x.reshape(len(ids), config["num_attention_heads"], -1).swapaxes(0, 1)
+
+    words, places, types = (
+        tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")
+    )
+    x = norm(words[ids] + places[: len(ids)] + types[0], "embeddings.LayerNorm")
+    for layer in range(config["num_hidden_layers"]):
+        name = f"encoder.layer.{layer}"
+        query, key, value = (heads(linear(x, f"{name}.attention.self.{p}")) for p in ("query", "key", "value"))
+        scores = query @ key.swapaxes(1, 2) / math.sqrt(query.shape[-1])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        attended = (weights / weights.sum(-1, keepdims=True)) @ value
+        merged = attended.swapaxes(0, 1).reshape(len(ids), -1)
+        x = norm(linear(merged, f"{name}.attention.output.dense") + x, f"{name}.attention.output.LayerNorm")
+        inner = ACTIVATIONS[config["hidden_act"]](linear(x, f"{name}.intermediate.dense"))
+        x = norm(linear(inner, f"{name}.output.dense") + x, f"{name}.output.LayerNorm")
+    vector = x.mean(0) if pooling == "mean_tokens" else x[0]
+    return vector / np.linalg.norm(vector) if normalise else vector
+
+
+def build(directory):
+    return build_encoder(
+        read_bert_config(directory), read_sentence_config(directory), read_tensors(directory / "model.safetensors")
+    )
+
+
+def batch(texts, length):
+    ids, mask = np.zeros((len(texts), length), dtype=np.int64), np.zeros((len(texts), length), dtype=np.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)], mask[row, : len(text)] = text, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+TEXTS = ([2, 5, 9, 30, 3], [2, 3], [2, *range(4, 20), 3])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_vectors_are_those_of_the_formulas(make_bert, pooling, normalise, activation):
+    directory, tensors = make_bert(pooling=pooling, normalise=normalise, hidden_act=activation)
+    config = json.loads((directory / "config.json").read_text())
+    compiled = ov.compile_model(build(directory), "CPU", F32)
+    vectors = compiled(batch(TEXTS, 24))["embedding"]
+    for vector, text in zip(vectors, TEXTS, strict=True):
+        np.testing.assert_allclose(vector, encode(config, tensors, text, pooling, normalise=normalise), atol=2e-5)
+
+
+def test_padding_and_company_do_not_move_a_vector(make_bert):
+    compiled = ov.compile_model(build(make_bert()[0]), "CPU", F32)
+    alone = [compiled(batch([text], len(text)))["embedding"][0].copy() for text in TEXTS]
+    together = compiled(batch(TEXTS, 40))["embedding"]
+    np.testing.assert_allclose(together, np.stack(alone), atol=1e-5)
+
+
+def test_static_shapes_give_the_same_vectors(make_bert):
+    model = build(make_bert()[0])
+    dynamic = ov.compile_model(model, "CPU", F32)(batch(TEXTS, 32))["embedding"].copy()
+    model.reshape({"input_ids": [3, 32], "attention_mask": [3, 32]})
+    assert model.output("embedding").get_shape() == [3, 32]
+    np.testing.assert_allclose(ov.compile_model(model, "CPU", F32)(batch(TEXTS, 32))["embedding"], dynamic, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_a_row_of_padding_only_is_finite(make_bert, pooling):
+    compiled = ov.compile_model(build(make_bert(pooling=pooling)[0]), "CPU", F32)
+    feed = batch([[], [2, 5, 3]], 8)
+    vectors = compiled(feed)["embedding"]
+    assert np.isfinite(vectors).all()
+    assert pooling == "cls_token" or not vectors[0].any()
+
+
+def test_the_ports_have_the_names_and_types_that_engines_use(make_bert):
+    model = build(make_bert()[0])
+    assert [(port.any_name, str(port.element_type)) for port in model.inputs] == [
+        ("input_ids", "<Type: 'int64_t'>"),
+        ("attention_mask", "<Type: 'int64_t'>"),
+    ]
+    assert model.output("embedding").partial_shape == ov.PartialShape([-1, 32])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model_type", "roberta"),
+        ("architectures", ["BertForMaskedLM"]),
+        ("hidden_act", "silu"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+        ("num_attention_heads", 5),
+    ],
+)
+def test_options_that_need_another_graph_are_refused_by_name(make_bert, option, value):
+    directory, _ = make_bert()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, option: value}))
+    with pytest.raises(ConversionFailed, match=option):
+        read_bert_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("modules.json", [{"path": "", "type": "x.Transformer"}], "Transformer"),
+        ("modules.json", {"not": "a list"}, r"modules\.json"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
+        ("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True}, "do_lower_case"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name"),
+    ],
+)
+def test_modules_that_need_another_graph_are_refused_by_name(make_bert, file, content, complaint):
+    directory, _ = make_bert()
+    (directory / file).write_text(json.dumps(content))
+    with pytest.raises(ConversionFailed, match=complaint):
+        read_sentence_config(directory)
+
+
+def test_weights_that_are_missing_misshapen_or_left_over_are_refused_by_name(make_bert):
+    directory, _ = make_bert()
+    bert, sentence = read_bert_config(directory), read_sentence_config(directory)
+    tensors = read_tensors(directory / "model.safetensors")
+    name = "encoder.layer.1.output.dense.weight"
+    for broken in (
+        {key: value for key, value in tensors.items() if key != name},
+        {**tensors, name: tensors[name].T},
+        {**tensors, name + "_two": tensors[name]},
+    ):
+        with pytest.raises(ConversionFailed, match=name):
+            build_encoder(bert, sentence, broken)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "F64"])
+def test_every_published_float_type_is_read(tmp_path, dtype):
+    values = np.array([[1.5, -2.0], [0.25, 3.0]], dtype=np.float32)
+    raw = {
+        "F32": values.tobytes(),
+        "F16": values.astype(np.float16).tobytes(),
+        "F64": values.astype(np.float64).tobytes(),
+        "BF16": (values.view(np.uint32) >> 16).astype(np.uint16).tobytes(),
+    }[dtype]
+    header = json.dumps({"w": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, len(raw)]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw)
+    np.testing.assert_array_equal(read_tensors(tmp_path / "m.safetensors")["w"], values)
+
+
+def test_a_damaged_weights_file_is_refused_by_name(tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ConversionFailed, match=r"m\.safetensors"):
+        read_tensors(tmp_path / "m.safetensors")

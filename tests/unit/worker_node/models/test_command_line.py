@@ -1,0 +1,105 @@
+"""`npu-node pull`, `models` and `convert`: what they print, where, and how they end."""
+
+import json
+import subprocess
+
+import pytest
+
+from worker_node.cli import main
+from worker_node.commands import pull
+from worker_node.models.catalog import Catalog
+from worker_node.models.store import ModelStore
+
+
+def test_models_lists_the_catalog_and_the_store(store_root, make_bert, capsys):
+    ModelStore().convert(make_bert()[0], "mine")
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["NAME", "KIND", "STATE", "SIZE"]
+    rows = {line.split()[0]: line for line in lines[1:] if line}
+    assert "installed" in rows["mine"]
+    assert "available" in rows["smollm2-135m-instruct"]
+    assert str(store_root) in lines[-1]
+
+
+def test_models_as_json(store_root, make_bert, capsys):
+    ModelStore().convert(make_bert()[0], "mine")
+    assert main(["models", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == {entry.id for entry in Catalog.load()} | {"mine"}
+    assert rows["mine"]["size"] > 0
+    assert (rows["mine"]["state"], rows["mine"]["kind"], rows["mine"]["context"]) == ("installed", "embedding", 48)
+    assert "all-minilm" in rows["all-minilm-l6-v2"]["aliases"]
+    assert rows["all-minilm-l6-v2"]["licence"] == "Apache-2.0"
+
+
+def test_a_damaged_model_is_shown_and_does_not_hide_the_others(store_root, make_bert, capsys):
+    model = ModelStore().convert(make_bert()[0], "mine")
+    (model.path / "npu-node.json").write_text("{")
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "damaged" in out
+    assert "npu-node.json" in out
+    assert "smollm2-135m-instruct" in out
+
+
+def test_convert_installs_and_says_where(store_root, make_bert, capsys):
+    assert main(["convert", str(make_bert()[0]), "--name", "mine", "--kind", "embedding"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("mine: embedding, ready")
+    assert "building the encoder" in captured.err
+
+
+@pytest.mark.parametrize("command", [["pull", "gpt-5"], ["convert", "/nowhere/at-all"]])
+def test_a_failure_is_one_line_on_stderr_and_status_1(store_root, capsys, command):
+    assert main(command) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith("npu-node: ")
+
+
+@pytest.mark.parametrize("command", [[], ["pull"], ["convert"], ["pull", "x", "--quantization", "int3"], ["nothing"]])
+def test_wrong_usage_is_status_2(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    assert caught.value.code == 2
+    assert "usage: npu-node" in capsys.readouterr().err
+
+
+def test_pull_takes_the_embedded_models_first_and_each_name_once(monkeypatch, store_root, make_bert, capsys):
+    model = ModelStore().convert(make_bert()[0], "mine")
+    pulled = []
+
+    def record(self, name, progress, *, quantization):
+        pulled.append((name, quantization))
+        return model
+
+    monkeypatch.setattr(pull.ModelStore, "pull", record)
+    assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct", "--quantization", "int8_sym"]) == 0
+    assert [name for name, _ in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
+    assert capsys.readouterr().out.count("ready") == 3
+
+
+def test_an_interruption_is_status_130(monkeypatch, store_root, capsys):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pull.ModelStore, "pull", interrupt)
+    assert main(["pull", "smollm2"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_listing_models_imports_no_inference_library(store_root, python):
+    script = (
+        "import sys; from worker_node.cli import main; main(['models'])\n"
+        "heavy = {'openvino', 'openvino_genai', 'nncf', 'gguf', 'rich', 'huggingface_hub', 'tokenizers'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_one_unknown_name_stops_a_pull_before_it_fetches_anything(monkeypatch, store_root, capsys):
+    monkeypatch.setattr(pull.ModelStore, "pull", lambda *args, **options: pytest.fail("fetched"))
+    assert main(["pull", "--embedded", "gpt-5"]) == 1
+    assert "gpt-5" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Whatever happens to the process that converts, the parent has a clear error and a store as it was."""
+
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from worker_node.errors import ConversionFailed
+from worker_node.models import convert as convert_module
+from worker_node.models.progress import Silent
+from worker_node.models.store import ModelStore
+
+
+class KillAt(Silent):
+    """Kills the converting process when it comes to a stage."""
+
+    def __init__(self, stage, number):
+        self.wanted, self.number = stage, number
+
+    def stage(self, name, total=None):
+        if name == self.wanted:
+            for child in psutil.Process().children():
+                if "worker_node.models.conversion" in child.cmdline():
+                    os.kill(child.pid, self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
+    with pytest.raises(ConversionFailed, match=number.name):
+        ModelStore().convert(make_bert()[0], "x", KillAt("building the encoder", number))
+    assert {path.name for path in store_root.iterdir()} == {".locks"}
+
+
+def test_a_bug_is_told_with_the_end_of_its_traceback(store_root, make_bert, monkeypatch):
+    monkeypatch.setattr(convert_module, "_MODULE", "worker_node.models.conversion.nowhere")
+    with pytest.raises(ConversionFailed, match="nowhere"):
+        ModelStore().convert(make_bert()[0], "x")
+    assert ModelStore().installed() == []
+
+
+def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_bert):
+    class Interrupt(Silent):
+        def stage(self, name, total=None):
+            if name == "building the encoder":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ModelStore().convert(make_bert()[0], "x", Interrupt())
+    assert not [c for c in psutil.Process().children() if "worker_node.models.conversion" in c.cmdline()]
+    assert {path.name for path in store_root.iterdir()} == {".locks"}
+
+
+def test_it_works_in_a_thread_that_is_not_the_main_one(store_root, make_bert):
+    directory, _ = make_bert()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(ModelStore().convert(directory, "x").id))
+    thread.start()
+    thread.join(100)
+    assert results == ["x"]
+
+
+def test_it_calls_nobody_and_leaves_nothing_in_the_home_directory(store_root, make_bert, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    ModelStore().convert(make_bert()[0], "x")
+    assert list(home.iterdir()) == []

@@ -1,0 +1,235 @@
+"""A GGUF file becomes a model with its exact weights, fit for the NPU path; what is in doubt is refused."""
+
+import re
+
+import numpy as np
+import openvino_genai
+import pytest
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConversionFailed
+from worker_node.models.catalog import Quantization
+from worker_node.models.conversion.exact_weights import restore_exact_weights
+from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
+from worker_node.models.conversion.genai_import import import_graph
+from worker_node.models.conversion.gguf_file import GgufFile
+from worker_node.models.conversion.npu_repairs import repeat_by_constant
+from worker_node.models.directory import read_directory
+from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.store import ModelStore
+
+
+@pytest.fixture
+def imported(make_gguf, tmp_path):
+    """GenAI's graph of a tiny Llama, as it imports it, and the file."""
+    target, scratch = tmp_path / "target", tmp_path / "scratch"
+    target.mkdir()
+    scratch.mkdir()
+    path = make_gguf()
+    return import_graph(path, target, scratch), GgufFile(path)
+
+
+def constants(model):
+    return {node.friendly_name: node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
+
+
+def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported):
+    model, gguf = imported
+    assert restore_exact_weights(model, gguf) == len(gguf.shapes()) == 20
+    found = constants(model)
+    for name, shape in gguf.shapes().items():
+        values = np.array(found[name].data).reshape(shape)
+        expected = gguf.tensor(name)
+        np.testing.assert_array_equal(values, expected.astype(np.float16) if len(shape) > 1 else expected)
+
+
+def test_the_import_itself_is_not_exact_and_the_logits_show_it(imported, tmp_path):
+    model, gguf = imported
+    probes = [list(range(3, 60))]
+    approximate = teacher_forced_logits(model, probes)
+    restore_exact_weights(model, gguf)
+    exact = teacher_forced_logits(model, probes)
+    assert compare(exact, exact).kl == 0
+    assert compare(exact, approximate).kl > 1e-5
+
+
+def test_the_restored_graph_computes_llama(imported):
+    """The same logits as the formulas of the architecture, from the file's tensors alone."""
+    model, gguf = imported
+    restore_exact_weights(model, gguf)
+    ids = np.array([7, 80, 9, 33, 120])
+    logits = teacher_forced_logits(model, [ids.tolist()])[0]
+    np.testing.assert_allclose(logits, llama(gguf, ids), atol=0.02, rtol=0.02)
+
+
+def llama(gguf, ids):
+    heads, kv_heads = gguf.hyperparameter("attention.head_count"), gguf.hyperparameter("attention.head_count_kv")
+    size = gguf.hyperparameter("embedding_length") // heads
+    angles = np.outer(np.arange(len(ids)), 10000.0 ** (-np.arange(size // 2) / (size // 2)))
+    cos, sin = np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2)
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gguf.tensor(f"{name}.weight")
+
+    def linear(x, name):
+        return x @ gguf.tensor(f"{name}.weight").T
+
+    def split(x, count):
+        return x.reshape(len(ids), count, size).swapaxes(0, 1)
+
+    def rotate(x):
+        return x * cos + np.concatenate([-x[..., size // 2 :], x[..., : size // 2]], -1) * sin
+
+    x = gguf.tensor("token_embd.weight")[ids]
+    for layer in range(gguf.hyperparameter("block_count")):
+        block = f"blk.{layer}"
+        y = norm(x, f"{block}.attn_norm")
+        query = rotate(split(linear(y, f"{block}.attn_q"), heads))
+        key = np.repeat(rotate(split(linear(y, f"{block}.attn_k"), kv_heads)), heads // kv_heads, 0)
+        value = np.repeat(split(linear(y, f"{block}.attn_v"), kv_heads), heads // kv_heads, 0)
+        scores = query @ key.swapaxes(1, 2) / np.sqrt(size) + np.triu(np.full((len(ids), len(ids)), -1e9), 1)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (weights / weights.sum(-1, keepdims=True)) @ value
+        x = x + linear(mixed.swapaxes(0, 1).reshape(len(ids), -1), f"{block}.attn_output")
+        y = norm(x, f"{block}.ffn_norm")
+        gate = linear(y, f"{block}.ffn_gate")
+        x = x + linear(gate / (1 + np.exp(-gate)) * linear(y, f"{block}.ffn_up"), f"{block}.ffn_down")
+    return norm(x, "output_norm") @ gguf.tensor("token_embd.weight").T
+
+
+def test_the_graph_of_another_file_is_refused(imported, make_gguf):
+    model, _ = imported
+    with pytest.raises(ConversionFailed, match="matches no tensor"):
+        restore_exact_weights(model, GgufFile(make_gguf("other.gguf", seed=1)))
+
+
+def test_a_constant_without_a_tensor_is_refused(imported, make_gguf):
+    model, _ = imported
+    with pytest.raises(ConversionFailed, match="matches"):
+        restore_exact_weights(model, GgufFile(make_gguf("less.gguf", left_out=("blk.1.ffn_down.weight",))))
+
+
+def test_a_tensor_without_a_constant_is_refused(imported, monkeypatch):
+    model, gguf = imported
+    shapes = {**gguf.shapes(), "blk.9.extra.weight": (7, 9)}
+    tensor = gguf.tensor
+    monkeypatch.setattr(gguf, "shapes", lambda: shapes)
+    monkeypatch.setattr(
+        gguf, "tensor", lambda name, *rows: np.ones((8, 9), np.float32) if "extra" in name else tensor(name, *rows)
+    )
+    with pytest.raises(ConversionFailed, match=r"blk\.9\.extra\.weight"):
+        restore_exact_weights(model, gguf)
+
+
+def test_two_tensors_that_are_alike_are_refused(imported, monkeypatch):
+    model, gguf = imported
+    tensor = gguf.tensor
+    twins = {"blk.1.attn_v.weight": "blk.0.attn_v.weight"}
+    monkeypatch.setattr(gguf, "tensor", lambda name, *rows: tensor(twins.get(name, name), *rows))
+    with pytest.raises(ConversionFailed, match="could be"):
+        restore_exact_weights(model, gguf)
+
+
+def test_the_caches_of_keys_and_values_have_different_names(imported):
+    model, _ = imported
+    names = [variable.info.variable_id for variable in model.get_variables()]
+    assert len(names) == 4
+    assert {re.sub(r"\d+", "N", name) for name in names} == {
+        "past_key_values.N.keypresent.N.key",
+        "past_key_values.N.valuepresent.N.value",
+    }
+
+
+def test_the_repeat_of_grouped_queries_names_no_length(imported):
+    model, gguf = imported
+    restore_exact_weights(model, gguf)
+    before = teacher_forced_logits(model, [[5, 6, 7]])
+    assert repeat_by_constant(model, 2) == 4
+    np.testing.assert_allclose(teacher_forced_logits(model, [[5, 6, 7]])[0], before[0], atol=1e-5)
+    with pytest.raises(ConversionFailed, match="repeats"):
+        repeat_by_constant(model, 3)
+
+
+@pytest.mark.parametrize("damage", [b"", b"GGUF", b"junk" * 100])
+def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
+    (tmp_path / "bad.gguf").write_bytes(damage)
+    with pytest.raises(ConversionFailed, match=r"bad\.gguf"):
+        GgufFile(tmp_path / "bad.gguf")
+
+
+def test_an_architecture_that_genai_does_not_know_is_refused(store_root, make_gguf):
+    with pytest.raises(ConversionFailed, match="cannot import"):
+        ModelStore().convert(make_gguf(architecture="mamba"), "x")
+    assert ModelStore().installed() == []
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store for the tests that only read the converted model."""
+    return ModelStore(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def converted(store, make_gguf):
+    """A tiny model in the store, in int8, which random weights bear."""
+    return store.convert(make_gguf(), "tiny", quantization=Quantization.INT8_SYM)
+
+
+def test_a_converted_model_brings_all_that_a_node_needs(converted):
+    assert (converted.id, converted.kind, converted.family) == ("tiny", ModelKind.GENERATION, "chatml")
+    assert (converted.context_limit, converted.quantization) == (128, "int8_sym")
+    assert converted.fidelity.top1 > 0.9
+    assert converted.fidelity.tokens > 200
+    assert converted.canary is None
+    assert "tiny.gguf" in converted.source_sha256
+    assert "<|im_start|>" in (converted.path / "chat_template.jinja").read_text()
+
+
+def test_it_runs_with_its_chat_template_and_its_end_token(converted):
+    tokenizer = openvino_genai.Tokenizer(converted.path)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True)
+    assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(tokenizer.encode("hello, world").input_ids.data[0].tolist()) == "hello, world"
+    config = openvino_genai.LLMPipeline(converted.path, "CPU").get_generation_config()
+    assert config.eos_token_id == 2
+    assert 2 in config.stop_token_ids
+
+
+def test_a_conversion_gives_the_same_bytes_each_time(store, converted, make_gguf):
+    again = store.convert(make_gguf("again.gguf"), "again", quantization=Quantization.INT8_SYM)
+    for name in ("openvino_model.bin", "openvino_model.xml"):
+        assert (again.path / name).read_bytes() == (converted.path / name).read_bytes()
+
+
+def test_a_converted_model_can_be_taken_over_without_its_manifest(store, converted, tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for path in converted.path.iterdir():
+        if path.name != MANIFEST_FILE:
+            (plain / path.name).write_bytes(path.read_bytes())
+    described = read_directory(plain)
+    assert (described.id, described.context_limit, described.quantization) == ("plain", 128, "int8_sym")
+    assert (described.family, described.canary) == ("chatml", None)
+    adopted = store.convert(plain, "adopted", kind=ModelKind.GENERATION)
+    assert adopted.quantization == "int8_sym"
+    assert (adopted.path / "openvino_model.bin").read_bytes() == (plain / "openvino_model.bin").read_bytes()
+    with pytest.raises(ConversionFailed, match="compressed already"):
+        store.convert(plain, "twice", quantization=Quantization.INT4_SYM)
+
+
+def test_it_runs_on_the_npu_path(converted):
+    pipeline = openvino_genai.LLMPipeline(
+        converted.path,
+        "NPU",
+        NPU_USE_NPUW="YES",
+        NPUW_DEVICES="CPU",
+        NPUW_ONLINE_PIPELINE="NONE",
+        MAX_PROMPT_LEN=64,
+        MIN_RESPONSE_LEN=64,
+    )
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos = 5, True
+    on_npu = pipeline.generate(["hello"], config)
+    on_cpu = openvino_genai.LLMPipeline(converted.path, "CPU").generate(["hello"], config)
+    assert on_npu.perf_metrics.get_num_generated_tokens() == 5
+    assert on_npu.texts[0][:1] == on_cpu.texts[0][:1]

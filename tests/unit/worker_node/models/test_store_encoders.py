@@ -1,0 +1,171 @@
+"""Encoders come into the store from safetensors and from OpenVINO exports, with their references and their space."""
+
+import json
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as op
+from tokenizers import Tokenizer
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError, ConversionFailed, ModelNotFound
+from worker_node.models.canary import CANARY_TEXTS
+from worker_node.models.catalog import Quantization
+from worker_node.models.store import ModelStore
+
+
+def embed(model, text):
+    compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    ids = np.array([Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(text).ids], dtype=np.int64)
+    return compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
+
+
+def test_an_encoder_is_installed_with_all_that_a_node_needs(store_root, make_bert):
+    directory, _ = make_bert()
+    store = ModelStore()
+    model = store.convert(directory, "Tiny")
+    assert (model.id, model.kind, model.dimensions, model.context_limit) == ("tiny", ModelKind.EMBEDDING, 32, 48)
+    assert store.get("TINY:latest") == model
+    assert store.installed() == [model]
+    assert model.canary.texts == CANARY_TEXTS
+    for text, vector in zip(model.canary.texts, model.canary.vectors, strict=True):
+        np.testing.assert_allclose(embed(model, text), vector, atol=1e-6)
+    assert set(model.source_sha256) == {"model.safetensors", "config.json", "tokenizer.json", "modules.json"}
+    assert {path.name for path in store_root.iterdir()} == {"tiny", ".locks"}
+
+
+def test_its_tokenizer_neither_truncates_nor_pads(store_root, make_bert):
+    model = ModelStore().convert(make_bert()[0], "tiny")
+    tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
+    assert len(tokenizer.encode("a").ids) == 3
+    assert len(tokenizer.encode("a b c d e f g h i j k l").ids) == 14
+
+
+def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_are(store_root, make_bert):
+    store = ModelStore()
+    variants = {
+        "same-a": {},
+        "same-b": {},
+        "weights": {"seed": 1},
+        "pooling": {"pooling": "cls_token"},
+        "raw": {"normalise": False},
+    }
+    spaces = {name: store.convert(make_bert(name, **options)[0], name).space for name, options in variants.items()}
+    directory, _ = make_bert("words")
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    spaces["words"] = store.convert(directory, "words").space
+    assert spaces["same-a"] == spaces["same-b"]
+    assert len(set(spaces.values())) == 5
+    assert all(len(space) >= 16 for space in spaces.values())
+
+
+def export(directory, target, *, output="last_hidden_state", token_types=True, extra_input=None):
+    """What optimum makes of an encoder: hidden states, and token types as a third input."""
+    hidden = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+    ids, mask = (
+        op.parameter([-1, -1], np.int64, name="input_ids"),
+        op.parameter([-1, -1], np.int64, name="attention_mask"),
+    )
+    inputs = [ids, mask]
+    node = op.gather(op.constant(hidden), inputs[0], op.constant(np.int64(0)))
+    if token_types:
+        types = op.parameter([-1, -1], np.int64, name="token_type_ids")
+        inputs.append(types)
+        node = op.add(node, op.unsqueeze(op.convert(types, "f32"), op.constant(np.int64(2))))
+    if extra_input:
+        inputs.append(op.parameter([-1, -1], np.int64, name=extra_input))
+    if output == "sentence_embedding":
+        node = op.reduce_mean(node, op.constant(np.int64(1)), keep_dims=False)
+    for parameter in inputs:
+        parameter.output(0).set_names({parameter.friendly_name})
+    node.output(0).set_names({output})
+    target.mkdir()
+    ov.save_model(ov.Model([op.result(node)], inputs, "export"), target / "openvino_model.xml", compress_to_fp16=False)
+    for name in ("tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json"):
+        (target / name).write_bytes((directory / name).read_bytes())
+    (target / "1_Pooling").mkdir()
+    (target / "1_Pooling/config.json").write_bytes((directory / "1_Pooling/config.json").read_bytes())
+    return hidden
+
+
+def test_an_export_with_hidden_states_gets_its_pooling_and_its_norm(store_root, make_bert, tmp_path):
+    hidden = export(make_bert()[0], tmp_path / "export")
+    model = ModelStore().convert(tmp_path / "export", kind=ModelKind.EMBEDDING)
+    assert (model.id, model.context_limit, model.dimensions) == ("export", 48, 32)
+    expected = hidden[Tokenizer.from_file(str(model.path / "tokenizer.json")).encode("the cats").ids].mean(0)
+    np.testing.assert_allclose(embed(model, "the cats"), expected / np.linalg.norm(expected), atol=1e-5)
+    names = {port.any_name for port in ov.Core().read_model(model.path / "openvino_model.xml").inputs}
+    assert names == {"input_ids", "attention_mask"}
+
+
+def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_bert, tmp_path):
+    hidden = export(make_bert()[0], tmp_path / "export", output="sentence_embedding", token_types=False)
+    model = ModelStore().convert(tmp_path / "export", "finished")
+    ids = Tokenizer.from_file(str(model.path / "tokenizer.json")).encode("cats").ids
+    np.testing.assert_allclose(embed(model, "cats"), hidden[ids].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [({"output": "scores"}, "scores"), ({"extra_input": "position_ids"}, "position_ids")],
+)
+def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_bert, tmp_path, options, complaint):
+    export(make_bert()[0], tmp_path / "export", **options)
+    with pytest.raises(ConversionFailed, match=complaint):
+        ModelStore().convert(tmp_path / "export", "x")
+    assert ModelStore().directories() == []
+
+
+def test_the_other_kind_is_refused(store_root, make_bert):
+    with pytest.raises(ConversionFailed, match="not for generation"):
+        ModelStore().convert(make_bert()[0], "x", kind=ModelKind.GENERATION)
+
+
+def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_root, make_bert):
+    store, (directory, _) = ModelStore(), make_bert()
+    for name, complaint in (("smollm2:135m", "cannot be"), ("minilm", "catalog"), ("../x", "cannot be")):
+        with pytest.raises(ConversionFailed, match=complaint):
+            store.convert(directory, name)
+    store.convert(directory, "mine")
+    with pytest.raises(ConversionFailed, match="exists"):
+        store.convert(directory, "mine")
+
+
+def test_what_is_no_model_is_refused(store_root, tmp_path):
+    with pytest.raises(ConversionFailed, match="nothing to convert"):
+        ModelStore().convert(tmp_path, "x")
+
+
+def test_encoders_are_not_quantised_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
+    with pytest.raises(ConversionFailed, match="f32"):
+        ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT8_SYM)
+    with pytest.raises(ConversionFailed, match="choice"):
+        ModelStore().pull("all-minilm", quantization=Quantization.INT8_SYM)
+
+
+def test_a_removed_model_is_gone(store_root, make_bert):
+    store = ModelStore()
+    store.convert(make_bert()[0], "mine")
+    store.remove("mine")
+    assert store.installed() == []
+    assert {path.name for path in store_root.iterdir()} == {".locks"}
+    for lost in (store.get, store.remove):
+        with pytest.raises(ModelNotFound):
+            lost("mine")
+
+
+def test_what_is_not_installed_says_how_to_get_it(store_root):
+    with pytest.raises(ModelNotFound, match="npu-node pull all-minilm-l6-v2"):
+        ModelStore().get("all-minilm")
+    with pytest.raises(ModelNotFound, match="installed models: none"):
+        ModelStore().get("nothing")
+
+
+def test_a_directory_of_half_a_model_is_named(store_root):
+    (store_root / "half").mkdir(parents=True)
+    (store_root / "half/openvino_model.xml").write_text("<net/>")
+    with pytest.raises(ConfigurationError, match=r"half.*openvino_tokenizer"):
+        ModelStore().get("half")

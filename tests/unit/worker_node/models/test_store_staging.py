@@ -1,0 +1,112 @@
+"""A model appears whole or not at all, one process at a time makes it, and what dead ones left is removed."""
+
+import subprocess
+import textwrap
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from worker_node.models import staging
+
+IDS = ("a", "a-b", "a-b-1")
+
+
+class Store(RuleBasedStateMachine):
+    """Any order of making, publishing, abandoning, removing and sweeping leaves only whole models to be seen."""
+
+    def __init__(self):
+        super().__init__()
+        import tempfile
+        from pathlib import Path
+
+        self.directory = tempfile.TemporaryDirectory()
+        self.root = Path(self.directory.name)
+        self.published = set()
+
+    @rule(model=st.sampled_from(IDS))
+    def publish(self, model):
+        if model not in self.published:
+            with staging.exclusive(self.root, model):
+                work = staging.partial(self.root, model)
+                (work / "model").mkdir()
+                (work / "model" / "weights").write_text(model)
+                staging.publish(work / "model", self.root / model)
+                self.published.add(model)
+
+    @rule(model=st.sampled_from(IDS))
+    def abandon(self, model):
+        with staging.exclusive(self.root, model):
+            (staging.partial(self.root, model) / "half").write_text("x")
+
+    @rule(model=st.sampled_from(IDS))
+    def remove(self, model):
+        if model in self.published:
+            with staging.exclusive(self.root, model):
+                staging.discard(self.root / model, model)
+            self.published.remove(model)
+
+    @rule()
+    def sweep(self):
+        staging.sweep(self.root)
+        assert not list(self.root.glob(".partial-*"))
+
+    @invariant()
+    def only_whole_models_are_seen(self):
+        seen = {path.name for path in self.root.iterdir() if not path.name.startswith(".")}
+        assert seen == self.published
+        assert all((self.root / model / "weights").read_text() == model for model in seen)
+
+    def teardown(self):
+        self.directory.cleanup()
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+
+
+def test_the_second_waits_for_the_first_and_is_told_so(tmp_path):
+    order, told = [], threading.Event()
+
+    def second():
+        with staging.exclusive(tmp_path, "m", on_wait=told.set):
+            order.append("second")
+
+    with staging.exclusive(tmp_path, "m"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert told.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_other_models_are_not_locked(tmp_path):
+    with staging.exclusive(tmp_path, "m"), staging.exclusive(tmp_path, "n", on_wait=lambda: pytest.fail("waited")):
+        pass
+
+
+def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp_path, python):
+    script = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from worker_node.models import staging
+        root = Path(sys.argv[1])
+        with staging.exclusive(root, "m"):
+            (staging.partial(root, "m") / "half").write_text("x")
+            print("made", flush=True)
+            sys.stdin.read()
+        """
+    )
+    with subprocess.Popen(
+        [python, "-c", script, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout.readline() == "made\n"
+        assert staging.sweep(tmp_path) == []
+        assert len(list(tmp_path.glob(".partial-m-*"))) == 1
+        maker.kill()
+    assert len(staging.sweep(tmp_path)) == 1
+    assert not list(tmp_path.glob(".partial-*"))
