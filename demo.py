@@ -7,6 +7,7 @@ companions are set, else a stand-in that the demo starts: a second node, spoken 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -164,4 +165,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    # The client warns of the node that dies, in the middle of an answer; here that is the plot.
+    logging.basicConfig(level=logging.ERROR)
     asyncio.run(main())
