@@ -26,7 +26,8 @@
         └── ConversionFailed
 
 Each error knows its HTTP status, its stable `code`, the `param` at fault where there is one, and, when another
-try may help, `retry_after` in seconds. The message says what happened, on which model or device, and what to do
+try may help, `retry_after` in seconds. Where an error is one of a placement, it also knows the `model` and the
+`device`. The message says what happened, on which model or device, and what to do
 next; it never holds a prompt or a key.
 """
 
@@ -47,6 +48,8 @@ class NodeError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.model: str | None = None
+        self.device: str | None = None
 
 
 class BadRequest(NodeError):

@@ -82,7 +82,9 @@ def choose(
             return Decision(index, passed_over or "preferred")
     if blocked is None:
         raise _too_long(model, [c for _, c in allowed], prompt_tokens, max_new_tokens)
-    raise _not_up(model, blocked, require)
+    error = _not_up(model, blocked, require)
+    error.model, error.device = model, blocked.device.value
+    raise error
 
 
 def _too_long(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -14,16 +15,22 @@ _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LAG_PERIOD_S = 0.01
+_FIRST_TOKENS_KEPT = 256
 
 # When each counter began is a second series for every one of them, and nobody asks.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Telemetry:
-    """The metrics of one node, in a registry of their own."""
+    """The metrics of one node, in a registry of their own.
+
+    `first_tokens` are the latest times to first token, as (monotonic time of the answer's end, seconds): quantiles of
+    a few answers are not to be had from a histogram.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
         by_route = ("model", "device")
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
@@ -79,18 +86,22 @@ class Telemetry:
         self.cache_hits.labels(route.model, route.device.value).inc(hits)
         self.cache_misses.labels(route.model, route.device.value).inc(misses)
 
+    def token_counter(self, route: Route) -> Callable[[int], None]:
+        """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
+        return self.generation_tokens.labels(route.model, route.device.value).inc
+
     def generated(self, route: Route, finished: Finished) -> None:
-        """Count a finished generation."""
+        """Count a finished generation; its tokens were counted as they came."""
         labels = (route.model, route.device.value)
         timing, tokens = finished.timing, finished.usage.completion_tokens
         self._routed(route)
         self.prompt_tokens.labels(*labels).inc(finished.usage.prompt_tokens)
-        self.generation_tokens.labels(*labels).inc(tokens)
         self.queue_time.labels(*labels).observe(timing.queue / 1e3)
         self.inference_time.labels(*labels).observe(timing.inference / 1e3)
         self.latency.labels(*labels).observe(timing.total / 1e3)
         if timing.first_token is not None:
             self.first_token.labels(*labels).observe(timing.first_token / 1e3)
+            self.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
             if tokens > 1:
                 self.inter_token.labels(*labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
         self._busy(route, finished.npu_busy_delta_us)

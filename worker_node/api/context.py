@@ -25,6 +25,12 @@ def request_id(request: web.BaseRequest) -> str:
     return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
 
 
+def route_template(request: web.Request) -> str:
+    """The route that serves the request, as it was declared, or `-`: never anything that the caller wrote."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource else "-"
+
+
 def request_context(request: web.Request) -> RequestContext:
     """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
     settings = request.app[NODE].settings

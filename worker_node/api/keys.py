@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from worker_node.api.failures import RecentFailures
 from worker_node.devices.busy import Utilisation
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
@@ -25,6 +26,7 @@ class NodeState:
         self.draining = False
         self.in_flight = 0
         self.npu_utilisation = Utilisation()
+        self.failures = RecentFailures()
         self._idle = asyncio.Event()
         self._idle.set()
 

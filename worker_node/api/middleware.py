@@ -12,7 +12,7 @@ from weakref import WeakSet
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from worker_node.api.context import request_id
+from worker_node.api.context import request_id, route_template
 from worker_node.api.dialects import Renderer, renderer
 from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
 from worker_node.errors import (
@@ -32,7 +32,9 @@ access_log = logging.getLogger("worker_node.access")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+# The dashboard's page is the same everywhere; what it shows comes from /dashboard/state, which is for key holders.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/dashboard"})
+_WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 
 async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
@@ -52,12 +54,11 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         status = response.status
         return response
     finally:
-        resource = request.match_info.route.resource
-        route = resource.canonical if resource else "-"
+        route = route_template(request)
         request.app[NODE].registry.telemetry.http_requests.labels(route, status).inc()
         # Health is asked for every second by everything that watches: not worth a line each.
         access_log.log(
-            logging.DEBUG if request.path in OPEN_PATHS else logging.INFO,
+            logging.DEBUG if request.path in _WATCHED else logging.INFO,
             "%s %s %s %.1f ms %s",
             request.method,
             route,
@@ -65,6 +66,13 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
             (time.monotonic() - arrived) * 1e3,
             request[REQUEST_ID],
         )
+
+
+def note_failure(request: web.Request, error: NodeError) -> None:
+    """Count an error that a request ends with, and keep it among the recent ones."""
+    node = request.app[NODE]
+    node.registry.telemetry.errors.labels(error.code).inc()
+    node.state.failures.add(error, route_template(request))
 
 
 def errors_as(form: Callable[[str], Renderer]) -> Middleware:
@@ -86,7 +94,7 @@ def errors_as(form: Callable[[str], Renderer]) -> Middleware:
             log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
             failure = InternalError("the node failed to answer; the failure is logged under the request's id")
             allow = None
-        request.app[NODE].registry.telemetry.errors.labels(failure.code).inc()
+        note_failure(request, failure)
         response = form(request.path)(failure)
         if allow is not None:
             response.headers["Allow"] = allow

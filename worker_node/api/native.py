@@ -146,6 +146,7 @@ async def _stream(request: web.Request, run: GenerationRun) -> web.StreamRespons
                 elif isinstance(event, Finished):
                     await stream.send(_done(run.route, event), "done")
         except NodeError as error:
+            stream.failed(error)
             # The status line is long gone: the error is the last event, and there is no `done`.
             await stream.send({"error": describe(error)}, "error")
     return stream.response

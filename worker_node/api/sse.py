@@ -10,6 +10,9 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
+from worker_node.api.middleware import note_failure
+from worker_node.errors import NodeError
+
 _COMMENT = b": still here\n\n"
 
 
@@ -34,6 +37,10 @@ class FrameStream:
     def response(self) -> web.StreamResponse:
         """What the handler returns."""
         return self._response
+
+    def failed(self, error: NodeError) -> None:
+        """Count an error that comes too late for the status line; the caller writes it as its dialect has it."""
+        note_failure(self._request, error)
 
     async def __aenter__(self) -> Self:
         await self._response.prepare(self._request)

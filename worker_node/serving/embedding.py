@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
-from worker_node.serving.places import Demand, find_place, turn_away
+from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.registry import EmbeddingModel, Registry
 
 
@@ -38,7 +38,7 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
         reply = EmbeddingReply(route, vectors, model.space, usage, _timing(context.arrived), cached="hit")
     else:
         wanted = [tokens[index] for index in missing]
-        with placement.admission.permit(len(wanted), context.deadline):
+        with errors_of(route), placement.admission.permit(len(wanted), context.deadline):
             output = await placement.engine.embed(
                 wanted, deadline=context.deadline, interactive=context.priority is Priority.INTERACTIVE
             )

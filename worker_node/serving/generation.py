@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedPar
 from worker_node.routing import Candidate
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
-from worker_node.serving.places import Demand, find_place, turn_away
+from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, prepare
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
@@ -61,9 +61,10 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     _refuse_unsupported(place.route, request.sampling)
     prompt = prepared.prompt
     job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
-    with place.placement.admission.permit(1, context.deadline):
+    with errors_of(place.route), place.placement.admission.permit(1, context.deadline):
+        count = registry.telemetry.token_counter(place.route)
         async with (
-            aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s)) as events,
+            aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, count)) as events,
             aclosing(_counted(registry.telemetry, place.route, events)) as counted,
         ):
             yield GenerationRun(place.route, counted)
@@ -136,10 +137,12 @@ def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
 async def _counted(
     telemetry: Telemetry, route: Route, events: AsyncIterator[Piece | Finished]
 ) -> AsyncGenerator[Piece | Finished, None]:
-    async for event in events:
-        if isinstance(event, Finished):
-            telemetry.generated(route, event)
-        yield event
+    # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
+    with errors_of(route):
+        async for event in events:
+            if isinstance(event, Finished):
+                telemetry.generated(route, event)
+            yield event
 
 
 def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
@@ -173,6 +176,7 @@ async def _run(
     job: GenerateJob,
     prepared: Prepared,
     tokenize_s: float,
+    count: Callable[[int], None],
 ) -> AsyncGenerator[Piece | Finished, None]:
     """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
     arrived = request.context.arrived
@@ -192,6 +196,7 @@ async def _run(
                 first_token = time.monotonic()
                 started = delta.started or submitted
             completion_tokens += len(delta.tokens)
+            count(len(delta.tokens))
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece

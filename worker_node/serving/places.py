@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from worker_node.domain import Device, RequestContext, Route
@@ -114,6 +115,16 @@ async def find_place(demand: Demand, context: RequestContext) -> Place:
             await _settled(placement, context.deadline)
             continue
         return Place(demand.placements[decision.index], candidates[decision.index], demand.route(decision))
+
+
+@contextmanager
+def errors_of(route: Route) -> Iterator[None]:
+    """Errors raised in the block know the model and the device of the route."""
+    try:
+        yield
+    except NodeError as error:
+        error.model, error.device = route.model, route.device.value
+        raise
 
 
 def _loadable(demand: Demand, candidates: Sequence[Candidate]) -> Placement | None:

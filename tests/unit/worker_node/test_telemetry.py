@@ -35,8 +35,13 @@ def test_an_embedding_is_counted(telemetry):
 def test_a_generation_is_counted_with_its_latencies(telemetry):
     route = Route("m", Device.NPU, "context_exceeds_npu", 30)
     timing = Timing(queue=1.0, tokenize=0.5, inference=99.0, total=110.0, first_token=10.0)
+    count = telemetry.token_counter(route)
+    for tokens in (1, 4, 6):
+        count(tokens)
+    assert value(telemetry, "generation_tokens_total", **LABELS) == 11
     telemetry.generated(route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
+    assert [seconds for _, seconds in telemetry.first_tokens] == [0.010]
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "npu_busy_seconds_total", model="m") is None

@@ -239,6 +239,7 @@ async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> w
                 elif (piece := frames.piece(event)) is not None:
                     await stream.send(piece)
         except NodeError as error:
+            stream.failed(error)
             # The status line is long gone: the error is the last line, and nothing is `done`.
             await stream.send({"error": message(error)})
     return stream.response

@@ -152,6 +152,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
             await pulling
             await stream.send({"status": "success"})
         except NodeError as error:
+            stream.failed(error)
             await stream.send({"error": message(error)})
     return stream.response
 

@@ -69,6 +69,7 @@ async def _stream(request: web.Request, run: GenerationRun, response: _Response)
                     whole = response.ended(items, event)
                     await send(f"response.{whole['status']}", response=whole)
         except NodeError as error:
+            stream.failed(error)
             fields = describe_error(error)
             await send("error", code=fields["code"], message=fields["message"], param=fields["param"])
     return stream.response

@@ -66,6 +66,7 @@ async def stream_chunks(
                 await stream.send(body | _busy(ends))
             await stream.send_raw(b"[DONE]")
         except NodeError as error:
+            stream.failed(error)
             await stream.send({"error": describe_error(error)})
     return stream.response
 
