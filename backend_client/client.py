@@ -82,7 +82,7 @@ class NPUClient(Calls):
 
     def status(self) -> tuple[NodeStatus, ...]:
         """What is known of each node now, without asking."""
-        return tuple(node_status(node) for node in self._pool.nodes.values())
+        return tuple(node_status(node) for node in list(self._pool.nodes.values()))
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from backend_client.calls import Calls
 from backend_client.client import NPUClient
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
+from backend_client.fleet.breaker import BreakerState
 from backend_client.jobs import Answer, EmbedJob, GenerateJob, J, Job
 from backend_client.ledger import Ledger
 from backend_client.npu import FleetBackend
@@ -201,6 +202,11 @@ class InferenceClient(Calls):
 
             cloud = CloudClient(settings.cloud, options=settings.options())
         return cls(NPUClient.from_settings(settings), cloud, local_only=settings.local_only)
+
+    @property
+    def cloud_breaker(self) -> BreakerState | None:
+        """Whether the cloud is left alone after failures; None without a cloud."""
+        return None if self._cloud is None else self._cloud.backend.breaker.state
 
     def healthz(self) -> ClientStatus:
         """What a service may show on its own health endpoint; it asks nobody."""

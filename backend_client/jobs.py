@@ -23,7 +23,7 @@ def new_request_id() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """What all calls have."""
+    """What all calls have. `trace` are the headers that tie a node's spans to the caller's (W3C trace context)."""
 
     deadline: Deadline
     request_id: str = field(default_factory=new_request_id)
@@ -31,6 +31,7 @@ class Job:
     priority: Priority = "interactive"
     require_device: str | None = None
     local_only: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def within(self, deadline: Deadline) -> Self:
         """The same job with less time."""

@@ -67,6 +67,11 @@ class Ledger:
         self.cloud = Tally()
 
     @property
+    def cap(self) -> Decimal | None:
+        """What the cloud may cost in all; None without a cap."""
+        return self._cap
+
+    @property
     def left(self) -> Decimal | None:
         """What the cap leaves; None without a cap."""
         return None if self._cap is None else self._cap - self.cloud.cost - self._reserved

@@ -198,6 +198,7 @@ def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], 
                 model,
                 job.priority,
                 job.require_device,
+                job.trace,
             )
         return encoded
 

@@ -4,7 +4,8 @@
 
     client = instrument(InferenceClient.from_settings())
 
-Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up; metrics to the default
+Needs `npu-node[observability]`. Spans go to whatever tracer provider the application has set up. Nodes are sent the
+span's `traceparent`, so that their spans belong to the same trace; the cloud is not. Metrics go to the default
 registry, or the one given. No prompt, answer or key is an attribute or a label.
 
 | metric | labels |
@@ -12,6 +13,8 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 | `gen_ai_client_operation_duration_seconds` | operation, source, model, error |
 | `gen_ai_client_token_usage_total` | operation, source, model, type (input, output) |
 | `npu_client_attempts_total` | node, outcome: each try, so the retries too |
+
+and what `state_metrics` reads from the clients: nodes, breakers, the retry budget, what the cloud cost.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from backend_client.calls import Calls
 from backend_client.errors import NPUError
-from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, Job
+from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Usage
+from backend_client.state_metrics import StateCollector
 
 C = TypeVar("C", bound=Calls)
 
+# Only this: the application's baggage is nobody's business but its own.
+_PROPAGATOR = TraceContextTextMapPropagator()
 # From a cached embedding's millisecond to a long generation's minutes.
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -62,13 +69,16 @@ class Metrics:
             ("node", "outcome"),
             registry=registry,
         )
+        self.state = StateCollector()
+        registry.register(self.state)
 
 
 def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | None = None) -> C:
     """Observe every call of a client, and return it. Make one `Metrics` for all clients of a registry."""
-    client.wrap_backend(
-        lambda backend: ObservedBackend(backend, metrics or Metrics(), tracer or trace.get_tracer("backend_client"))
-    )
+    metrics = metrics or Metrics()
+    tracer = tracer or trace.get_tracer("backend_client")
+    client.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer))
+    metrics.state.watch(client)
     return client
 
 
@@ -85,6 +95,12 @@ class _Observation:
         """The call has its answer."""
         self.origin, self.usage, self.finish_reason = origin, usage, finish_reason
 
+    def traced(self, job: J) -> J:
+        """The job, with the headers that make the node's spans children of this one."""
+        headers: dict[str, str] = {}
+        _PROPAGATOR.inject(headers, trace.set_span_in_context(self.span))
+        return replace(job, trace=headers)
+
 
 class ObservedBackend:
     """A backend whose calls are measured."""
@@ -97,14 +113,14 @@ class ObservedBackend:
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed, observed."""
         with self._observed("embeddings", job) as seen:
-            batch = await self._inner.embed(job)
+            batch = await self._inner.embed(seen.traced(job))
             seen.answered(batch, batch.usage)
         return batch
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Generate, observed."""
         with self._observed("chat", job) as seen:
-            result = await self._inner.generate(job)
+            result = await self._inner.generate(seen.traced(job))
             seen.answered(result, result.usage, result.finish_reason)
         return result
 
@@ -125,7 +141,7 @@ class ObservedBackend:
 
     async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
         with self._observed("chat", job) as seen:
-            answer = await self._inner.open_stream(job, opened_by)
+            answer = await self._inner.open_stream(seen.traced(job), opened_by)
             try:
                 async for item in answer:
                     if isinstance(item, GenerateResult):

@@ -32,6 +32,7 @@ class WireCall:
     model: str | None = None
     priority: str = "interactive"
     require_device: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self, accept: str) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
@@ -45,6 +46,7 @@ class WireCall:
             headers["X-Priority"] = self.priority
         if self.require_device is not None:
             headers["X-NPU-Require-Device"] = self.require_device
+        headers.update(self.trace)
         return headers
 
 

@@ -11,6 +11,7 @@ class RetryBudget:
     costs 1.
 
     So from the client's start on, retries never exceed `initial + per_request × calls + per_second × seconds`.
+    `refused` counts those that were not to be had.
     """
 
     def __init__(self, options: RetryOptions, clock: Clock) -> None:
@@ -18,12 +19,12 @@ class RetryBudget:
         self._clock = clock
         self._balance = options.initial
         self._filled_at = clock()
+        self.refused = 0
 
     @property
     def balance(self) -> float:
-        """Retries that could be made now."""
-        self._fill()
-        return self._balance
+        """Retries that could be made now. Changes nothing, so that any thread may ask."""
+        return self._balance_at(self._clock())
 
     def deposit(self) -> None:
         """A call begins."""
@@ -34,12 +35,16 @@ class RetryBudget:
         self._fill()
         # Ten tenths are a little less than one.
         if self._balance < 1.0 - 1e-9:
+            self.refused += 1
             return False
         self._balance = max(0.0, self._balance - 1.0)
         return True
 
     def _fill(self) -> None:
         now = self._clock()
-        earned = (now - self._filled_at) * self._options.per_second
-        self._balance = min(self._options.saved, self._balance + earned)
+        self._balance = self._balance_at(now)
         self._filled_at = now
+
+    def _balance_at(self, now: float) -> float:
+        earned = (now - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)

@@ -41,6 +41,11 @@ class Observed:
         return self.exporter.get_finished_spans()
 
 
+async def draining(_):
+    """A node that is being stopped."""
+    return error_response(503, "draining")
+
+
 @pytest.fixture
 def observed():
     return Observed()
@@ -81,6 +86,56 @@ async def test_retries_and_failures_are_counted(scripted, observed):
     assert observed.spans[1].attributes["error.type"] == "NPUUnavailableError"
     assert not observed.spans[1].status.is_ok
     assert not observed.spans[1].events
+
+
+async def test_a_node_is_sent_the_span_that_its_own_belong_to(scripted, observed):
+    async with observed(NPUClient([scripted.url])) as client:
+        await client.embed("text")
+        await client.generate("prompt")
+        [_ async for _ in client.stream("prompt")]
+    sent = [request.headers["traceparent"] for request in scripted.requests]
+    contexts = [span.context for span in observed.spans]
+    assert sent == [f"00-{it.trace_id:032x}-{it.span_id:016x}-{it.trace_flags:02x}" for it in contexts]
+    assert len(set(sent)) == 3
+
+
+async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed):
+    async with observed(NPUClient([scripted.url, "http://127.0.0.1:1"])) as client:
+        await client.health()
+        assert observed.value("npu_client_node_usable", node=scripted.url) == 1
+        assert observed.value("npu_client_node_usable", node="http://127.0.0.1:1") == 0
+        assert observed.value("npu_client_breaker_state", node=scripted.url, state="closed") == 1
+        assert observed.value("npu_client_breaker_state", node=scripted.url, state="open") == 0
+        assert observed.value("npu_client_in_flight", node=scripted.url) == 0
+        assert observed.value("npu_client_retry_budget") >= 2
+        assert observed.value("npu_client_retries_refused_total") == 0
+
+        async def fail(_):
+            return error_response(503, "engine_unavailable", retry_after_ms=1)
+
+        scripted.respond = fail
+        while observed.value("npu_client_retries_refused_total") == 0:
+            with pytest.raises(NPUUnavailableError):
+                await client.embed("text")
+        assert observed.value("npu_client_retry_budget") < 1
+
+
+async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
+    prices = {"cloud-chat": {"input": 1, "output": 2}}
+    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat", prices=prices, spend_cap=5)
+    client = InferenceClient(NPUClient([scripted.url]), CloudClient(settings))
+    async with observed(client):
+        await client.generate("prompt")
+        scripted.status = "draining"
+        await client.npu.health()
+        scripted.respond = draining
+        await client.generate("prompt")
+        assert observed.value("npu_client_served_calls_total", source="npu") == 1
+        assert observed.value("npu_client_served_calls_total", source="cloud") == 1
+        assert observed.value("npu_client_cloud_cost_total") == pytest.approx((13 + 2 * 5) / 1e6)
+        assert observed.value("npu_client_cloud_spend_cap") == 5
+        assert observed.value("npu_client_breaker_state", node="cloud", state="closed") == 1
+    assert all("traceparent" not in request.headers for request in cloud.requests)
 
 
 async def test_the_cloud_shows_as_the_source(cloud, observed):
