@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from worker_node.domain import EmbeddingReply, Finished, Route
 
@@ -30,6 +30,8 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
+        ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
         by_route = ("model", "device")
 

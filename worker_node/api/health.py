@@ -18,6 +18,7 @@ from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import EmbeddingModel, ModelState, ServedModel
 
+STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
 
 
@@ -32,7 +33,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def node_status(node: Node) -> str:
-    """ready, degraded, starting, draining or failed."""
+    """The node's status: one of `STATUSES`."""
     if node.state.draining:
         return "draining"
     states = {model.state() for model in node.registry.models}
@@ -51,7 +52,7 @@ async def _health(request: web.Request) -> web.Response:
             "status": status,
             "version": __version__,
             "uptime_s": round(time.monotonic() - node.state.started, 1),
-            "devices": _device_list(node),
+            "devices": device_list(node),
             "models": [_model(model) for model in node.registry.models],
             "npu": _npu(node),
         },
@@ -108,7 +109,8 @@ def _npu(node: Node) -> dict[str, Any]:
     }
 
 
-def _device_list(node: Node) -> list[dict[str, Any]]:
+def device_list(node: Node) -> list[dict[str, Any]]:
+    """Every device a model can be placed on, as /health tells it."""
     devices: list[dict[str, Any]] = []
     for device in Device:
         if device is Device.NPU and node.npu.emulated:

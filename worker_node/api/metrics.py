@@ -9,8 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from worker_node import __version__
+from worker_node.api.engine_metrics import EngineMetrics
+from worker_node.api.health import STATUSES, device_list, node_status
 from worker_node.api.keys import NODE, Node
-from worker_node.engines.base import EngineState
 
 
 def routes() -> list[web.RouteDef]:
@@ -34,47 +36,52 @@ class NodeCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the state of every engine, and of the NPU, now."""
-        yield from self._engines()
+        """Yield the state of the node, of every engine, and of the NPU, now."""
+        yield from self._states()
+        yield from EngineMetrics(self._node.registry).families()
+        yield from self._npu()
+
+    def _states(self) -> Iterable[Metric]:
+        node = self._node
+        info = GaugeMetricFamily("npu_node_info", "The node's version; always 1", labels=("version", "openvino"))
+        info.add_metric((__version__, node.probe.openvino or ""), 1)
+        yield info
+        status = GaugeMetricFamily("npu_node_status", "1 for the status that /health tells", labels=("status",))
+        now = node_status(node)
+        for name in STATUSES:
+            status.add_metric((name,), float(name == now))
+        yield status
+        in_flight = GaugeMetricFamily("npu_node_requests_in_flight", "Inference requests under way")
+        in_flight.add_metric((), node.state.in_flight)
+        yield in_flight
+
+    def _npu(self) -> Iterable[Metric]:
+        node = self._node
         emulated = GaugeMetricFamily("npu_node_npu_emulated", "1 if what is called the NPU here runs on the CPU")
-        emulated.add_metric((), float(self._node.npu.emulated))
+        emulated.add_metric((), float(node.npu.emulated))
         yield emulated
-        counters = self._node.npu.read()
+        device = GaugeMetricFamily(
+            "npu_node_device_available",
+            "1 for a device that OpenVINO finds",
+            labels=("device", "name", "driver", "emulated"),
+        )
+        for found in device_list(node):
+            name, driver = found["full_name"] or "", found["driver"] or ""
+            device.add_metric((found["name"], name, driver, str(found["emulated"]).lower()), float(found["available"]))
+        yield device
+        counters = node.npu.read()
+        # On the sample itself, so that no graph of it can lose the word.
+        label, value = ("emulated",), (str(node.npu.emulated).lower(),)
         if counters.busy_time_us.value is not None:
-            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", "NPU busy time by all of its users")
-            busy.add_metric((), counters.busy_time_us.value / 1e6)
+            text = "NPU busy time by all of its users"
+            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", text, labels=label)
+            busy.add_metric(value, counters.busy_time_us.value / 1e6)
             yield busy
         if counters.memory_bytes.value is not None:
-            memory = GaugeMetricFamily("npu_node_npu_memory_bytes", "NPU memory in use")
-            memory.add_metric((), counters.memory_bytes.value)
+            memory = GaugeMetricFamily("npu_node_npu_memory_bytes", "NPU memory in use", labels=label)
+            memory.add_metric(value, counters.memory_bytes.value)
             yield memory
-
-    def _engines(self) -> Iterable[Metric]:
-        labels = ("model", "device")
-        ready = GaugeMetricFamily("npu_node_engine_ready", "1 if the engine serves", labels=labels)
-        running = GaugeMetricFamily(
-            "npu_node_num_requests_running", "Requests (texts, for embeddings) that the engine runs", labels=labels
-        )
-        waiting = GaugeMetricFamily(
-            "npu_node_num_requests_waiting", "Requests or texts that wait in the engine", labels=labels
-        )
-        restarts = CounterMetricFamily("npu_node_engine_restarts", "Engine processes that ended", labels=labels)
-        load = GaugeMetricFamily("npu_node_model_load_seconds", "The last load and compile", labels=labels)
-        runs = CounterMetricFamily("npu_node_engine_runs", "Batches run, or steps of a generation", labels=labels)
-        rows = CounterMetricFamily("npu_node_engine_rows", "Texts or sequences in them", labels=labels)
-        usage = GaugeMetricFamily("npu_node_kv_cache_usage_ratio", "Share of the KV cache in use", labels=labels)
-        for model in self._node.registry.models:
-            for placement in model.placements:
-                key = (model.id, placement.device.value)
-                status = placement.engine.status
-                ready.add_metric(key, float(status.state is EngineState.READY))
-                running.add_metric(key, status.stats.running)
-                waiting.add_metric(key, status.stats.waiting)
-                runs.add_metric(key, status.stats.runs)
-                rows.add_metric(key, status.stats.rows)
-                if status.stats.kv_cache_usage is not None:
-                    usage.add_metric(key, status.stats.kv_cache_usage)
-                restarts.add_metric(key, status.restarts)
-                if status.load_seconds is not None:
-                    load.add_metric(key, status.load_seconds)
-        return ready, running, waiting, runs, rows, usage, restarts, load
+        if counters.frequency_mhz.value is not None:
+            frequency = GaugeMetricFamily("npu_node_npu_frequency_hertz", "Clock of the NPU now", labels=label)
+            frequency.add_metric(value, counters.frequency_mhz.value * 1e6)
+            yield frequency

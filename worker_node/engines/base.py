@@ -82,12 +82,16 @@ class CanaryProof:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A reading of an engine; `reason` is set whenever the state is not `ready`."""
+    """A reading of an engine; `reason` is set whenever the state is not `ready`.
+
+    `restarts` counts the processes that ended, `wrong` those of them that the canary ended.
+    """
 
     state: EngineState
     reason: str | None = None
     pid: int | None = None
     restarts: int = 0
+    wrong: int = 0
     load_seconds: float | None = None
     device_name: str | None = None
     retry_after: float | None = None

@@ -70,6 +70,7 @@ class SupervisedEngine:
         self._proof: CanaryProof | None = None
         self._life = EngineLife(spec, limits, self._examine, self._on_ready)
         self._restarts = 0
+        self._wrong = 0
         self._resume_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
@@ -87,6 +88,7 @@ class SupervisedEngine:
             reason=reason,
             pid=self._link.pid if self._link else None,
             restarts=self._restarts,
+            wrong=self._wrong,
             load_seconds=self._loaded.seconds if self._loaded else None,
             device_name=self._loaded.device_name if self._loaded else None,
             retry_after=retry_after,
@@ -162,6 +164,7 @@ class SupervisedEngine:
             self._restarts += 1
             if end is End.WRONG:
                 self._proof = None
+                self._wrong += 1
                 verdict = self._policy.distrusted(reason)
             else:
                 verdict = self._policy.crashed(time.monotonic(), reason)

@@ -132,6 +132,7 @@ async def test_an_engine_whose_canary_fails_is_never_ready():
     async with running(canary=garbage) as engine:
         status = await until(engine, EngineState.QUARANTINED)
         assert "garbage" in status.reason
+        assert status.wrong == 1
     assert EngineState.READY not in seen
 
 

@@ -1,0 +1,68 @@
+"""What /metrics tells of a placement: its state, its canary, its queue and its process."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from worker_node.api.engine_metrics import EngineMetrics, process_footprint
+from worker_node.domain import Device
+from worker_node.engines.base import CanaryProof, EngineState, EngineStatus
+from worker_node.engines.messages import EngineStats
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+
+LABELS = {"model": "m", "device": "NPU"}
+
+
+class Reading(Collector):
+    """The metrics of one placement with the given status."""
+
+    def __init__(self, status):
+        admission = Admission("m", AdmissionLimits(max_outstanding=8))
+        placement = SimpleNamespace(device=Device.NPU, engine=SimpleNamespace(status=status), admission=admission)
+        self._registry = SimpleNamespace(models=[SimpleNamespace(id="m", placements=[placement])])
+
+    def collect(self):
+        return EngineMetrics(self._registry).families()
+
+
+def value(status, name, **labels):
+    registry = CollectorRegistry()
+    registry.register(Reading(status))
+    return registry.get_sample_value(f"npu_node_{name}", LABELS | labels)
+
+
+def test_exactly_the_state_that_an_engine_is_in_is_one():
+    status = EngineStatus(EngineState.QUARANTINED, reason="canary failed", wrong=2, restarts=3)
+    states = {state.value: value(status, "engine_state", state=state.value) for state in EngineState}
+    assert states == {state.value: float(state is EngineState.QUARANTINED) for state in EngineState}
+    assert value(status, "engine_ready") == 0
+    assert value(status, "canary_failures_total") == 2
+    assert value(status, "engine_restarts_total") == 3
+    assert value(status, "canary_passed_timestamp_seconds") is None
+    assert value(status, "admission_limit") == 8
+
+
+def test_what_an_engine_holds_and_proved_is_told():
+    status = EngineStatus(
+        EngineState.READY,
+        pid=os.getpid(),
+        in_flight=4,
+        stats=EngineStats(waiting=1, running=3, runs=10, rows=25, kv_cache_usage=0.5),
+        proof=CanaryProof(1234.5, "NPU", None, "2026"),
+    )
+    assert value(status, "engine_ready") == 1
+    assert value(status, "engine_in_flight") == 4
+    assert value(status, "num_requests_waiting") == 1
+    assert value(status, "engine_rows_total") / value(status, "engine_runs_total") == 2.5
+    assert value(status, "kv_cache_usage_ratio") == 0.5
+    assert value(status, "canary_passed_timestamp_seconds") == 1234.5
+    assert value(status, "engine_resident_memory_bytes") > 1_000_000
+    assert value(status, "engine_open_fds") >= 3
+
+
+@pytest.mark.parametrize("pid", [None, 2**22 + 1])
+def test_a_process_that_is_gone_has_no_footprint(pid):
+    assert process_footprint(pid) == (None, None)

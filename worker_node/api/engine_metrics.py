@@ -1,0 +1,85 @@
+"""The metrics of each placement: the state of its engine, its queue, and what its process holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import Registry
+
+_BY = ("model", "device")
+
+
+class EngineMetrics:
+    """One reading of every placement of a node. `families` has the metrics once all were read."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._gauges: dict[str, GaugeMetricFamily] = {}
+        self._counters: dict[str, CounterMetricFamily] = {}
+        for model in registry.models:
+            for placement in model.placements:
+                self._read(model.id, placement)
+
+    def families(self) -> Iterable[Metric]:
+        """All metrics that have a sample."""
+        yield from self._gauges.values()
+        yield from self._counters.values()
+
+    def _read(self, model: str, placement: Placement) -> None:
+        key = (model, placement.device.value)
+        status = placement.engine.status
+        stats = status.stats
+        self._gauge("engine_ready", "1 if the engine serves", key, status.state is EngineState.READY)
+        for state in EngineState:
+            self._gauge(
+                "engine_state", "1 for the state that the engine is in", (*key, state.value), status.state is state
+            )
+        self._gauge("engine_in_flight", "Jobs that the engine process holds, running or waiting", key, status.in_flight)
+        self._gauge("num_requests_running", "Requests (texts, for embeddings) that the engine runs", key, stats.running)
+        self._gauge("num_requests_waiting", "Requests or texts that wait in the engine", key, stats.waiting)
+        self._gauge("kv_cache_usage_ratio", "Share of the KV cache in use", key, stats.kv_cache_usage)
+        self._gauge("model_load_seconds", "The last load and compile", key, status.load_seconds)
+        self._counter("engine_runs", "Batches run, or steps of a generation", key, stats.runs)
+        self._counter("engine_rows", "Texts or sequences in them", key, stats.rows)
+        self._counter("engine_restarts", "Engine processes that ended", key, status.restarts)
+        self._counter("canary_failures", "Times that the engine answered a known question wrong", key, status.wrong)
+        if status.proof is not None:
+            text = "When the canary passed last, since the epoch"
+            self._gauge("canary_passed_timestamp_seconds", text, key, status.proof.passed_at)
+        admission = placement.admission
+        self._gauge("admission_outstanding", "Requests or texts admitted and not finished", key, admission.outstanding)
+        text = "Requests or texts that may be admitted at once; more are refused"
+        self._gauge("admission_limit", text, key, admission.limits.max_outstanding)
+        self._process(key, status)
+
+    def _process(self, key: tuple[str, str], status: EngineStatus) -> None:
+        memory, files = process_footprint(status.pid)
+        self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
+        self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)
+
+    def _gauge(self, name: str, text: str, key: tuple[str, ...], value: float | None) -> None:
+        if value is not None:
+            labels = (*_BY, "state") if len(key) > len(_BY) else _BY
+            family = self._gauges.setdefault(name, GaugeMetricFamily(f"npu_node_{name}", text, labels=labels))
+            family.add_metric(key, float(value))
+
+    def _counter(self, name: str, text: str, key: tuple[str, str], value: float) -> None:
+        family = self._counters.setdefault(name, CounterMetricFamily(f"npu_node_{name}", text, labels=_BY))
+        family.add_metric(key, value)
+
+
+def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
+    """Resident bytes and open file descriptors of a process; None for what is not there to be read."""
+    if pid is None:
+        return None, None
+    process = Path(f"/proc/{pid}")
+    try:
+        pages = int((process / "statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE"), sum(1 for _ in (process / "fd").iterdir())
+    except OSError:
+        return None, None  # it ended between the two looks
