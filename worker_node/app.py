@@ -5,8 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.dashboard import page as dashboard
+from worker_node.api.dashboard.history import History
 from worker_node.api.keys import LIBRARY, NODE, Node
-from worker_node.api.middleware import identify_and_log, on_prepare, render_errors, require_key
+from worker_node.api.middleware import hide_versions, log_requests, render_errors, require_key, tell_request_id
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
@@ -24,19 +26,21 @@ from worker_node.settings import ModelSettings, PlacementSettings
 def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
     keys = tuple(key.get_secret_value() for key in node.settings.api_keys)
-    app = web.Application(middlewares=[identify_and_log, render_errors, require_key(keys)])
+    app = web.Application(middlewares=[log_requests(), render_errors, require_key(keys)])
     app[NODE] = node
-    app.on_response_prepare.append(on_prepare)
+    app.on_response_prepare.extend((hide_versions, tell_request_id))
     app[LIBRARY] = library = _library(node)
 
     async def close_library(_app: web.Application) -> None:
         await library.residence.close()
 
     app.on_cleanup.append(close_library)
+    app[dashboard.HISTORY] = History()
+    app.cleanup_ctx.append(dashboard.keep_history)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
     openai_rooms = (openai_models, embeddings, completions, chat, responses)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
-    for room in (health, explain, metrics, native, openapi, *openai_rooms, *ollama_rooms):
+    for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
         app.add_routes(room.routes())
     return app
 

@@ -1,10 +1,8 @@
-"""The bounded jobs dialect (spec: bounded-jobs): its routes, its form of errors, its one line in the log."""
+"""The bounded jobs dialect (spec: bounded-jobs): its routes and its form of errors."""
 
 from __future__ import annotations
 
 import ipaddress
-import logging
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,14 +11,11 @@ from aiohttp import web
 
 from worker_node.api.body import read_bytes
 from worker_node.api.errors import retry_headers
-from worker_node.api.keys import ARRIVED, REQUEST_ID
 from worker_node.api.middleware import Handler, inference
 from worker_node.bounded.service import JobService
 from worker_node.errors import BadRequest, NodeError, RouteNotFound
 from worker_node.jobs.bounds import parse_request
 from worker_node.jobs.catalog import JOBS, MAX_INPUT_CHARACTERS
-
-access_log = logging.getLogger("worker_node.access")
 
 SERVICE = web.AppKey("service", JobService)
 # The contract knows one status for everything that another try may mend.
@@ -43,28 +38,6 @@ def job_error_response(error: NodeError) -> web.Response:
     status = 503 if error.status in _UNAVAILABLE else error.status
     message = "not found" if isinstance(error, RouteNotFound) else error.message
     return _json({"error": message}, status, retry_headers(error))
-
-
-async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
-    """No reply tells which version of anything runs here."""
-    response.headers["Server"] = "npu-node"
-
-
-@web.middleware
-async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log method, path, status and time. A path that is none of ours may hold anything: it is a dash."""
-    request[ARRIVED] = arrived = time.monotonic()
-    request[REQUEST_ID] = "job"
-    status: int | str = "cancelled"
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    finally:
-        resource = request.match_info.route.resource
-        path = resource.canonical if resource else "-"
-        method = request.method if request.method in {"GET", "HEAD", "POST"} else "-"
-        access_log.info("%s %s %s %.1f ms", method, path, status, (time.monotonic() - arrived) * 1e3)
 
 
 @web.middleware

@@ -68,6 +68,6 @@ class DryRun:
 
 NODE = web.AppKey("node", Node)
 LIBRARY = web.AppKey("library", Library)
-DRY_RUN = "dry_run"
-REQUEST_ID = "request_id"
-ARRIVED = "arrived"
+DRY_RUN = web.RequestKey("dry_run", DryRun)
+REQUEST_ID = web.RequestKey("request_id", str)
+ARRIVED = web.RequestKey("arrived", float)

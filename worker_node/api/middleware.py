@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakSet
 
 from aiohttp import web
+from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Middleware
 
 from worker_node.api.context import request_id, route_template
@@ -37,35 +38,45 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/dashboard"
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 
-async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply, streams included, carries the request's id, and no version of anything."""
+async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
+    """No reply, streams included, tells which version of anything runs here."""
     response.headers["Server"] = "npu-node"
+
+
+async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Every reply, streams included, carries the request's id."""
     response.headers["X-Request-ID"] = request.get(REQUEST_ID) or request_id(request)
 
 
-@web.middleware
-async def identify_and_log(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its id and arrival time; log method, path, status and duration, and nothing else."""
-    request[ARRIVED] = arrived = time.monotonic()
-    request[REQUEST_ID] = request_id(request)
-    status: int | str = "cancelled"
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    finally:
-        route = route_template(request)
-        request.app[NODE].registry.telemetry.http_requests.labels(route, status).inc()
-        # Health is asked for every second by everything that watches: not worth a line each.
-        access_log.log(
-            logging.DEBUG if request.path in _WATCHED else logging.INFO,
-            "%s %s %s %.1f ms %s",
-            request.method,
-            route,
-            status,
-            (time.monotonic() - arrived) * 1e3,
-            request[REQUEST_ID],
-        )
+def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middleware:
+    """Give each request its arrival time and, from `identify`, its id; log method, route, status, duration and that id,
+    and nothing else of what the caller wrote.
+    """
+
+    @web.middleware
+    async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[ARRIVED] = arrived = time.monotonic()
+        request[REQUEST_ID] = identify(request)
+        status: int | str = "cancelled"
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            route = route_template(request)
+            request.app[NODE].registry.telemetry.http_requests.labels(route, status).inc()
+            # Health is asked for every second by everything that watches: not worth a line each.
+            access_log.log(
+                logging.DEBUG if request.path in _WATCHED else logging.INFO,
+                "%s %s %s %.1f ms %s",
+                request.method if request.method in METH_ALL else "-",
+                route,
+                status,
+                (time.monotonic() - arrived) * 1e3,
+                request[REQUEST_ID],
+            )
+
+    return log_request
 
 
 def note_failure(request: web.Request, error: NodeError) -> None:
