@@ -17,6 +17,7 @@ from aiohttp import web
 from worker_node.api.connection import ConnectionLimits, GuardedConnection
 from worker_node.api.dialects import Renderer
 from worker_node.api.errors import error_response
+from worker_node.api.health import node_status
 from worker_node.api.keys import Node, NodeState
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
@@ -25,6 +26,7 @@ from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
+from worker_node.notify import ServiceManager
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.registry import Registry, ServedModel
@@ -72,6 +74,7 @@ async def run(
 
     `on_listening` is called with the node's URL. Raises ConfigurationError when it cannot start.
     """
+    manager = ServiceManager.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,8 +82,10 @@ async def run(
     try:
         async with running_node(settings, profile) as (node, url):
             on_listening(url)
-            await stop.wait()
-            await _drain(node)
+            async with manager.attended(lambda: _told(node)):
+                await stop.wait()
+                manager.stopping()
+                await _drain(node)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -176,6 +181,12 @@ async def _listen(
 def _url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _told(node: Node) -> str:
+    models = node.registry.models
+    usable = sum(model.serving() is not None for model in models)
+    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"
 
 
 async def _drain(node: Node) -> None:

@@ -17,6 +17,7 @@ from pydantic_settings import (
 )
 
 from worker_node.domain import Device
+from worker_node.models.catalog import normalise_name
 from worker_node.models.store import default_store_root
 
 # Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
@@ -58,12 +59,14 @@ class ModelSettings(BaseModel):
     """A model to serve; None is the engine's default. Lengths are in tokens.
 
     `placements` None stands for the devices that there are, NPU before GPU before CPU. What the engine of a device
-    cannot use is reported at start-up; what no engine for this kind of model can use is refused.
+    cannot use is reported at start-up; what no engine for this kind of model can use is refused. `aliases` are further
+    names for it in requests, for tools that cannot be told to ask for another model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
+    aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = ()
     placements: Annotated[tuple[PlacementSettings, ...], Field(min_length=1)] | None = None
     max_outstanding: int | None = Field(default=None, gt=0)
     idle_unload_s: float | None = Field(default=None, gt=0)
@@ -132,7 +135,8 @@ class NodeSettings(BaseSettings):
     `npu_sysfs` is where the counters of the NPU are read; None is the kernel's place, or the stand-in of an emulated
     NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
     about 2,000 tokens it is known to answer garbage without an error. `ollama_port` (11435 by custom) is a second port
-    for tools that take the host and port of an Ollama server; everything is served on both.
+    for tools that take the host and port of an Ollama server; everything is served on both. `api_keys_file` holds more
+    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential).
     """
 
     model_config = SettingsConfigDict(
@@ -147,6 +151,7 @@ class NodeSettings(BaseSettings):
     port: int = Field(default=8081, ge=0, le=65535)
     ollama_port: int | None = Field(default=None, ge=0, le=65535)
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    api_keys_file: Path | None = None
     allow_unauthenticated: bool = False
     model_store: Path = Field(default_factory=default_store_root)
     models: tuple[ModelSettings, ...] = tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS)
@@ -175,19 +180,37 @@ class NodeSettings(BaseSettings):
         """`NPU_NODE_API_KEYS=a,b` is two keys."""
         return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_of_file(cls, data: Any) -> Any:
+        given = data.get("api_keys_file") if isinstance(data, dict) else None
+        if given is None:
+            return data
+        try:
+            lines = [line.strip() for line in Path(given).expanduser().read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"api_keys_file {given} cannot be read: {_reason(error)}") from None
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise ValueError(f"api_keys_file {given} holds no key: write one a line")
+        return data | {"api_keys": [*cls._keys_by_comma(data.get("api_keys", ())), *keys]}
+
     @field_validator("models")
     @classmethod
     def _models_once(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
         names = [model.name for model in value]
         if len(set(names)) != len(names):
             raise ValueError("a model is named twice")
+        aliases = [normalise_name(alias) for model in value for alias in model.aliases]
+        if len(set(aliases)) != len(aliases):
+            raise ValueError("an alias is given twice")
         return value
 
     @model_validator(mode="after")
     def _never_open_by_accident(self) -> NodeSettings:
         if not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):
             raise ValueError(
-                f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS, or "
+                f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
         return self
@@ -215,6 +238,11 @@ class NodeSettings(BaseSettings):
             raise FileNotFoundError(f"configuration file {config} does not exist")
         settings: NodeSettings = FromFile(**flags)
         return settings
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read; never a part of what is in it."""
+    return error.strerror or "it cannot be opened" if isinstance(error, OSError) else "it is not UTF-8"
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,113 @@
+"""What the node tells its service manager, heard by a real socket in the manager's place."""
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from contextlib import contextmanager
+
+import pytest
+
+from worker_node.notify import ServiceManager
+
+
+@contextmanager
+def manager_at(address):
+    """Listen where a manager would; yields the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0" + address[1:] if address.startswith("@") else address)
+        sock.setblocking(False)
+        yield sock
+
+
+async def hear(sock):
+    """The lines of the next message."""
+    return (await asyncio.get_running_loop().sock_recv(sock, 4096)).decode().split("\n")
+
+
+@pytest.fixture(params=["path", "abstract"])
+def address(request, tmp_path):
+    return str(tmp_path / "notify") if request.param == "path" else f"@npu-node-{uuid.uuid4().hex}"
+
+
+async def test_a_life_is_told_in_order(address):
+    with manager_at(address) as sock:
+        manager = ServiceManager(address)
+        async with manager.attended(lambda: "starting"):
+            assert await hear(sock) == ["READY=1", "STATUS=starting"]
+            manager.stopping()
+            assert await hear(sock) == ["STOPPING=1"]
+
+
+async def test_the_watchdog_hears_that_the_loop_turns_and_how_the_node_is(address):
+    statuses = iter(["starting", "starting", "ready", *["draining"] * 1000])
+    with manager_at(address) as sock:
+        async with ServiceManager(address, watchdog_s=0.02).attended(lambda: next(statuses)):
+            assert await hear(sock) == ["READY=1", "STATUS=starting"]
+            assert await hear(sock) == ["WATCHDOG=1", "STATUS=starting"]
+            assert await hear(sock) == ["WATCHDOG=1", "STATUS=ready"]
+            assert await hear(sock) == ["WATCHDOG=1", "STATUS=draining"]
+
+
+async def test_a_loop_that_stands_still_is_not_told_alive(address):
+    with manager_at(address) as sock:
+        async with ServiceManager(address, watchdog_s=3600).attended(lambda: "ready"):
+            await hear(sock)
+            with pytest.raises(BlockingIOError):
+                sock.recv(4096)
+
+
+async def test_the_beat_ends_with_the_block(address):
+    with manager_at(address):
+        before = asyncio.all_tasks()
+        async with ServiceManager(address, watchdog_s=0.02).attended(lambda: "ready"):
+            assert asyncio.all_tasks() - before
+        assert asyncio.all_tasks() == before
+
+
+async def test_without_a_manager_nothing_is_told():
+    manager = ServiceManager.from_environment({})
+    async with manager.attended(lambda: "ready"):
+        manager.stopping()
+
+
+async def test_a_manager_that_is_gone_is_logged_once_and_does_no_harm(tmp_path, caplog):
+    manager = ServiceManager(str(tmp_path / "nobody"))
+    with caplog.at_level(logging.WARNING):
+        async with manager.attended(lambda: "ready"):
+            manager.stopping()
+    assert len(caplog.records) == 1
+    assert "nobody" in caplog.text
+
+
+async def test_a_manager_that_does_not_read_does_not_block_the_node(tmp_path):
+    with manager_at(str(tmp_path / "full")):
+        manager = ServiceManager(str(tmp_path / "full"))
+        for _ in range(10_000):
+            manager.stopping()
+
+
+def test_the_variables_are_taken_away_from_the_engines():
+    environment = {"NOTIFY_SOCKET": "@a", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+    ServiceManager.from_environment(environment)
+    assert environment == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "watched"),
+    [
+        ({}, False),
+        ({"WATCHDOG_USEC": "20000"}, True),
+        ({"WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid())}, True),
+        ({"WATCHDOG_USEC": "20000", "WATCHDOG_PID": "1"}, False),
+        ({"WATCHDOG_USEC": "0"}, False),
+        ({"WATCHDOG_USEC": "soon"}, False),
+    ],
+)
+async def test_who_is_watched(environment, watched, address, monkeypatch):
+    monkeypatch.setattr("worker_node.notify._STATUS_PERIOD_S", 0.01)
+    with manager_at(address) as sock:
+        async with ServiceManager.from_environment({"NOTIFY_SOCKET": address} | environment).attended(lambda: "ready"):
+            assert "READY=1" in await hear(sock)
+            assert ("WATCHDOG=1" in await hear(sock)) is watched

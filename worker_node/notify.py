@@ -1,0 +1,83 @@
+"""What the node tells its service manager: listening, alive, stopping (systemd's sd_notify, in datagrams)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import asynccontextmanager
+
+log = logging.getLogger(__name__)
+
+# How often the status is told where no watchdog asks for more.
+_STATUS_PERIOD_S = 10.0
+
+
+class ServiceManager:
+    """The socket that the manager gave us, or nothing, as in a shell: then every call does nothing.
+
+    `address` is the path of a datagram socket, with `@` first for an abstract one. `watchdog_s` is the silence after
+    which the manager takes the node for hung and kills it; None when it does not watch.
+    """
+
+    def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
+        self._address = address
+        self._period_s = _STATUS_PERIOD_S if watchdog_s is None else watchdog_s / 2
+        self._watched = watchdog_s is not None
+        self._heard = True
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> ServiceManager:
+        """Read the manager's variables and remove them: the engines are not to speak in the node's name."""
+        variables = os.environ if environment is None else environment
+        address = variables.pop("NOTIFY_SOCKET", None)
+        watchdog_us = variables.pop("WATCHDOG_USEC", None)
+        watched_pid = variables.pop("WATCHDOG_PID", None)
+        watched = watchdog_us is not None and watchdog_us.isdecimal() and int(watchdog_us) > 0
+        if not watched or watched_pid not in {None, str(os.getpid())}:
+            return cls(address)
+        return cls(address, int(watchdog_us or 0) / 1e6)
+
+    @asynccontextmanager
+    async def attended(self, status: Callable[[], str]) -> AsyncIterator[None]:
+        """Tell that the node is up, and while the block runs that its event loop turns, and its `status` in words.
+
+        Up means that it listens. Its models may still load, for minutes on an NPU; /health says `starting` until then,
+        which is for clients and probes. A manager that waited for them would kill the node for a slow compiler.
+        """
+        self._tell("READY=1", f"STATUS={status()}")
+        beat = asyncio.create_task(self._beat(status), name="service manager")
+        try:
+            yield
+        finally:
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+
+    def stopping(self) -> None:
+        """Tell that the node drains and will end."""
+        self._tell("STOPPING=1")
+
+    async def _beat(self, status: Callable[[], str]) -> None:
+        while self._address is not None:
+            await asyncio.sleep(self._period_s)
+            self._tell(*(["WATCHDOG=1"] if self._watched else []), f"STATUS={status()}")
+
+    def _tell(self, *assignments: str) -> None:
+        if self._address is None:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+                sock.setblocking(False)
+                sock.sendto("\n".join(assignments).encode(), address)
+        except OSError as error:
+            # Once: a manager that is gone would otherwise fill the log. The node serves on without it.
+            if self._heard:
+                log.warning("the service manager at %s cannot be told %s: %s", self._address, assignments[0], error)
+            self._heard = False
+        else:
+            self._heard = True
