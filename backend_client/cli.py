@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backend_client.commands import bench, embed, generate, health
+from backend_client.commands import bench, dashboard, embed, generate, health
 from backend_client.errors import NPUError
 from backend_client.settings import CONFIG_VARIABLE, ClientSettings
 
 # In the order in which a user meets them.
-COMMANDS = (health, embed, generate, bench)
+COMMANDS = (health, dashboard, embed, generate, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

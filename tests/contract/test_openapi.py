@@ -4,13 +4,14 @@ import jsonschema_rs
 import pytest
 
 from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.dashboard import page as dashboard
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings, responses
 from worker_node.api.openai import models as openai_models
 
-ROOMS = [explain, health, metrics, native, openapi, chat, completions, embeddings, openai_models, responses]
+ROOMS = [explain, health, metrics, dashboard, native, openapi, chat, completions, embeddings, openai_models, responses]
 ROOMS += [generation, ollama_embeddings, ollama_models]
 
 

@@ -44,20 +44,21 @@ def node_status(node: Node) -> str:
     return "starting" if ModelState.LOADING in states else "failed"
 
 
+def report(node: Node) -> dict[str, Any]:
+    """The body of /health."""
+    return {
+        "status": node_status(node),
+        "version": __version__,
+        "uptime_s": round(time.monotonic() - node.state.started, 1),
+        "devices": device_list(node),
+        "models": [_model(model) for model in node.registry.models],
+        "npu": _npu(node),
+    }
+
+
 async def _health(request: web.Request) -> web.Response:
-    node = request.app[NODE]
-    status = node_status(node)
-    return _json(
-        {
-            "status": status,
-            "version": __version__,
-            "uptime_s": round(time.monotonic() - node.state.started, 1),
-            "devices": device_list(node),
-            "models": [_model(model) for model in node.registry.models],
-            "npu": _npu(node),
-        },
-        status=200 if status in _SERVING else 503,
-    )
+    body = report(request.app[NODE])
+    return _json(body, status=200 if body["status"] in _SERVING else 503)
 
 
 async def _live(_request: web.Request) -> web.Response:

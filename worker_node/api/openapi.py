@@ -21,7 +21,7 @@ from worker_node.api.openai.responses_body import ResponsesBody
 
 Model = type[BaseModel]
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
-_TEXT, _BINARY = "text/plain", "application/octet-stream"
+_TEXT, _HTML, _BINARY = "text/plain", "text/html", "application/octet-stream"
 _REFUSALS = {
     400: "the request is wrong, or asks for what cannot be had; `param` names the part",
     401: "no API key, or a wrong one",
@@ -56,6 +56,8 @@ OPERATIONS = (
     Operation("get", "/health/ready", "Whether the node can serve", {_JSON: replies.Status}, open=True),
     Operation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
     Operation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
+    Operation("get", "/dashboard", "The dashboard's page", {_HTML: None}, open=True),
+    Operation("get", "/dashboard/state", "What the dashboard shows", {_JSON: replies.DashboardState}),
     Operation("get", "/openapi.json", "This description", {_JSON: None}),
     Operation("post", "/route/explain", "Where a request would run", {_JSON: replies.Explanation}, explain.ExplainBody),
     Operation(

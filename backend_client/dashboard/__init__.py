@@ -1,0 +1,1 @@
+"""The dashboard of a whole fleet, on loopback; the nodes serve the very same page for themselves."""

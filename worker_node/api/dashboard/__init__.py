@@ -1,0 +1,1 @@
+"""The built-in dashboard: a page, the state that it asks for every second, and the history that the state tells."""

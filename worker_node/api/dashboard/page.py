@@ -1,0 +1,85 @@
+"""GET /dashboard and GET /dashboard/state.
+
+The page is a file of the client, which shows a whole fleet with it; the distribution always holds both packages. Here
+it is found by its place and read as bytes: nothing of the client is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+
+from worker_node.api.dashboard.history import History, keep
+from worker_node.api.dashboard.state import node_state
+from worker_node.api.keys import NODE
+from worker_node.errors import ConfigurationError
+
+HISTORY = web.AppKey("history", History)
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of the dashboard. Raises ConfigurationError when the installation lacks the page."""
+    html = _page_file().read_bytes()
+    headers = page_headers(html.decode())
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=html, content_type="text/html", charset="utf-8", headers=headers)
+
+    return [web.get("/dashboard", page), web.get("/dashboard/state", _state)]
+
+
+async def keep_history(app: web.Application) -> AsyncIterator[None]:
+    """For `app.cleanup_ctx`: the history is kept while the application runs."""
+    keeper = asyncio.create_task(keep(app[NODE], app[HISTORY]), name="dashboard history")
+    yield
+    keeper.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeper
+
+
+async def _state(request: web.Request) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(node_state(request.app[NODE], request.app[HISTORY])),
+        content_type="application/json",
+        charset="utf-8",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+    )
+
+
+def page_headers(html: str) -> dict[str, str]:
+    """The browser runs the page's own script and style, known by their hashes, and talks to nobody but us."""
+    policy = (
+        f"default-src 'none'; script-src '{_digest(html, 'script')}'; style-src '{_digest(html, 'style')}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+def _digest(html: str, tag: str) -> str:
+    inline = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+
+
+def _page_file() -> Path:
+    spec = importlib.util.find_spec("backend_client")
+    places = spec.submodule_search_locations if spec is not None else None
+    page = Path(next(iter(places or ()), "."), "dashboard", "page.html")
+    if not page.is_file():
+        raise ConfigurationError(
+            f"the dashboard's page is missing from this installation: {page}; install npu-node again"
+        )
+    return page
