@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from worker_node.api.busy import busy_fields
 from worker_node.domain import Finished, FinishReason
 
 _NS_PER_MS = 1e6
@@ -41,7 +42,7 @@ def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
     timing = finished.timing
     started = timing.total - timing.inference
     reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
-    fields: dict[str, Any] = {
+    return {
         "done": True,
         "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
         "total_duration": round(timing.total * _NS_PER_MS),
@@ -50,7 +51,5 @@ def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
         "prompt_eval_duration": round(reading * _NS_PER_MS),
         "eval_count": finished.usage.completion_tokens,
         "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
+        **busy_fields([finished]),
     }
-    if finished.npu_busy_delta_us is not None:
-        fields["npu_busy_delta_us"] = finished.npu_busy_delta_us
-    return fields

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from worker_node.api.busy import busy_time
 from worker_node.api.context import route_headers
 from worker_node.domain import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
 from worker_node.serving.choices import Choices
@@ -74,12 +75,6 @@ def usage(finished: Iterable[Finished], routes: Sequence[Route], choices_per_pro
     prompt = sum(route.token_count for route in routes[::choices_per_prompt])
     completion = sum(end.usage.completion_tokens for end in finished)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def busy_time(finished: Iterable[Finished]) -> int | None:
-    """The NPU's busy time over all choices in microseconds, or None where none was measured."""
-    deltas = [end.npu_busy_delta_us for end in finished if end.npu_busy_delta_us is not None]
-    return sum(deltas) if deltas else None
 
 
 def json_response(body: dict[str, Any], route: Route, finished: Sequence[Finished]) -> web.Response:

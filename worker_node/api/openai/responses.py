@@ -9,6 +9,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.body import read_body
+from worker_node.api.busy import busy_fields
 from worker_node.api.context import request_context, route_headers
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
@@ -110,7 +111,7 @@ class _Response:
         """The object with the whole answer."""
         cut = finished.finish_reason is FinishReason.LENGTH
         usage = finished.usage
-        fields: dict[str, Any] = {
+        return {
             **self._fields,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -120,7 +121,5 @@ class _Response:
                 "output_tokens": usage.completion_tokens,
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
+            **busy_fields([finished]),
         }
-        if finished.npu_busy_delta_us is not None:
-            fields["npu_busy_delta_us"] = finished.npu_busy_delta_us
-        return fields

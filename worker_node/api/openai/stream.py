@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from worker_node.api.busy import busy_fields
 from worker_node.api.context import route_headers
 from worker_node.api.openai.errors import describe_error
-from worker_node.api.openai.reply import Envelope, busy_time, usage
+from worker_node.api.openai.reply import Envelope, usage
 from worker_node.api.sse import EventStream
 from worker_node.domain import Finished, Piece
 from worker_node.errors import NodeError
@@ -58,19 +59,14 @@ async def stream_chunks(
                 for body in parts:
                     await stream.send(body)
                 if len(ends) == len(choices.routes) and not include_usage:
-                    last |= _busy(ends)
+                    last |= busy_fields(ends)
                 await stream.send(last)
             if include_usage:
                 body = envelope.wrap(renderer.kind, [])
                 body["usage"] = usage(ends, choices.routes, choices_per_prompt)
-                await stream.send(body | _busy(ends))
+                await stream.send(body | busy_fields(ends))
             await stream.send_raw(b"[DONE]")
         except NodeError as error:
             stream.failed(error)
             await stream.send({"error": describe_error(error)})
     return stream.response
-
-
-def _busy(ends: list[Finished]) -> dict[str, int]:
-    busy_us = busy_time(ends)
-    return {} if busy_us is None else {"npu_busy_delta_us": busy_us}
