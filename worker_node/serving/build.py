@@ -71,7 +71,8 @@ def build_model(
     if isinstance(installed.canary, GenerationCanary):
         canary = guard(generation_canary(installed.canary, chat))
     placements = _placements(installed, wanted, machine, canary)
-    return GenerationModel(installed, placements, chat, wanted.max_tokens_limit or sys.maxsize)
+    limit = wanted.max_tokens_limit or sys.maxsize
+    return GenerationModel(installed, placements, chat, limit, aliases=wanted.aliases)
 
 
 def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:
@@ -87,6 +88,7 @@ def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: 
         tokenizer,
         installed.space,
         installed.dimensions,
+        aliases=wanted.aliases,
     )
 
 

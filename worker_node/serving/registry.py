@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from worker_node.domain import ModelKind
@@ -32,6 +32,7 @@ class ModelState(StrEnum):
 class _Served:
     installed: InstalledModel
     placements: Sequence[Placement]
+    aliases: Sequence[str] = field(default=(), kw_only=True)
 
     @property
     def id(self) -> str:
@@ -89,6 +90,7 @@ class Registry:
         self.cache = cache
         self._catalog = catalog
         self._by_id: dict[str, ServedModel] = {}
+        self._by_alias: dict[str, ServedModel] = {}
         for model in models:
             self.add(model)
 
@@ -96,11 +98,13 @@ class Registry:
         """Serve one more model."""
         self.models = (*self.models, model)
         self._by_id[normalise_name(model.id)] = model
+        self._by_alias |= {normalise_name(alias): model for alias in model.aliases}
 
     def drop(self, model: ServedModel) -> None:
         """Serve a model no more."""
         self.models = tuple(other for other in self.models if other is not model)
         self._by_id.pop(normalise_name(model.id), None)
+        self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
 
     def embedding(self, name: str | None) -> EmbeddingModel:
         """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
@@ -126,8 +130,9 @@ class Registry:
         return self.find(name)
 
     def find(self, name: str) -> ServedModel:
-        """The model of that id or alias, whatever its kind. Raises ModelNotFound."""
-        found = self._by_id.get(normalise_name(name))
+        """The model of that id, configured alias or alias of the catalog, in this order. Raises ModelNotFound."""
+        wanted = normalise_name(name)
+        found = self._by_id.get(wanted) or self._by_alias.get(wanted)
         if found is None and (entry := self._catalog.find(name)) is not None:
             found = self._by_id.get(normalise_name(entry.id))
         if found is None:
