@@ -1,0 +1,93 @@
+"""One page for both servers: it exists once, needs nothing from elsewhere, and runs under the policy sent with it."""
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from backend_client.dashboard import server
+from worker_node.api.dashboard import page
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "backend_client" / "dashboard" / "page.html"
+
+
+class Inspector(HTMLParser):
+    """Collects the elements, and the text of scripts and styles as a browser takes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = []
+        self.inline = {"script": [], "style": []}
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag in self.inline:
+            self.inline[tag].append("")
+
+    def handle_data(self, data):
+        if self.cdata_elem:
+            self.inline[self.cdata_elem][-1] += data
+
+
+@pytest.fixture(scope="module")
+def html():
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def inspected(html):
+    inspector = Inspector()
+    inspector.feed(html)
+    return inspector
+
+
+def test_the_page_exists_once():
+    assert [path for path in ROOT.glob("*/**/*.html") if ".venv" not in path.parts] == [PAGE]
+
+
+def test_the_node_finds_it_without_importing_the_client():
+    program = (
+        "import sys; from worker_node.api.dashboard import page; page.routes(); "
+        "print([name for name in sys.modules if name.startswith('backend_client')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_both_servers_send_it_alike(html):
+    assert page.page_headers(html) == server.page_headers(html)
+
+
+@pytest.mark.parametrize("kind", ["script", "style"])
+def test_the_policy_names_the_one_inline_block(html, inspected, kind):
+    (text,) = inspected.inline[kind]
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    policy = page.page_headers(html)["Content-Security-Policy"]
+    assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert "unsafe" not in policy
+
+
+def test_nothing_comes_from_elsewhere(html, inspected):
+    for tag, attributes in inspected.elements:
+        assert not {"src", "srcset", "action"} & attributes.keys(), tag
+        assert attributes.get("href", "#")[:1] == "#" or attributes["href"] == "data:,", tag
+    assert "url(" not in html
+    assert "@import" not in html
+    assert re.findall(r"https?://[^\s\"'`$]+", html) == ["http://www.w3.org/2000/svg"]
+
+
+def test_no_handler_or_style_stands_in_an_attribute(inspected):
+    names = {name for _, attributes in inspected.elements for name in attributes}
+    assert not [name for name in names if name.startswith("on") or name == "style"]
+
+
+def test_what_a_node_reports_cannot_become_markup(inspected):
+    (script,) = inspected.inline["script"]
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc"):
+        assert sink not in script

@@ -1,0 +1,175 @@
+"""The fleet's dashboard while nodes die, refuse, or are no nodes of this version."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from backend_client.client import NPUClient
+from backend_client.dashboard.fleet import FleetWatch, StateUnavailable
+from backend_client.dashboard.server import StateReader, served
+from backend_client.errors import ConfigurationError
+from tests.faults.scripted_node import ScriptedNode
+
+
+class Script:
+    """Nodes' states by URL; a node without one does not tell it."""
+
+    def __init__(self):
+        self.states = {}
+
+    async def __call__(self, url):
+        if url not in self.states:
+            raise StateUnavailable("scripted")
+        return self.states[url]
+
+
+async def settled(client, url, usable):
+    """Wait, from probe to probe, until the client sees the node so."""
+    async with asyncio.timeout(10):
+        while next(node for node in client.status() if node.url == url).usable is not usable:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
+    stays, dies = pair
+    now = [1000.0]
+    script = Script()
+    script.states = {node.url: {"kind": "node", "name": node.url} for node in pair}
+    async with NPUClient([stays.url, dies.url]) as client:
+        watch = FleetWatch(client, script, clock=lambda: now[0])
+        await client.health()
+        await watch.look()
+        first, second = watch.state()["nodes"]
+        assert (first["url"], first["status"], first["usable"], first["breaker"]) == (
+            stays.url,
+            "ready",
+            True,
+            "closed",
+        )
+        assert first["state"]["name"] == stays.url
+        assert second["since"] is None
+
+        async def silent(_request):
+            return web.Response(status=500)
+
+        dies.health_respond = silent
+        del script.states[dies.url]
+        await settled(client, dies.url, usable=False)
+        now[0] = 1060.0
+        await watch.look()
+        now[0] = 1075.0
+        await watch.look()
+        first, second = watch.state()["nodes"]
+        assert first["usable"]
+        assert (second["usable"], second["status"], second["since"]) == (False, "unreachable", 1060.0)
+        assert (second["state"], second["state_trouble"]) == (None, "scripted")
+        assert second["breaker"] != "closed"
+        assert second["trouble"]
+
+        dies.health_respond = None
+        script.states[dies.url] = {"kind": "node", "name": "again"}
+        await settled(client, dies.url, usable=True)
+        now[0] = 1090.0
+        await watch.look()
+        second = watch.state()["nodes"][1]
+        assert (second["usable"], second["since"], second["state"]["name"]) == (True, 1090.0, "again")
+
+
+@asynccontextmanager
+async def answering(handler):
+    """A server whose /dashboard/state is `handler`; yields its URL."""
+    app = web.Application()
+    app.router.add_get("/dashboard/state", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (401, b"{}", "refuses this client's API key"),
+        (404, b"{}", "HTTP 404"),
+        (302, b"{}", "HTTP 302"),
+        (200, b"<html>", "no state of a node"),
+        (200, b"[1]", "no state of a node"),
+        (200, b'{"kind": "fleet"}', "no state of a node"),
+        (200, b"", "no state of a node"),
+        (200, b" " * (1024 * 1024 + 1), "no state of a node"),
+    ],
+)
+async def test_what_is_no_state_is_told_in_words_without_the_key(status, body, why):
+    async def handler(request):
+        assert request.headers["Authorization"] == "Bearer sk-canary"
+        return web.Response(status=status, body=body, headers={"Location": "/elsewhere"})
+
+    reader = StateReader(SecretStr("sk-canary"))
+    try:
+        async with answering(handler) as url:
+            with pytest.raises(StateUnavailable, match=why) as raised:
+                await reader(url)
+        assert "sk-canary" not in repr(raised.value)
+        with pytest.raises(StateUnavailable, match="cannot be reached"):
+            await reader(url)
+    finally:
+        await reader.close()
+
+
+async def test_the_state_reaches_the_page(http):
+    async def handler(_request):
+        return web.json_response({"kind": "node", "name": "one"})
+
+    async with (
+        ScriptedNode().running() as node,
+        answering(handler) as detailed,
+        NPUClient([node.url, detailed]) as client,
+        served(client, None) as url,
+    ):
+        async with http.get(url) as reply:
+            assert reply.status == 200
+            assert reply.content_type == "text/html"
+            assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
+        async with asyncio.timeout(10):
+            while True:
+                async with http.get(url + "/state") as reply:
+                    assert reply.headers["Cache-Control"] == "no-store"
+                    fleet = await reply.json()
+                plain, told = fleet["nodes"]
+                if told["state"] and plain["state_trouble"]:
+                    break
+                await asyncio.sleep(0.02)
+    assert fleet["kind"] == "fleet"
+    assert told["state"]["name"] == "one"
+    # A scripted node has no dashboard, as one of an older version: its /health is known all the same.
+    assert "HTTP 404" in plain["state_trouble"]
+    assert [model["state"] for model in plain["models"]] == ["ready", "ready"]
+    json.dumps(fleet)
+
+
+async def test_other_names_for_this_machine_are_refused(http):
+    async with NPUClient([]) as client, served(client, None) as url:
+        for host, status in (
+            ("127.0.0.1", 200),
+            ("localhost:99", 200),
+            ("evil.example", 403),
+            ("evil.example:80", 403),
+        ):
+            for path in ("", "/state"):
+                async with http.get(url + path, headers={"Host": host}) as reply:
+                    assert reply.status == status, host
+
+
+async def test_a_taken_port_is_a_message():
+    async with NPUClient([]) as client, served(client, None) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with served(client, None, port):
+                pass

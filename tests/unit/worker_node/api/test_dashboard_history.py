@@ -1,0 +1,80 @@
+"""Two minutes of rates from cumulative counters, and the quantiles of the latest first tokens."""
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.api.dashboard.history import SAMPLES, History, Reading, total
+from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
+from worker_node.domain import Device, Route
+from worker_node.telemetry import Telemetry
+
+NOTHING = Reading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
+
+
+def test_a_sample_is_the_difference_of_two_readings_per_second():
+    history = History()
+    history.add(NOTHING, 100.0)
+    assert history.series()["requests"] == []
+    later = Reading(requests=4, prompt_tokens=60, output_tokens=30, texts=10, npu_busy_us=None, in_flight=2, queued=3)
+    history.add(later, 102.0)
+    assert history.series() == {
+        "requests": [2.0],
+        "prompt_tokens": [30.0],
+        "output_tokens": [15.0],
+        "texts": [5.0],
+        "npu": [None],
+        "in_flight": [2],
+        "queued": [3],
+    }
+
+
+def test_the_npu_share_is_of_wall_time_and_unknown_when_the_counter_goes_backwards():
+    history = History()
+    for at, busy in enumerate((0, 250_000, 1_750_000, 10, 10)):
+        history.add(replace(NOTHING, npu_busy_us=busy), float(at))
+    # More than a second of work in a second is a full one; a counter that fell is a device that was reset.
+    assert history.series()["npu"] == [0.25, 1.0, None, 0.0]
+
+
+def test_a_clock_that_stands_makes_no_sample():
+    history = History()
+    history.add(NOTHING, 1.0)
+    history.add(replace(NOTHING, requests=5), 1.0)
+    assert history.series()["requests"] == []
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=3 * SAMPLES))
+def test_the_rings_are_bounded_and_hold_the_latest(steps):
+    history = History()
+    counted = 0
+    for at, step in enumerate(steps):
+        counted += step
+        history.add(replace(NOTHING, texts=counted), float(at))
+    series = history.series()
+    assert {len(values) for values in series.values()} == {min(len(steps) - 1, SAMPLES)}
+    assert series["texts"] == [float(step) for step in steps[1:]][-SAMPLES:]
+
+
+def test_a_total_is_over_all_labels():
+    telemetry = Telemetry()
+    assert total(telemetry.generation_tokens) == 0
+    telemetry.token_counter(Route("a", Device.NPU, "preferred", 1))(3)
+    telemetry.token_counter(Route("b", Device.CPU, "preferred", 1))(4)
+    assert total(telemetry.generation_tokens) == 7
+
+
+def test_first_tokens_are_those_of_the_window():
+    now = 5000.0
+    latest = deque([(now - FIRST_TOKEN_WINDOW_S - 1, 99.0), (now - 2, 0.1), (now - 1, 0.2), (now, 0.3)])
+    told = first_token_ms(latest, now)
+    assert (told["answers"], told["p50"]) == (3, 200.0)
+    assert told["p95"] == pytest.approx(290.0)
+
+
+def test_without_an_answer_there_is_no_quantile():
+    told = first_token_ms(deque(), 1.0)
+    assert (told["answers"], told["p50"], told["p95"]) == (0, None, None)
