@@ -32,6 +32,7 @@ from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.registry import Registry, ServedModel
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
+from worker_node.tracing.choice import open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +118,14 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
 async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[Node]:
     """A node without its HTTP side: engines run while the block does."""
     async with contextlib.AsyncExitStack() as stack:
+        tracing = open_tracing(enabled=settings.tracing)
+        stack.push_async_callback(tracing.close)
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
         found = await probe()
         models = profile.models(Machine(settings, found, npu))
         node = Node(
             settings=settings,
-            registry=Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(settings.embedding_cache)),
+            registry=Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(settings.embedding_cache), tracing),
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),

@@ -136,7 +136,8 @@ class NodeSettings(BaseSettings):
     NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
     about 2,000 tokens it is known to answer garbage without an error. `ollama_port` (11435 by custom) is a second port
     for tools that take the host and port of an Ollama server; everything is served on both. `api_keys_file` holds more
-    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential).
+    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). `tracing` sends
+    spans of inference requests to the collector that the standard `OTEL_*` environment names (docs/monitoring.md).
     """
 
     model_config = SettingsConfigDict(
@@ -159,6 +160,8 @@ class NodeSettings(BaseSettings):
     npu_sysfs: Path | None = None
     npu_emulation: bool = False
     npu_token_limit: int = Field(default=1800, gt=0)
+
+    tracing: bool = False
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_texts: int = Field(default=2048, gt=0)

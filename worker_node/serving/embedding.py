@@ -11,6 +11,7 @@ import numpy.typing as npt
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.registry import EmbeddingModel, Registry
+from worker_node.tracing.base import Operation
 
 
 async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply:
@@ -19,13 +20,22 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
     ModelLoading, DeviceUnavailable.
     """
+    with registry.tracing.embedding(request) as operation:
+        reply = await _embed(registry, request, operation)
+        operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, cached=reply.cached)
+        return reply
+
+
+async def _embed(registry: Registry, request: EmbeddingRequest, operation: Operation) -> EmbeddingReply:
     context = request.context
     began = time.monotonic()
     prepared = await prepare_embedding(registry, request)
     tokenized = time.monotonic()
+    operation.tokenized(began)
     model, tokens = prepared.model, prepared.tokens
     place = await find_place(prepared.demand, context)
     placement, route = place.placement, place.route
+    operation.routed(route)
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
         return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
@@ -39,9 +49,11 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
     else:
         wanted = [tokens[index] for index in missing]
         with errors_of(route), placement.admission.permit(len(wanted), context.deadline):
+            operation.submitted(placement.engine)
             output = await placement.engine.embed(
                 wanted, deadline=context.deadline, interactive=context.priority is Priority.INTERACTIVE
             )
+        operation.ran(output.started, output.started + output.inference_s)
         registry.cache.keep(model.space, route.device, wanted, output.vectors)
         timing = _timing(
             context.arrived,

@@ -35,6 +35,7 @@ from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, prepare
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
+from worker_node.tracing.base import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +55,31 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     Overloaded.
     """
     context = request.context
-    began = time.monotonic()
-    prepared = prepare_generation(registry, request)
-    tokenize_s = time.monotonic() - began
-    place = await find_place(prepared.demand, context)
-    _refuse_unsupported(place.route, request.sampling)
-    prompt = prepared.prompt
-    job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
-    with errors_of(place.route), place.placement.admission.permit(1, context.deadline):
-        count = registry.telemetry.token_counter(place.route)
-        async with (
-            aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, count)) as events,
-            aclosing(_counted(registry.telemetry, place.route, events)) as counted,
-        ):
-            yield GenerationRun(place.route, counted)
+    with registry.tracing.generation(request) as operation:
+        began = time.monotonic()
+        prepared = prepare_generation(registry, request)
+        tokenize_s = time.monotonic() - began
+        operation.tokenized(began)
+        place = await find_place(prepared.demand, context)
+        operation.routed(place.route)
+        _refuse_unsupported(place.route, request.sampling)
+        prompt = prepared.prompt
+        job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
+        with errors_of(place.route), place.placement.admission.permit(1, context.deadline):
+            watch = _Watch(operation, registry.telemetry.token_counter(place.route))
+            async with (
+                aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, watch)) as events,
+                aclosing(_counted(registry.telemetry, operation, place.route, events)) as counted,
+            ):
+                yield GenerationRun(place.route, counted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who is told how a generation goes on: its trace, and the counter of tokens."""
+
+    operation: Operation
+    count: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +147,16 @@ def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
 
 
 async def _counted(
-    telemetry: Telemetry, route: Route, events: AsyncIterator[Piece | Finished]
+    telemetry: Telemetry, operation: Operation, route: Route, events: AsyncIterator[Piece | Finished]
 ) -> AsyncGenerator[Piece | Finished, None]:
     # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
-    with errors_of(route):
+    with errors_of(route), operation.watch():
         async for event in events:
             if isinstance(event, Finished):
                 telemetry.generated(route, event)
+                operation.answered(
+                    event.usage, finish_reason=event.finish_reason.value, busy_us=event.npu_busy_delta_us
+                )
             yield event
 
 
@@ -176,12 +191,13 @@ async def _run(
     job: GenerateJob,
     prepared: Prepared,
     tokenize_s: float,
-    count: Callable[[int], None],
+    watch: _Watch,
 ) -> AsyncGenerator[Piece | Finished, None]:
     """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
     arrived = request.context.arrived
     submitted = time.monotonic()
     started = submitted
+    watch.operation.submitted(placement.engine)
     first_token: float | None = None
     completion_tokens = 0
     busy_us, busy_shared = None, False
@@ -195,8 +211,10 @@ async def _run(
             if first_token is None:
                 first_token = time.monotonic()
                 started = delta.started or submitted
+                watch.operation.started(started)
+                watch.operation.first_token(first_token)
             completion_tokens += len(delta.tokens)
-            count(len(delta.tokens))
+            watch.count(len(delta.tokens))
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece

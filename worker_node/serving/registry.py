@@ -16,6 +16,7 @@ from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.placement import Placement
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.telemetry import Telemetry
+from worker_node.tracing.base import OFF, Tracing
 
 
 class ModelState(StrEnum):
@@ -83,11 +84,17 @@ class Registry:
     """All served models; the first of each kind is the default."""
 
     def __init__(
-        self, models: Iterable[ServedModel], catalog: Catalog, telemetry: Telemetry, cache: EmbeddingCache
+        self,
+        models: Iterable[ServedModel],
+        catalog: Catalog,
+        telemetry: Telemetry,
+        cache: EmbeddingCache,
+        tracing: Tracing = OFF,
     ) -> None:
         self.models: tuple[ServedModel, ...] = ()
         self.telemetry = telemetry
         self.cache = cache
+        self.tracing = tracing
         self._catalog = catalog
         self._by_id: dict[str, ServedModel] = {}
         self._by_alias: dict[str, ServedModel] = {}

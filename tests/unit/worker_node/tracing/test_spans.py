@@ -1,0 +1,233 @@
+"""The spans of a request's stages: their order, their parents, their ends, and what is not in them."""
+
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from worker_node.domain import (
+    Device,
+    EmbeddingRequest,
+    GenerationRequest,
+    Message,
+    RequestContext,
+    Route,
+    Sampling,
+    Usage,
+)
+from worker_node.errors import EngineUnavailable
+from worker_node.tracing.base import OFF, Operation
+from worker_node.tracing.choice import open_tracing
+from worker_node.tracing.clock import WallClock
+from worker_node.tracing.spans import SpanTracing
+
+SECRET = "an unlikely secret"
+CONTEXT = RequestContext("req_1", arrived=0.0, deadline=1e9)
+ASKED = GenerationRequest(CONTEXT, (Message("user", SECRET),), Sampling(max_new_tokens=9, stop=(SECRET,)), model=SECRET)
+ROUTE = Route("m", Device.NPU, "preferred", 7, emulated=True)
+ENGINE = SimpleNamespace(status=SimpleNamespace(pid=4321))
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Recorded:
+    """A tracing whose spans stay here."""
+
+    def __init__(self):
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracing = SpanTracing(provider.get_tracer("test"), flush=lambda: None)
+
+    @property
+    def spans(self):
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def tree(self):
+        """Each span's name with its parent's."""
+        names = {span.context.span_id: span.name for span in self.exporter.get_finished_spans()}
+        return {
+            span.name: names.get(span.parent.span_id) if span.parent else None
+            for span in self.exporter.get_finished_spans()
+        }
+
+
+@pytest.fixture
+def recorded():
+    return Recorded()
+
+
+def test_a_generation_is_one_trace_with_its_caller(recorded):
+    began = time.monotonic()
+    with (
+        recorded.tracing.request("POST", "/inference", {"traceparent": PARENT}, "req_1", began) as served,
+        recorded.tracing.generation(ASKED) as operation,
+    ):
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        operation.submitted(ENGINE)
+        operation.started(time.monotonic())
+        operation.first_token(time.monotonic())
+        operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12)
+        served.responded(200)
+    assert recorded.tree() == {
+        "POST /inference": None,
+        "chat m": "POST /inference",
+        "tokenize": "chat m",
+        "route": "chat m",
+        "queue": "chat m",
+        "engine": "chat m",
+        "prefill": "engine",
+        "decode": "engine",
+    }
+    spans = recorded.spans
+    server = spans["POST /inference"]
+    assert f"{server.context.trace_id:032x}-{server.parent.span_id:016x}" == PARENT[3:-3]
+    assert len({span.context.trace_id for span in spans.values()}) == 1
+    order = [spans[name] for name in ("tokenize", "route", "queue", "prefill", "decode")]
+    assert all(before.end_time <= after.start_time for before, after in pairwise(order))
+    parents = {span.context.span_id: span for span in spans.values()}
+    for span in spans.values():
+        parent = parents.get(span.parent.span_id, span)
+        assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+    assert dict(spans["engine"].attributes) == {
+        "gen_ai.response.model": "m",
+        "npu.device": "NPU",
+        "npu.emulated": True,
+        "process.pid": 4321,
+    }
+    told = spans["chat m"].attributes
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.request.max_tokens"] == 9
+    assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (7, 5)
+    assert told["gen_ai.response.finish_reasons"] == ("stop",)
+    assert told["npu.busy_time_us"] == 12
+    assert told["npu.route_reason"] == "preferred"
+    assert server.attributes["http.response.status_code"] == 200
+
+
+def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
+    request = EmbeddingRequest(CONTEXT, (SECRET, "two"))
+    with recorded.tracing.embedding(request) as operation:
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        operation.submitted(ENGINE)
+        began = time.monotonic()
+        operation.ran(began, began + 0.25)
+        operation.answered(Usage(7))
+    assert recorded.tree() == {
+        "embeddings m": None,
+        "tokenize": "embeddings m",
+        "route": "embeddings m",
+        "queue": "embeddings m",
+        "engine": "embeddings m",
+    }
+    engine = recorded.spans["engine"]
+    assert engine.end_time - engine.start_time == pytest.approx(0.25e9, abs=1e6)
+    assert "gen_ai.usage.output_tokens" not in recorded.spans["embeddings m"].attributes
+    assert recorded.spans["embeddings m"].attributes["npu.texts"] == 2
+
+
+def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
+    with pytest.raises(EngineUnavailable), recorded.tracing.generation(ASKED) as operation:
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        operation.submitted(ENGINE)
+        operation.started(time.monotonic())
+        raise EngineUnavailable(SECRET)
+    spans = recorded.spans
+    assert recorded.tree()["prefill"] == "engine"
+    assert "decode" not in spans
+    assert spans["chat m"].attributes["error.type"] == "engine_unavailable"
+    assert not spans["chat m"].status.is_ok
+    assert not spans["chat m"].events
+
+
+def test_a_failure_that_the_caller_renders_is_the_operations_too(recorded):
+    with recorded.tracing.generation(ASKED) as operation:
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        with pytest.raises(EngineUnavailable), operation.watch():
+            raise EngineUnavailable("gone")
+    assert recorded.spans["chat m"].attributes["error.type"] == "engine_unavailable"
+    assert "npu.abandoned" not in recorded.spans["chat m"].attributes
+
+
+def test_a_caller_who_leaves_is_no_error(recorded):
+    with recorded.tracing.generation(ASKED) as operation:
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        operation.submitted(ENGINE)
+    span = recorded.spans["chat m"]
+    assert span.attributes["npu.abandoned"]
+    assert "error.type" not in span.attributes
+    assert recorded.tree()["queue"] == "chat m"
+
+
+def test_nothing_of_the_requests_text_is_in_any_span(recorded):
+    with (
+        recorded.tracing.request("POST", "/inference", {"Authorization": SECRET}, "req_1", time.monotonic()),
+        recorded.tracing.generation(ASKED) as operation,
+    ):
+        operation.tokenized(time.monotonic())
+        operation.routed(ROUTE)
+        operation.answered(Usage(7, 5), finish_reason="stop")
+    assert SECRET not in "".join(span.to_json() for span in recorded.exporter.get_finished_spans())
+
+
+def test_a_failed_response_is_an_error_of_the_server_only(recorded):
+    for status in (200, 404, 503):
+        with recorded.tracing.request("POST", f"/{status}", {}, "req_1", time.monotonic()) as served:
+            served.responded(status)
+    failed = {name for name, span in recorded.spans.items() if not span.status.is_ok and span.status.status_code.value}
+    assert failed == {"POST /503"}
+
+
+def test_a_dry_run_leaves_no_span(recorded):
+    context = RequestContext("req_1", 0.0, 1e9, dry_run=True)
+    with recorded.tracing.embedding(EmbeddingRequest(context, ("text",))) as operation:
+        operation.tokenized(time.monotonic())
+    assert not recorded.spans
+
+
+def test_the_wall_clock_follows_when_it_is_set(monkeypatch):
+    clock = WallClock()
+    at = time.monotonic()
+    before = clock.at(at)
+    clock.look()
+    assert clock.at(at) == before
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 3_600 * 10**9)
+    while clock.at(at) == before:  # a reading in which this process slept does not count
+        clock.look()
+    assert clock.at(at) - before == pytest.approx(3_600e9, abs=1e8)
+
+
+def test_off_is_one_object_that_takes_everything():
+    assert open_tracing(enabled=False) is OFF
+    with OFF.request("POST", "/inference", {}, "req_1", 0.0) as served, OFF.generation(ASKED) as operation:
+        served.responded(200)
+        assert type(operation) is Operation
+        operation.tokenized(0.0)
+        operation.routed(ROUTE)
+        operation.submitted(ENGINE)
+        operation.started(0.0)
+        operation.first_token(0.0)
+        operation.ran(0.0, 1.0)
+        operation.answered(Usage(1))
+
+
+def test_a_node_that_does_not_trace_imports_nothing_of_it():
+    program = (
+        "import sys, worker_node.server, worker_node.app\n"
+        "from worker_node.tracing.choice import open_tracing\n"
+        "open_tracing(enabled=False)\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

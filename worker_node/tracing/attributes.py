@@ -1,0 +1,61 @@
+"""The attributes of spans: GenAI's semantic conventions where they have a name, `npu.` where they have none.
+
+Numbers and names that the node made itself, and nothing of a request's text: no prompt, answer, stop sequence, tool,
+user's name for a model, or key.
+"""
+
+from __future__ import annotations
+
+from opentelemetry.util.types import AttributeValue
+
+from worker_node.domain import GenerationRequest, Route, TokenIds, Usage
+
+Attributes = dict[str, AttributeValue]
+
+EMBEDDINGS = "embeddings"
+# Those of a route that the engine's own span repeats.
+ENGINE = ("gen_ai.response.model", "npu.device", "npu.emulated")
+
+
+def operation_name(request: GenerationRequest) -> str:
+    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
+    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
+
+
+def of_operation(name: str) -> Attributes:
+    """What every inference has."""
+    return {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
+
+
+def of_sampling(request: GenerationRequest) -> Attributes:
+    """What was asked of a generation."""
+    sampling = request.sampling
+    found: Attributes = {"gen_ai.request.temperature": sampling.temperature, "gen_ai.request.top_p": sampling.top_p}
+    for name, value in (("max_tokens", sampling.max_new_tokens), ("top_k", sampling.top_k), ("seed", sampling.seed)):
+        if value:
+            found[f"gen_ai.request.{name}"] = value
+    return found
+
+
+def of_route(route: Route) -> Attributes:
+    """Where it runs, and why there."""
+    return {
+        "gen_ai.response.model": route.model,
+        "gen_ai.usage.input_tokens": route.token_count,
+        "npu.device": route.device.value,
+        "npu.emulated": route.emulated,
+        "npu.route_reason": route.reason,
+    }
+
+
+def of_answer(usage: Usage, finish_reason: str | None, busy_us: int | None, cached: str | None) -> Attributes:
+    """What it took. `npu.busy_time_us` is the NPU's measured busy time; there is none where no NPU ran."""
+    found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
+    if finish_reason is not None:
+        found["gen_ai.usage.output_tokens"] = usage.completion_tokens
+        found["gen_ai.response.finish_reasons"] = [finish_reason]
+    if busy_us is not None:
+        found["npu.busy_time_us"] = busy_us
+    if cached is not None:
+        found["npu.cache"] = cached
+    return found

@@ -1,0 +1,89 @@
+"""What the rooms of the node tell of a request's stages, whether or not anybody traces.
+
+Times are `time.monotonic()` seconds. `Tracing` and `Operation` themselves do nothing: they are what a node has whose
+tracing is off, and nothing of OpenTelemetry is imported for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from worker_node.domain import EmbeddingRequest, GenerationRequest, Route, Usage
+from worker_node.engines.base import Engine
+
+
+class Operation:
+    """One inference, from its tokens to its answer. Each stage is told when it is over."""
+
+    def tokenized(self, began: float) -> None:
+        """The prompt was tokenized, from `began` until now."""
+
+    def routed(self, route: Route) -> None:
+        """The placement is chosen; that took from the tokens until now, the wait for its load included."""
+
+    def submitted(self, engine: Engine) -> None:
+        """The engine is given the job now."""
+
+    def started(self, at: float) -> None:
+        """The engine process took the generation up, by its own clock."""
+
+    def ran(self, began: float, ended: float) -> None:
+        """The engine process ran the embedding from then to then, by its own clock."""
+
+    def first_token(self, at: float) -> None:
+        """The first token is there."""
+
+    def answered(
+        self,
+        usage: Usage,
+        *,
+        finish_reason: str | None = None,
+        busy_us: int | None = None,
+        cached: str | None = None,
+    ) -> None:
+        """The answer is complete."""
+
+    def watch(self) -> AbstractContextManager[None]:
+        """A failure in the block is the operation's, also where the caller makes an answer of it."""
+        return nullcontext()
+
+
+class ServerRequest:
+    """One HTTP request."""
+
+    def responded(self, status: int) -> None:
+        """It was answered with this status."""
+
+
+_REQUEST = nullcontext(ServerRequest())
+_OPERATION = nullcontext(Operation())
+
+
+class Tracing:
+    """The tracing of a node; this one is off."""
+
+    enabled = False
+
+    def request(
+        self, _method: str, _route: str, _headers: Mapping[str, str], _request_id: str, _arrived: float, /
+    ) -> AbstractContextManager[ServerRequest]:
+        """Trace the HTTP request that is served while the block runs, as a part of the caller's trace if it has one.
+
+        The route is its pattern, not the path that was asked for.
+        """
+        return _REQUEST
+
+    def generation(self, _request: GenerationRequest, /) -> AbstractContextManager[Operation]:
+        """Trace the generation that runs while the block does."""
+        return _OPERATION
+
+    def embedding(self, _request: EmbeddingRequest, /) -> AbstractContextManager[Operation]:
+        """Trace the embedding that runs while the block does."""
+        return _OPERATION
+
+    async def close(self) -> None:
+        """Send what was not sent yet."""
+
+
+OFF = Tracing()
