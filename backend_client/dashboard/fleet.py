@@ -56,10 +56,11 @@ class FleetWatch:
         """Ask every node that there is now for its state, all at once."""
         nodes = self._client.status()
         answers = await asyncio.gather(*(self._ask(node.url) for node in nodes))
-        self._seen = {
-            node.url: self._compared(node, state, trouble)
-            for node, (state, trouble) in zip(nodes, answers, strict=True)
-        }
+        for node, (state, trouble) in zip(nodes, answers, strict=True):
+            seen = self._note(node)
+            seen.state, seen.trouble = state, trouble
+        there = {node.url for node in nodes}
+        self._seen = {url: seen for url, seen in self._seen.items() if url in there}
 
     async def _ask(self, url: str) -> tuple[dict[str, Any] | None, str | None]:
         try:
@@ -67,10 +68,12 @@ class FleetWatch:
         except StateUnavailable as error:
             return None, str(error)
 
-    def _compared(self, node: NodeStatus, state: dict[str, Any] | None, trouble: str | None) -> _Seen:
-        before = self._seen.get(node.url)
-        since = None if before is None else before.since if before.usable == node.usable else self._clock()
-        return _Seen(node.usable, since, state, trouble)
+    def _note(self, node: NodeStatus) -> _Seen:
+        """Keep when a node's usability changed. Also done between two looks: the probes may be ahead of them."""
+        seen = self._seen.setdefault(node.url, _Seen(node.usable))
+        if seen.usable != node.usable:
+            seen.usable, seen.since = node.usable, self._clock()
+        return seen
 
     def state(self) -> dict[str, Any]:
         """The fleet for the page. `at` and `since` are Unix times by this machine's clock."""
@@ -82,7 +85,9 @@ class FleetWatch:
         }
 
     def _node(self, node: NodeStatus) -> dict[str, Any]:
-        seen = self._seen.get(node.url)
+        seen = self._note(node)
+        # What an unreachable node said last is not how it is now.
+        gone = node.status == "unreachable"
         return {
             "url": node.url,
             "status": node.status,
@@ -90,9 +95,9 @@ class FleetWatch:
             "breaker": node.breaker,
             "trouble": node.trouble,
             "version": node.version,
-            "since": seen.since if seen else None,
-            "state": seen.state if seen else None,
-            "state_trouble": seen.trouble if seen else None,
+            "since": seen.since,
+            "state": None if gone else seen.state,
+            "state_trouble": node.trouble if gone else seen.trouble,
             "models": [model.model_dump() for model in node.models],
             "devices": [device.model_dump() for device in node.devices],
         }
