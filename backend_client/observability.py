@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -37,8 +37,9 @@ from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Usage
 from backend_client.state_metrics import StateCollector
+from backend_client.sync import Blocking
 
-C = TypeVar("C", bound=Calls)
+C = TypeVar("C", bound=Calls | Blocking[Any])
 
 # Only this: the application's baggage is nobody's business but its own.
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -74,11 +75,15 @@ class Metrics:
 
 
 def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | None = None) -> C:
-    """Observe every call of a client, and return it. Make one `Metrics` for all clients of a registry."""
+    """Observe every call of a client, blocking or not, and return it.
+
+    Make one `Metrics` for all clients of a registry.
+    """
     metrics = metrics or Metrics()
     tracer = tracer or trace.get_tracer("backend_client")
-    client.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer))
-    metrics.state.watch(client)
+    calls = client.inner if isinstance(client, Blocking) else client
+    calls.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer))
+    metrics.state.watch(calls)
     return client
 
 
@@ -163,12 +168,13 @@ class ObservedBackend:
         error = ""
         try:
             yield seen
-        except NPUError as failure:
+        except Exception as failure:
             error = type(failure).__name__
             span.set_attribute("error.type", error)
             # Not record_exception, which keeps the traceback: the type says enough.
             span.set_status(Status(StatusCode.ERROR, error))
-            self._count_attempts(failure.attempts)
+            if isinstance(failure, NPUError):
+                self._count_attempts(failure.attempts)
             raise
         except (asyncio.CancelledError, GeneratorExit):
             # The caller left, which is nobody's error.

@@ -73,12 +73,17 @@ class BlockingStream:
         return await anext(self._stream, None)
 
 
-class _Blocking(Generic[C]):
+class Blocking(Generic[C]):
     """The methods of `Calls`, waited for. Its client lives in the event loop of a thread of its own."""
 
     def __init__(self, inner: C) -> None:
         self._client = inner
         self._thread = LoopThread(type(self).__name__, inner.close)
+
+    @property
+    def inner(self) -> C:
+        """The client inside, which only its own thread may call."""
+        return self._client
 
     def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """See `Calls.embed`."""
@@ -124,7 +129,7 @@ class _Blocking(Generic[C]):
         return f"sync.{self._client!r}"
 
 
-class NPUClient(_Blocking[client.NPUClient]):
+class NPUClient(Blocking[client.NPUClient]):
     """The blocking `backend_client.NPUClient`."""
 
     def __init__(
@@ -148,7 +153,7 @@ class NPUClient(_Blocking[client.NPUClient]):
         return self._thread.run(self._client.health())
 
 
-class InferenceClient(_Blocking[fallback.InferenceClient]):
+class InferenceClient(Blocking[fallback.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
 
     @classmethod

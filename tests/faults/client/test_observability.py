@@ -14,9 +14,11 @@ from backend_client import (
     NPUClient,
     NPUUnavailableError,
     StreamInterrupted,
+    sync,
 )
 from backend_client.observability import Metrics, instrument
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, error_response, sse
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
+from tests.faults.served import served_in_thread
 
 
 class Observed:
@@ -118,6 +120,31 @@ async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed
             with pytest.raises(NPUUnavailableError):
                 await client.embed("text")
         assert observed.value("npu_client_retry_budget") < 1
+
+
+def test_a_blocking_client_is_observed_within_the_callers_span(observed):
+    with served_in_thread(ScriptedNode()) as url, sync.NPUClient([url]) as client:
+        observed(client)
+        with observed.tracer.start_as_current_span("the caller's"):
+            client.embed("text")
+        assert observed.value("npu_client_node_usable", node=url) == 1
+    [embeddings, caller] = observed.spans
+    assert embeddings.name == "embeddings"
+    assert embeddings.parent.span_id == caller.context.span_id
+
+
+async def test_a_failure_that_is_none_of_the_clients_own_is_told_too(scripted, observed, monkeypatch):
+    async def broken(_):
+        raise ZeroDivisionError
+
+    async with observed(NPUClient([scripted.url])) as client:
+        monkeypatch.setattr(client.backend, "generate", broken)
+        with pytest.raises(ZeroDivisionError):
+            await client.generate("prompt")
+    [span] = observed.spans
+    assert span.attributes["error.type"] == "ZeroDivisionError"
+    failed = {"operation": "chat", "source": "", "model": "", "error": "ZeroDivisionError"}
+    assert observed.value("gen_ai_client_operation_duration_seconds_count", **failed) == 1
 
 
 async def test_what_the_cloud_cost_is_told(scripted, cloud, observed):
