@@ -1,5 +1,7 @@
 """Thousands of generated requests after /openapi.json: no 500, replies as described, keys never ignored."""
 
+from collections import Counter
+
 import pytest
 import requests
 import schemathesis
@@ -14,6 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 KEY = "fuzz-key"
 AUTHORISED = {"Authorization": f"Bearer {KEY}"}
+STRANGER = {"Authorization": "Bearer wrong"}
 # Removing models would end the run; its refusals are tested in tests/contract/ollama.
 LEFT_OUT = "/api/delete"
 CASES_WITH_BODY, CASES_WITHOUT = 82, 12
@@ -39,9 +42,9 @@ def operations(fuzzed):
     return [operation for operation in found if operation.path != LEFT_OUT]
 
 
-def send(session, case, known_model):
-    """Send a case with the key and a short deadline; half of them name a model that there is."""
-    case.headers = {**(case.headers or {}), **AUTHORISED, "X-Request-Timeout-Ms": DEADLINE_MS}
+def send(session, case, headers, known_model):
+    """Send a case with a short deadline; half of them name a model that there is."""
+    case.headers = {**(case.headers or {}), **headers, "X-Request-Timeout-Ms": DEADLINE_MS}
     if known_model and isinstance(case.body, dict) and "model" in case.body:
         # Without keep_alive, which would unload the models over and over.
         body = {name: value for name, value in case.body.items() if name != "keep_alive"}
@@ -49,10 +52,15 @@ def send(session, case, known_model):
     return case.call(session=session, timeout=60)
 
 
-def test_2000_generated_requests(operations, fuzzed):
+def is_open(operation):
+    """Whether the description says that no key is needed."""
+    return operation.definition.raw.get("security") == []
+
+
+def test_2000_generated_requests(operations, fuzzed, capsys):
     session = requests.Session()
     checks = [CHECKS.get_one(name) for name in CHECKED]
-    statuses = []
+    statuses = Counter()
 
     def run(operation, mode, count):
         @seed(20261121)
@@ -63,11 +71,16 @@ def test_2000_generated_requests(operations, fuzzed):
             deadline=None,
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=operation.as_strategy(mode), known_model=st.booleans())
-        def each(case, known_model):
-            response = send(session, case, known_model)
-            statuses.append(response.status_code)
+        @given(
+            case=operation.as_strategy(mode),
+            headers=st.sampled_from([AUTHORISED] * 9 + [STRANGER]),
+            known_model=st.booleans(),
+        )
+        def each(case, headers, known_model):
+            response = send(session, case, headers, known_model)
+            statuses[response.status_code] += 1
             assert response.status_code != 500, response.text
+            assert (response.status_code == 401) == (headers is STRANGER and not is_open(operation))
             case.validate_response(response, checks=checks)
 
         each()
@@ -77,8 +90,11 @@ def test_2000_generated_requests(operations, fuzzed):
         for mode in MODES if operation.body else MODES[:1]:
             run(operation, mode, count)
     session.close()
-    assert len(statuses) >= 2000, len(statuses)
-    assert {200, 400, 404} <= set(statuses)
+    with capsys.disabled():
+        told = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
+        print(f"\n{statuses.total()} generated requests to {len(operations)} operations: {told}")
+    assert statuses.total() >= 2000
+    assert {200, 400, 401, 404} <= set(statuses)
     _, health = fuzzed.health()
     assert health["status"] == "ready"
     assert all(engine["restarts"] == 0 for model in health["models"] for engine in model["engines"])
@@ -89,8 +105,7 @@ def test_no_key_is_ever_ignored(operations, fuzzed, headers):
     for operation in operations:
         url = fuzzed.url + operation.path.replace("{id}", "smollm2")
         reply = requests.request(operation.method, url, headers=headers, json={}, timeout=10)
-        is_open = operation.definition.raw.get("security") == []
-        assert (reply.status_code == 401) != is_open, (operation.path, reply.status_code)
-        if not is_open:
+        assert (reply.status_code == 401) != is_open(operation), (operation.path, reply.status_code)
+        if not is_open(operation):
             error = reply.json()["error"]
             assert "API keys" in (error if operation.path.startswith("/api/") else error["message"])
