@@ -1,0 +1,290 @@
+"""The dashboard in a real Chromium, on real nodes with real weights. DASHBOARD_SHOTS names a directory for pictures."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import start_node
+
+pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
+
+from tests.support.browser import chromium
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(240)]
+
+PACKAGES = Path(__file__).parent / "npm"
+EMBEDDER = '[{"name": "all-minilm-l6-v2"}]'
+EMBEDDER_ROW = '#models tr[data-key="all-minilm-l6-v2 CPU"]'
+SEEN_WITHIN_MS = 3000
+ALL_GOOD = (
+    "const rows = [...document.querySelectorAll('#models tbody tr')];"
+    "return rows.length > 0 && !rows.some(row => row.matches('.bad, .warn'))"
+)
+WIDTHS = (400, 1280, 1600)
+STATES = "return [...document.querySelectorAll('#nodes td[data-label=State] .mark')].map(mark => mark.innerText)"
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The source of axe-core, at the version that package.json pins."""
+    if shutil.which("npm") is None:
+        pytest.skip("NOT RUN: the accessibility check needs npm, which this machine lacks")
+    directory = tmp_path_factory.mktemp("npm")
+    shutil.copy(PACKAGES / "package.json", directory)
+    install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    try:
+        subprocess.run(install, cwd=directory, check=True, capture_output=True, text=True, timeout=110)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"NOT RUN: npm could not install axe-core: {error.stderr or error}"[:500])
+    return (directory / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """A window of its own for each test; at the end nothing may have gone wrong in it.
+
+    A test that starts what it looks at leaves the page before that ends.
+    """
+    with chromium(tmp_path / "profile") as running:
+        yield running
+        assert running.leave() == []
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    """Where pictures go."""
+    wanted = os.environ.get("DASHBOARD_SHOTS")
+    directory = Path(wanted) if wanted else tmp_path_factory.mktemp("shots")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def post(node, path, body, headers=None):
+    """Send a request; the status."""
+    request = urllib.request.Request(  # noqa: S310
+        node.url + path, body.encode(), {"Content-Type": "application/json", **(headers or {})}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+            reply.read()
+            return reply.status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def some_work(node):
+    """A few requests of each kind, good and bad, so that there is something to show."""
+    for number in range(3):
+        assert post(node, "/embeddings", f'{{"texts": ["a {number}", "b {number}", "c"]}}') == 200
+        assert post(node, "/inference", f'{{"prompt": "Count to {number + 3}.", "max_new_tokens": 24}}') == 200
+    assert post(node, "/v1/embeddings", '{"input": "a", "model": "not-here"}') == 404
+    assert post(node, "/inference", '{"prompt": 1}') == 400
+
+
+def is_red(colour):
+    """Whether `rgb(r, g, b)` is a tint of red, light or dark."""
+    red, green, blue = (float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
+    return red > green + 15 and red > blue + 15
+
+
+def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, shots):
+    with start_node() as node:
+        some_work(node)
+        browser.open(node.url + "/dashboard")
+        browser.wait(ALL_GOOD)
+        browser.wait("return document.querySelectorAll('.spark .line').length > 4")
+        browser.shoot(shots / "node-light.png")
+        row = '#models tr[data-key="smollm2-135m-instruct CPU"]'
+        browser.size(1280, 900)
+        browser.record(row)
+        pid = node.engine_pids()["smollm2-135m-instruct"]
+        killed_at = time.time() * 1000
+        os.kill(pid, signal.SIGKILL)
+        browser.wait("return window.recorded.some(seen => seen.level === 'bad')")
+        browser.shoot(shots / "node-red-light.png")
+        browser.size(1280, 900)
+        browser.wait("return window.recorded.at(-1).level === 'good'", timeout=60)
+        before, red, *_, green = browser.recorded()
+        log = browser.text("#log")
+        assert browser.leave() == []
+        assert before["level"] == "good"
+        assert not is_red(before["background"])
+        # The page and this process read the same clock of the same machine.
+        assert red["at"] - killed_at < SEEN_WITHIN_MS
+        assert red["level"] == "bad"
+        assert is_red(red["background"])
+        assert red["title"].startswith("■ 1 · ")
+        assert "smollm2-135m-instruct on CPU" in red["problems"]
+        assert "the engine process died" in red["words"]
+        assert green["title"].startswith("● ")
+        assert "restarted once" in green["words"]
+        assert f"pid {pid}" not in green["words"]
+        assert "smollm2-135m-instruct on CPU: ready → " in log
+        assert "smollm2-135m-instruct on CPU: restarting → ready" in log
+        print(f"\nred {red['at'] - killed_at:.0f} ms after the kill, green {green['at'] - killed_at:.0f} ms after it")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible_in_both_schemes_and_at_every_width(browser, node, axe, shots, scheme):
+    some_work(node)
+    browser.scheme(scheme)
+    browser.open(node.url + "/dashboard")
+    browser.wait(ALL_GOOD)
+    for width in WIDTHS:
+        browser.size(width, 900)
+        browser.wait("return innerWidth === arguments[0]", width)
+        assert browser.overflow() == 0
+        assert browser.violations(axe) == []
+        browser.shoot(shots / f"node-{scheme}-{width}.png")
+    paper = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(","))) < 200) == (scheme == "dark")
+
+
+def test_the_theme_is_chosen_by_the_button_and_remembered(browser, node):
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    browser.open(node.url + "/dashboard")
+    light = browser.run(paper)
+    browser.run("document.getElementById('theme').click()")
+    dark = browser.run(paper)
+    assert dark != light
+    assert browser.text("#theme") == "Theme: dark"
+    browser.open(node.url + "/dashboard")
+    assert browser.run(paper) == dark
+
+
+def test_the_whole_page_is_reached_by_keyboard_and_the_focus_is_seen(browser, node):
+    browser.open(node.url + "/dashboard")
+    browser.wait(ALL_GOOD)
+    browser.press("TAB")
+    assert browser.focused()[0] == "Skip to the content"
+    browser.press("ENTER")
+    assert browser.focused()[0] == "main"
+    browser.open(node.url + "/dashboard")
+    browser.wait(ALL_GOOD)
+    browser.press("TAB")
+    for name in ("pause", "theme"):
+        browser.press("TAB")
+        focused, outline = browser.focused()
+        assert focused == name
+        assert outline >= 2
+    browser.press("SPACE")
+    assert browser.text("#theme") == "Theme: dark"
+    browser.run("document.getElementById('pause').focus()")
+    browser.press("ENTER")
+    assert browser.run("return document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    assert browser.text("#freshness").startswith("paused at")
+    browser.press("ENTER")
+    browser.wait("return document.getElementById('freshness').innerText.startsWith('live')")
+
+
+def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe, shots):
+    models = '[{"name": "all-minilm-l6-v2", "npu_buckets": [32], "placements": ["NPU", "CPU"]}]'
+    with start_node(NPU_NODE_NPU_EMULATION="1", NPU_NODE_MODELS=models) as node:
+        for number in range(20):
+            assert post(node, "/embeddings", f'{{"texts": ["{number}"]}}') == 200
+        browser.open(node.url + "/dashboard")
+        browser.wait("return document.querySelector('#routes tbody tr')")
+        assert "The NPU of this node is emulated" in browser.text("#emulation")
+        for place in ('#tiles [data-tile="npu"]', '#models tr[data-key="all-minilm-l6-v2 NPU"]', "#devices tbody tr"):
+            browser.wait("return document.querySelector(arguments[0])?.innerText.includes('EMULATED')", place)
+        assert "EMULATED" not in browser.text(EMBEDDER_ROW)
+        assert browser.violations(axe) == []
+        browser.shoot(shots / "node-emulated.png")
+        assert browser.leave() == []
+
+
+def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe, shots):
+    with start_node(NPU_NODE_API_KEYS="right", NPU_NODE_MODELS=EMBEDDER) as node:
+        browser.open(node.url + "/dashboard")
+        browser.wait("return document.activeElement.id === 'key-field'")
+        assert not browser.run("return document.getElementById('content').checkVisibility()")
+        assert browser.violations(axe) == []
+        browser.press("wrong", "ENTER")
+        browser.wait("return document.getElementById('key-refused').checkVisibility()")
+        browser.shoot(shots / "node-key.png")
+        browser.run("document.getElementById('key-field').focus()")
+        browser.press("right", "ENTER")
+        browser.wait(ALL_GOOD)
+        assert browser.run("return Object.values(localStorage).includes('right')") is False
+        browser.open(node.url + "/dashboard")
+        browser.wait(ALL_GOOD)
+        browser.run("document.getElementById('forget').click()")
+        browser.wait("return document.activeElement.id === 'key-field'")
+        # A refused key is a line of the browser's own in the console, and nothing of the page's.
+        assert all("401 (Unauthorized)" in message for message in browser.leave())
+
+
+@contextlib.contextmanager
+def fleet_dashboard(nodes):
+    """`npu-client dashboard`, as a user starts it; the URL of its page."""
+    command = [sys.executable, "-m", "backend_client"]
+    for node in nodes:
+        command += ["--node", node.url]
+    process = subprocess.Popen([*command, "dashboard"], stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("the dashboard is at http://127.0.0.1:"), line
+        yield line.split()[-1]
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, shots):
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(start_node(NPU_NODE_MODELS=EMBEDDER)) for _ in range(3)]
+        url = stack.enter_context(fleet_dashboard(nodes))
+        for number in range(6):
+            assert post(nodes[number % 2], "/embeddings", f'{{"texts": ["{number}"]}}') == 200
+        browser.open(url)
+        browser.wait("return document.querySelectorAll('#nodes tbody tr').length === 3")
+        browser.wait("return document.title.startsWith('●')")
+        browser.wait("return document.querySelector('#nodes').innerText.match(/50 %/g)?.length === 2")
+        assert browser.run(STATES) == ["ready", "ready", "ready"]
+        assert browser.violations(axe) == []
+        browser.shoot(shots / "fleet-light.png")
+
+        # By keyboard to the second node: its inside is shown, and the focus goes there.
+        browser.size(1600, 900)
+        browser.run("document.querySelectorAll('#nodes a')[0].focus()")
+        browser.press("TAB", "ENTER")
+        browser.wait("return document.activeElement.id === 'node-heading'")
+        assert browser.text("#node-heading") == f"Node {nodes[1].url}"
+
+        browser.record(f'#nodes tr[data-key="{nodes[1].url}"]')
+        killed_at = time.time() * 1000
+        nodes[1].process.kill()
+        nodes[1].process.wait()
+        browser.wait("return window.recorded.some(seen => seen.level === 'bad')")
+        browser.wait("return document.getElementById('no-detail').checkVisibility()")
+        assert browser.violations(axe) == []
+        browser.scheme("dark")
+        browser.shoot(shots / "fleet-red-dark.png")
+        browser.size(400, 900)
+        assert browser.overflow() == 0
+        browser.shoot(shots / "fleet-red-dark-400.png")
+        browser.scheme("light")
+        browser.size(1600, 900)
+        port = nodes[1].url.rpartition(":")[2]
+        with start_node("--port", port, NPU_NODE_MODELS=EMBEDDER):
+            browser.wait("return window.recorded.at(-1).level !== 'bad'", timeout=60)
+            browser.wait("return document.title.startsWith('●')")
+            assert browser.run(STATES) == ["ready", "ready", "ready"]
+        _, red, *_ = browser.recorded()
+        assert browser.leave() == []
+        assert red["at"] - killed_at < SEEN_WITHIN_MS
+        assert is_red(red["background"])
+        assert "unreachable" in red["words"]
+        assert "since" in red["words"]
+        assert nodes[1].url in red["problems"]
+        print(f"\nred {red['at'] - killed_at:.0f} ms after the kill")

@@ -1,0 +1,101 @@
+"""The dashboard's state on a real node: true while engines work and die, and silent about what was asked."""
+
+import asyncio
+import json
+import os
+import signal
+
+import aiohttp
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
+
+WRITER = "smollm2-135m-instruct"
+SECRET = "zanzibar"
+
+
+async def state_of(http, node, until, headers=None):
+    """The state, asked for again and again until `until(state)` holds."""
+    async with asyncio.timeout(60):
+        while True:
+            async with http.get(node.url + "/dashboard/state", headers=headers) as reply:
+                assert reply.status == 200
+                assert reply.headers["Cache-Control"] == "no-store"
+                state = await reply.json()
+            if until(state):
+                return state
+            await asyncio.sleep(0.05)
+
+
+def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
+    async def watch(node):
+        async with aiohttp.ClientSession() as http:
+
+            async def stream():
+                body = {"prompt": f"Tell me of {SECRET}.", "max_new_tokens": 3000, "ignore_eos": True, "stream": True}
+                async with http.post(node.url + "/inference", json=body) as reply:
+                    assert reply.status == 200
+                    return await reply.read()
+
+            async with http.post(node.url + "/embeddings", json={"texts": [SECRET, "b"]}) as reply:
+                assert reply.status == 200
+            body = {"prompt": SECRET, "max_new_tokens": 3}
+            async with http.post(node.url + "/inference", json=body) as reply:
+                assert reply.status == 200
+            async with http.post(node.url + "/inference", json={"prompt": "a", "model": SECRET}) as reply:
+                assert reply.status == 404
+            async with http.get(node.url + f"/{SECRET}") as reply:
+                assert reply.status == 404
+            working = asyncio.create_task(stream())
+            # Tokens are counted as they come: this answer has not ended.
+            state = await state_of(http, node, lambda state: (state["history"]["output_tokens"] or [0])[-1] > 3)
+            assert state["in_flight"] == 1
+            pid = node.engine_pids()[WRITER]
+            os.kill(pid, signal.SIGKILL)
+            assert b"engine_unavailable" in await working
+            state = await state_of(
+                http, node, lambda state: any(failure["code"] == "engine_unavailable" for failure in state["failures"])
+            )
+            engine = next(model for model in state["models"] if model["id"] == WRITER)["engines"][0]
+            assert engine["state"] in {"backing_off", "starting"}
+            recovered = await state_of(http, node, lambda state: state["status"] == "ready")
+            return state, recovered
+
+    with start_node() as node:
+        state, recovered = asyncio.run(watch(node))
+    found = {(f["code"], f["status"], f["route"], f["model"], f["device"], f["count"]) for f in state["failures"]}
+    assert found == {
+        ("engine_unavailable", 503, "/inference", WRITER, "CPU", 1),
+        ("model_not_found", 404, "/inference", None, None, 1),
+        ("not_found", 404, "-", None, None, 1),
+    }
+    assert state["failures"][0]["code"] == "engine_unavailable"
+    assert {(route["model"], route["device"], route["reason"], route["count"]) for route in state["routes"]} == {
+        ("all-minilm-l6-v2", "CPU", "preferred", 1),
+        (WRITER, "CPU", "preferred", 1),
+    }
+    assert state["requests"] == 2
+    assert state["first_token_ms"]["answers"] == 1
+    assert state["first_token_ms"]["p50"] > 0
+    assert {len(series) for name, series in state["history"].items() if name != "period_s"} != {0}
+    assert SECRET not in json.dumps(state)
+    engine = next(model for model in recovered["models"] if model["id"] == WRITER)["engines"][0]
+    assert (engine["state"], engine["restarts"]) == ("ready", 1)
+
+
+def test_the_page_is_for_everybody_and_the_state_for_key_holders():
+    async def knock(node):
+        async with aiohttp.ClientSession() as http:
+            async with http.get(node.url + "/dashboard") as reply:
+                assert reply.status == 200
+                assert "script-src 'sha256-" in reply.headers["Content-Security-Policy"]
+                assert reply.headers["X-Content-Type-Options"] == "nosniff"
+            for headers in ({}, {"Authorization": "Bearer nope"}):
+                async with http.get(node.url + "/dashboard/state", headers=headers) as reply:
+                    assert reply.status == 401
+            await state_of(http, node, lambda state: state["kind"] == "node", {"Authorization": "Bearer one"})
+
+    with start_node(ready=False, NPU_NODE_API_KEYS="one", NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2"}]') as node:
+        asyncio.run(knock(node))
