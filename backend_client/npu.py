@@ -52,7 +52,9 @@ class FleetBackend:
         """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
         running = self.runtime.start()
         first = self._call("embedding", job, self._options.timeouts.attempt)
-        after = self._latencies[len(job.texts).bit_length()].percentile()
+        after = None
+        if self._options.hedge.percentile is not None:
+            after = self._latencies[len(job.texts).bit_length()].percentile()
         if after is None:
             return await self._embed(running, first, job)
         second = self._call("embedding", job, self._options.timeouts.attempt)

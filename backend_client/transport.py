@@ -64,7 +64,7 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=options.connections_per_node),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from enum import StrEnum
 
 from backend_client.errors import Harm
@@ -30,7 +31,7 @@ class Breaker:
         self._options = options
         self._clock = clock
         self._rng = rng
-        self._failures = dict.fromkeys((Harm.CONNECTION, Harm.SERVER), 0)
+        self._failures = Counter[Harm]()
         self._open = False
         self._until = 0.0
         self._trips = 0
@@ -72,7 +73,7 @@ class Breaker:
         if self._is_trial(ticket):
             self._close()
         elif not self._open:
-            self._failures = dict.fromkeys(self._failures, 0)
+            self._failures.clear()
 
     def failed(self, ticket: int, harm: Harm) -> bool:
         """The request failed by the node's fault. Returns whether this opened the breaker."""
@@ -116,5 +117,5 @@ class Breaker:
     def _close(self) -> None:
         self._open = False
         self._trial = 0
-        self._failures = dict.fromkeys(self._failures, 0)
+        self._failures.clear()
         self.closed_at = self._clock()

@@ -1,6 +1,9 @@
 """`npu-client`, as a user calls it."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,10 +19,16 @@ def _no_settings_from_outside(monkeypatch):
 
 
 @pytest.fixture
-def node(monkeypatch):
-    with served_in_thread(ScriptedNode()) as url:
+def scripted_node(monkeypatch):
+    node = ScriptedNode()
+    with served_in_thread(node) as url:
         monkeypatch.setenv("NPU_CLIENT_NODES", url)
-        yield url
+        yield node
+
+
+@pytest.fixture
+def node(scripted_node):
+    return scripted_node.url
 
 
 def test_health_is_a_table_of_nodes_and_models(node, capsys):
@@ -38,6 +47,26 @@ def test_health_as_json_and_of_a_dead_node(node, capsys):
     assert (dead["usable"], dead["status"]) == (False, "unreachable")
     assert main(["--node", "http://127.0.0.1:1", "health"]) == 1
     assert "cannot connect" in capsys.readouterr().out
+
+
+def test_health_is_watched_until_interrupted(scripted_node):
+    command = [sys.executable, "-m", "backend_client", "health", "--watch", "--interval", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        looks = (line.split()[1] for line in watching.stdout if line.startswith(scripted_node.url))
+        assert [next(looks) for _ in range(3)] == ["ready"] * 3
+        scripted_node.status = "draining"
+        while (look := next(looks)) == "ready":
+            pass
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=30)
+    assert (look, told, watching.returncode) == ("draining", "npu-client: interrupted\n", 130)
+
+
+def test_bench_of_answers_and_of_a_dead_node(node, capsys):
+    assert main(["bench", "--what", "generate", "--calls", "6", "--concurrency", "2"]) == 0
+    assert f"6 by {node}" in capsys.readouterr().out
+    assert main(["--node", "http://127.0.0.1:1", "bench", "--calls", "3"]) == 1
+    assert "3 failed: NPUUnavailableError" in capsys.readouterr().out
 
 
 def test_embed_prints_a_vector_a_line(node, capsys):

@@ -33,6 +33,8 @@ async def test_an_embedding_request_carries_the_key_the_deadline_and_one_id(scri
     assert 4000 < int(request.headers["X-Request-Timeout-Ms"]) <= 5000
     assert request.headers["X-Priority"] == "batch"
     assert request.headers["Accept"] == "application/octet-stream"
+    # Vectors do not compress, and nothing here would unpack them.
+    assert request.headers["Accept-Encoding"] == "identity"
     assert scripted.bodies == [{"texts": ["text"], "model": EMBEDDER}]
 
 

@@ -143,6 +143,29 @@ def test_vectors_that_are_none_are_refused(shape, body):
         embed_reply("n", headers(shape), body, 1)
 
 
+@given(st.lists(st.floats(width=32), min_size=1, max_size=40))
+def test_no_vector_with_a_number_that_is_none_comes_through(numbers):
+    vector = np.array(numbers, "<f4")
+    reads = embed_reply if np.isfinite(vector).all() else refused
+    reads("n", headers(f"1,{len(vector)}"), vector.tobytes(), 1)
+
+
+@pytest.mark.parametrize("bits", [0x7F7FFFFF, 0xFF7FFFFF, 0x7F000000, 0x00000001])
+def test_the_largest_numbers_and_the_smallest_are_numbers(bits):
+    vector = np.array([0x3F800000, bits], "<u4").view("<f4")
+    np.testing.assert_array_equal(embed_reply("n", headers("1,2"), vector.tobytes(), 1).vectors[0], vector)
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF])
+def test_infinity_and_every_kind_of_nan_are_refused(bits):
+    refused("n", headers("1,2"), np.array([0x3F800000, bits], "<u4").tobytes(), 1)
+
+
+def refused(*arguments):
+    with pytest.raises(BadReply, match="garbage"):
+        embed_reply(*arguments)
+
+
 @given(st.text(min_size=17, max_size=100), st.text(max_size=50), st.text(max_size=50))
 def test_a_message_with_a_run_of_the_prompt_is_noticed(prompt, before, after):
     assert echoes(before + prompt[:20] + after, [prompt])

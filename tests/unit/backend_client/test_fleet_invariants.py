@@ -5,7 +5,15 @@ from asyncio import CancelledError
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from backend_client.errors import (
     ConnectionLost,
@@ -44,6 +52,7 @@ class Fleet(RuleBasedStateMachine):
     """The model keeps, in the plainest form, what each promise forbids."""
 
     leases = Bundle("leases")
+    steps = 0
 
     def __init__(self):
         super().__init__()
@@ -120,6 +129,10 @@ class Fleet(RuleBasedStateMachine):
         self.retries += sum(self.budget.withdraw() for _ in range(retries))
 
     @invariant()
+    def counted(self):
+        Fleet.steps += 1
+
+    @invariant()
     def a_half_open_node_has_at_most_one_trial(self):
         for url, node in self.pool.nodes.items():
             if node.breaker.state is BreakerState.HALF_OPEN:
@@ -150,10 +163,15 @@ class Fleet(RuleBasedStateMachine):
         assert 0 <= self.budget.balance <= options.saved
 
 
-Fleet.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestFleet = Fleet.TestCase
+def test_no_invariant_breaks_in_ten_thousand_steps():
+    Fleet.steps = 0
+    run_state_machine_as_test(
+        Fleet,
+        settings=settings(
+            max_examples=220,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+    assert Fleet.steps >= 10_000
