@@ -168,7 +168,8 @@ class ContinuousRunner:
             return None
         started = None if running.started else running.submitted
         running.started = True
-        deltas.append(TokenDelta(job_id, tokens, finish, started, logprobs=logprobs or None))
+        at = time.monotonic()
+        deltas.append(TokenDelta(job_id, tokens, finish, started, logprobs=logprobs or None, at=at))
         return None
 
     def close(self) -> None:

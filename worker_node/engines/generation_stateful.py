@@ -127,7 +127,7 @@ class StatefulRunner:
 
         def on_tokens(tokens: list[int]) -> bool:
             nonlocal started
-            emit(Step([TokenDelta(job.id, tokens, None, started, self._meter.so_far())]))
+            emit(Step([TokenDelta(job.id, tokens, None, started, self._meter.so_far(), at=time.monotonic())]))
             started = None
             poll()
             return not self._cancelled and job.deadline > time.monotonic()
@@ -150,7 +150,8 @@ class StatefulRunner:
         if finish is None:
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
             return
-        emit(Step([TokenDelta(job.id, [], finish, started, busy.us, busy_shared=busy.shared)]))
+        last = TokenDelta(job.id, [], finish, started, busy.us, busy_shared=busy.shared, at=time.monotonic())
+        emit(Step([last]))
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""

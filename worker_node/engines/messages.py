@@ -107,7 +107,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     natural logarithms, one a token.
 
     `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
-    since then, `busy_shared` that others are known to have used it too.
+    since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
+    tokens.
     """
 
     id: int
@@ -117,6 +118,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     busy_us: int | None = None
     logprobs: list[float] | None = None
     busy_shared: bool = False
+    at: float | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

@@ -104,6 +104,12 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
+    if request.sampling.choices > model.best_of_limit:
+        raise BadRequest(
+            f"{request.sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
+            "request here",
+            param="n",
+        )
     _check_window(model, request, count)
     demand = Demand(
         model.id,
@@ -212,13 +218,15 @@ async def _run(
                 first_token = time.monotonic()
                 started = delta.started or submitted
                 watch.operation.started(started)
-                watch.operation.first_token(first_token)
+                watch.operation.first_token(delta.at or first_token)
             completion_tokens += len(delta.tokens)
             watch.count(len(delta.tokens))
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
+            if stop.matched is not None or delta.finish is not None:
+                watch.operation.ended(delta.at or time.monotonic())
             if stop.matched is not None:
                 break
             if delta.finish is not None:

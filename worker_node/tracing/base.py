@@ -32,7 +32,10 @@ class Operation:
         """The engine process ran the embedding from then to then, by its own clock."""
 
     def first_token(self, at: float) -> None:
-        """The first token is there."""
+        """The engine process had the first token."""
+
+    def ended(self, at: float) -> None:
+        """The engine process had the last token."""
 
     def answered(
         self,

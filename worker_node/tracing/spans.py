@@ -6,9 +6,8 @@
        └─ engine              the job in the engine process, whose pid it names
           └─ prefill, decode
 
-An engine process has no tracer of its own: it tells when it took a job up, and how long an embedding ran, by the clock
-that all processes of a machine share, and the edge process makes the span from that. A generation's tokens are dated
-when they reach the edge.
+An engine process has no tracer of its own: it tells when it took a job up, when it had each token and how long an
+embedding ran, by the clock that all processes of a machine share, and the edge process makes the spans from that.
 """
 
 from __future__ import annotations
@@ -162,6 +161,9 @@ class _TracedOperation(Operation):
 
     def first_token(self, at: float) -> None:
         self._next("decode", at)
+
+    def ended(self, at: float) -> None:
+        self._finish(at)
 
     def answered(
         self,

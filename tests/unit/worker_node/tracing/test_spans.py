@@ -73,6 +73,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         operation.submitted(ENGINE)
         operation.started(time.monotonic())
         operation.first_token(time.monotonic())
+        operation.ended(time.monotonic())
         operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12)
         served.responded(200)
     assert recorded.tree() == {
@@ -218,6 +219,7 @@ def test_off_is_one_object_that_takes_everything():
         operation.submitted(ENGINE)
         operation.started(0.0)
         operation.first_token(0.0)
+        operation.ended(0.0)
         operation.ran(0.0, 1.0)
         operation.answered(Usage(1))
 
