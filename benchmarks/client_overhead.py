@@ -1,21 +1,15 @@
 """What NPUClient.embed costs over a bare aiohttp POST of the same bytes, and whether memory stays flat.
 
-    python -m benchmarks.client_overhead [--calls 2000] [--rounds 9] [--memory-calls 100000] [--node URL]
-
-One text, one caller, one kept-alive connection. The server is a process of its own that answers at once with 384
-float32 (so the figure is the client's and nothing hides behind inference), or a real node with --node. Both ways run
-in turns within one process; the figures are medians over the rounds, and only their ratios are comparable elsewhere.
-On a machine with other work the ratio of processor time is the steadier one.
+One text, one caller, one kept-alive connection, both ways in turns within one process. Against the node, which is the
+figure that callers see; and against a process that answers at once, so that nothing hides behind inference: what is
+left is the client alone.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import multiprocessing
-import statistics
 import time
 from multiprocessing.connection import Connection
 
@@ -23,10 +17,13 @@ import aiohttp
 import psutil
 
 from backend_client import NPUClient
+from benchmarks.harness import Figure, show, to_json
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 MODEL = "all-minilm-l6-v2"
 DIMENSIONS = 384
+# At most 10 % more time a call: 1 ÷ 1.1.
+TARGET = 0.909
 HEALTH = {
     "status": "ready",
     "models": [
@@ -99,22 +96,20 @@ def _serve(ready: Connection) -> None:
     asyncio.run(serve())
 
 
-class Stopwatch:
-    """Microseconds of one call, by the clock and of this process's processor time."""
+@contextlib.contextmanager
+def instant_server():
+    """The URL of a process that answers every request at once."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{here.recv()}"
+    finally:
+        process.terminate()
+        process.join()
 
-    def __init__(self, calls: int) -> None:
-        self._calls = calls
-        self._began = time.perf_counter(), time.process_time()
 
-    def read(self) -> tuple[float, float]:
-        """(clock, processor)."""
-        clock, processor = self._began
-        scale = 1e6 / self._calls
-        return (time.perf_counter() - clock) * scale, (time.process_time() - processor) * scale
-
-
-async def bare(session: aiohttp.ClientSession, url: str, calls: int) -> tuple[float, float]:
-    """A plain aiohttp POST, its body read."""
+def _bare(session, url):
     body = json.dumps({"texts": [TEXT], "model": MODEL}, separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
@@ -122,65 +117,69 @@ async def bare(session: aiohttp.ClientSession, url: str, calls: int) -> tuple[fl
         "X-Request-ID": "req_0123456789abcdef01234567",
         "X-Request-Timeout-Ms": "29999",
     }
-    watch = Stopwatch(calls)
-    for _ in range(calls):
+
+    async def post():
         async with session.post(f"{url}/embeddings", data=body, headers=headers) as response:
             await response.read()
-    return watch.read()
+
+    return post
 
 
-async def ours(client: NPUClient, calls: int) -> tuple[float, float]:
-    """NPUClient.embed."""
-    watch = Stopwatch(calls)
+async def _measured(call, calls):
+    """Microseconds a call, by the clock and of this process's processor time."""
+    clock, processor = time.perf_counter(), time.process_time()
     for _ in range(calls):
-        await client.embed(TEXT)
-    return watch.read()
+        await call()
+    return (time.perf_counter() - clock) * 1e6 / calls, (time.process_time() - processor) * 1e6 / calls
 
 
-async def measure(url: str, *, calls: int, rounds: int, memory_calls: int) -> None:
-    """Run and print."""
-    process = psutil.Process()
+async def _compare(title, url, calls, rounds, target):
     async with aiohttp.ClientSession() as session, NPUClient([url]) as client:
-        await bare(session, url, calls // 4)
-        await ours(client, calls // 4)
-        pairs = [(await bare(session, url, calls), await ours(client, calls)) for _ in range(rounds)]
-        for index, name in enumerate(("clock", "processor")):
-            plain, full = (statistics.median(way[index] for way in column) for column in zip(*pairs, strict=True))
-            ratios = sorted(after[index] / before[index] for before, after in pairs)
-            print(f"{name:<10} bare aiohttp POST {plain:8.1f} µs, NPUClient.embed {full:8.1f} µs a call: ", end="")
-            print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
-        if not memory_calls:
-            return
-        sizes = []
+        bare = _bare(session, url)
+        pairs = []
+        for number in range(-1, rounds):
+            pair = await _measured(bare, calls), await _measured(lambda: client.embed(TEXT), calls)
+            if number >= 0:
+                pairs.append(pair)
+    plain, full = zip(*pairs, strict=True)
+    rates = [[1e6 / clock for clock, _ in way] for way in (plain, full)]
+    costs = [[processor for _, processor in way] for way in (plain, full)]
+    figures = [
+        Figure("bare aiohttp POST", "calls/s", rates[0]),
+        Figure("NPUClient.embed", "calls/s", rates[1], _ratios(rates), target),
+        Figure("bare aiohttp POST, the caller's processor time", "µs a call", costs[0]),
+        Figure("NPUClient.embed, the caller's processor time", "µs a call", costs[1], _ratios(costs)),
+    ]
+    show(f"Client overhead against {title}", figures)
+    return figures
+
+
+def _ratios(ways):
+    return [full / plain for plain, full in zip(*ways, strict=True)]
+
+
+async def _memory(url, calls):
+    process = psutil.Process()
+    sizes = []
+    async with NPUClient([url]) as client:
         for _ in range(10):
-            await ours(client, memory_calls // 10)
+            await _measured(lambda: client.embed(TEXT), calls // 10)
             gc.collect()
             sizes.append(process.memory_info().rss / 1024)
-        tenth = memory_calls // 10
-        print(f"resident memory    {sizes[0]:8.0f} kB after {tenth} calls, {sizes[-1]:.0f} kB after {memory_calls}")
+    figures = [
+        Figure(f"resident memory after {calls // 10} calls", "kB", sizes[:1]),
+        Figure(f"resident memory after {calls} calls", "kB", sizes[-1:], [sizes[-1] / sizes[0]]),
+    ]
+    show("Client memory", figures)
+    return figures
 
 
-def main() -> None:
-    """Parse the flags, start the server, measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--memory-calls", type=int, default=100_000)
-    parser.add_argument("--node", help="measure against this node instead of the built-in server")
-    args = parser.parse_args()
-    measured = {"calls": args.calls, "rounds": args.rounds, "memory_calls": args.memory_calls}
-    if args.node:
-        asyncio.run(measure(args.node, **measured))
-        return
-    here, there = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(there,), daemon=True)
-    server.start()
-    try:
-        asyncio.run(measure(f"http://127.0.0.1:{here.recv()}", **measured))
-    finally:
-        server.terminate()
-        server.join()
-
-
-if __name__ == "__main__":
-    main()
+async def run(node, _store, quick):
+    """Measure and print; return the figures."""
+    # Many short turns: shared machines change their speed within seconds.
+    rounds = 12 if quick else 80
+    figures = await _compare("the node", node.url, 20, rounds, TARGET)
+    with instant_server() as url:
+        figures += await _compare("a server that answers at once", url, 100, rounds, None)
+        figures += await _memory(url, 10_000 if quick else 100_000)
+    return to_json(figures)

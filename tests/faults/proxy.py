@@ -17,9 +17,9 @@ class Fault:
 
     `latency`: seconds before its first byte. `bandwidth`: bytes a second. `silent`: it never comes, the connection
     stays (half-open). `cut_after`: it ends after that many bytes, by a reset or, with `gently`, by a close.
-    `instead`: these bytes come in its place. `before`: these bytes come first. `rewrite`: its first chunk is changed.
-    `close_after`: seconds that the connection stays open after its sender closed it (slow close). `probes`: /health
-    suffers as well.
+    `instead`: these bytes come in its place. `before`: these bytes come first. `close_after`: seconds that the
+    connection stays open after its sender closed it (slow close). `probes`: /health suffers as well. `each`: no fault,
+    it is called with every chunk.
     """
 
     latency: float = 0.0
@@ -29,9 +29,9 @@ class Fault:
     gently: bool = False
     instead: bytes | None = None
     before: bytes = b""
-    rewrite: Callable[[bytes], bytes] | None = None
     close_after: float = 0.0
     probes: bool = False
+    each: Callable[[bytes], object] | None = None
 
 
 NO_FAULT = Fault()
@@ -53,6 +53,11 @@ class FaultProxy:
         self._server = None
         self._connections: set[asyncio.Task] = set()
 
+    @property
+    def listening(self):
+        """Whether connections are taken."""
+        return self._server is not None
+
     @asynccontextmanager
     async def running(self):
         await self.listen()
@@ -69,7 +74,7 @@ class FaultProxy:
 
     async def stop(self):
         """Refuse connections and reset those that are open: the host is dead."""
-        if self._server is None:
+        if not self.listening:
             return
         self._server.close()
         for task in self._connections:
@@ -82,7 +87,8 @@ class FaultProxy:
         self._connections.add(task)
         try:
             await self._join(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # `stop` cancels; asyncio's streams of 3.11 take a handler that ends cancelled for a failure and print it.
             pass
         finally:
             self._connections.discard(task)
@@ -135,7 +141,9 @@ class _Reply:
                     self.writer.write(fault.instead)
                     await self.writer.drain()
                     raise ConnectionAbortedError
-                data = fault.before + (fault.rewrite(data) if fault.rewrite else data)
+                data = fault.before + data
+            if fault.each:
+                fault.each(data)
             await self._send(data, fault)
         await asyncio.sleep(self.fault.close_after)
         self.writer.close()

@@ -1,115 +1,58 @@
 """Three real nodes: one killed, one frozen, one slow, then all restarted in turn, under load."""
 
-import asyncio
 import contextlib
-import os
-import signal
 
 import numpy as np
 import psutil
 import pytest
 
-from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
-from tests.faults.proxy import Fault, FaultProxy
-from tests.support.nodes import start_node
+from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient
+from tests.support.fleet import Load, real_fleet
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-EMBEDDING_ONLY = {"NPU_NODE_MODELS": '[{"name": "all-minilm-l6-v2", "streams": 1}]'}
+RATE = 40
+TIMEOUT_S = 20
 
 
 @contextlib.asynccontextmanager
-async def real_nodes(count):
-    """That many nodes, each behind a proxy that keeps its address over restarts."""
-    with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(start_node(ready=False, **EMBEDDING_ONLY)) for _ in range(count)]
-        for node in nodes:
-            await asyncio.to_thread(node.wait_for, lambda body: body["status"] == "ready")
-        async with contextlib.AsyncExitStack() as proxies:
-            yield nodes, [await proxies.enter_async_context(FaultProxy(node.url).running()) for node in nodes]
-
-
-class Load:
-    """Callers that embed again and again; counts answers and errors."""
-
-    def __init__(self, client, callers, timeout):
-        self.client = client
-        self.timeout = timeout
-        self.answers = 0
-        self.errors = []
-        self.extra = 0
-        self.served = {}
-        self._tasks = [asyncio.create_task(self._call(index)) for index in range(callers)]
-
-    async def _call(self, caller):
-        turn = 0
-        while True:
-            turn += 1
-            try:
-                result = await self.client.embed_result(f"caller {caller} turn {turn}", timeout=self.timeout)
-            except NPUUnavailableError as error:
-                self.errors.append(error)
-            else:
-                self.answers += 1
-                self.extra += len(result.attempts) - 1
-                self.served[result.node] = self.served.get(result.node, 0) + 1
-
-    async def more(self, answers):
-        """Wait for that many answers more."""
-        goal = self.answers + answers
-        while self.answers < goal:
-            await asyncio.sleep(0.02)
-
-    async def stop(self):
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+async def loaded_fleet():
+    """Three real nodes, a client that knows them, and load on it that has run for a while."""
+    async with real_fleet(3) as nodes, NPUClient([node.url for node in nodes]) as client:
+        await client.health()
+        load = Load(client, rate=RATE, timeout=TIMEOUT_S)
+        await load.more(3 * RATE)
+        assert not load.errors
+        yield nodes, client, load
+        await load.drained()
+        # Each call ended in time and was answered, whatever happened meanwhile.
+        assert not load.errors
+        assert max(record.seconds for record in load.records) <= TIMEOUT_S + 1
 
 
 async def test_one_killed_one_frozen_one_slow():
-    async with real_nodes(3) as (nodes, proxies), NPUClient([proxy.url for proxy in proxies]) as client:
-        await client.health()
-        load = Load(client, callers=6, timeout=20)
-        await load.more(100)
-        assert not load.errors
-
-        proxies[2].fault = Fault(latency=0.1)
-        nodes[0].process.kill()
-        await proxies[0].stop()
-        os.kill(nodes[1].process.pid, signal.SIGSTOP)
-        try:
-            await load.more(100)
-            # Each call ended in time, none failed: the slow node served what the others could not.
-            assert not load.errors
-            assert load.extra <= 2 + 0.1 * load.answers + 30
-            [usable] = [node.url for node in client.status() if node.usable]
-            assert usable == proxies[2].url
-        finally:
-            os.kill(nodes[1].process.pid, signal.SIGCONT)
-
-        before = load.served.get(proxies[1].url, 0)
-        while load.served.get(proxies[1].url, 0) == before:
+    async with loaded_fleet() as ((dead, frozen, slow), client, load):
+        slow.slow(0.1)
+        await dead.kill()
+        frozen.freeze()
+        while [node.url for node in client.status() if node.usable] != [slow.url]:
             await load.more(1)
-        await load.stop()
-        assert not load.errors
+        await load.more(2 * RATE)
+        # A retry for each tenth call and each second, and the two that a client begins with.
+        assert load.retries <= 2 + 0.1 * len(load.records) + load.seconds
+        frozen.thaw()
+        await load.served_by(frozen)
+        await dead.start()
+        await load.served_by(dead)
 
 
 async def test_a_rolling_restart_of_all_fails_no_call():
-    async with real_nodes(3) as (nodes, proxies), NPUClient([proxy.url for proxy in proxies]) as client:
-        await client.health()
-        load = Load(client, callers=6, timeout=20)
-        with contextlib.ExitStack() as stack:
-            for index, proxy in enumerate(proxies):
-                await load.more(30)
-                assert await asyncio.to_thread(nodes[index].terminate) == 0
-                fresh = await asyncio.to_thread(stack.enter_context, start_node(**EMBEDDING_ONLY))
-                proxy.port = int(fresh.url.rpartition(":")[2])
-                before = load.served.get(proxy.url, 0)
-                while load.served.get(proxy.url, 0) == before:
-                    await load.more(1)
-            await load.stop()
-        assert not load.errors
-        assert set(load.served) == {proxy.url for proxy in proxies}
+    async with loaded_fleet() as (nodes, _, load):
+        for node in nodes:
+            assert await node.terminate() == 0
+            await load.more(RATE)
+            await node.start()
+            await load.served_by(node)
 
 
 async def test_a_node_is_the_cloud_of_another_through_the_stock_openai_client(node):

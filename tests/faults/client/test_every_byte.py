@@ -1,71 +1,110 @@
-"""A connection may break at any byte of a reply: the answer is right, or there is a typed error, and nothing else."""
+"""A connection may break at any byte of a reply: the answer is right, or there is a typed error, and nothing else.
 
-import numpy as np
+Of a scripted node's replies every byte is tried; of a real node's every byte up to the body, and some of that.
+"""
+
+from dataclasses import dataclass
+
 import pytest
 
 from backend_client import NPUClient, StreamInterrupted
 from tests.faults.proxy import Fault, FaultProxy
-from tests.faults.scripted_node import ANSWER, vectors_for
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+PROMPT = "What is the capital of France?"
 
 
-@pytest.fixture
-async def cut_then_whole(pair):
-    """The URL of a node behind a proxy that will cut, and of a sound one that is asked second."""
-    async with FaultProxy(pair[0].url).running() as proxy:
-        yield proxy, pair[1]
+@dataclass(frozen=True)
+class Pair:
+    """A proxy before a node that will be asked first, the URL of a sound one that is asked second, and what is right.
+
+    `head` is how many bytes from the first on are each tried, `step` how far apart those after them are.
+    """
+
+    proxy: FaultProxy
+    sound: str
+    vector: list
+    answer: str
+    head: int
+    step: int
+
+    def cuts(self, length, every=1):
+        """Where to cut a reply of that many bytes: at `every` byte of its head, and in steps after it."""
+        return [*range(0, min(self.head, length), every), *range(self.head, length, every * self.step)]
+
+    async def client(self):
+        """A client of the proxied node, which gets to know of the sound one only after the first is chosen."""
+        client = NPUClient([self.proxy.url])
+        await client.health()
+        # It comes second by being unknown when the first is asked.
+        client.backend.runtime.add([self.sound])
+        return client
+
+
+@pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.real, pytest.mark.timeout(300)])])
+async def pair_of(request, pair):
+    """Both kinds of pairs."""
+    urls = [node.url for node in pair]
+    head, step = 10**6, 1
+    if request.param == "real":
+        urls = [request.getfixturevalue("node").url] * 2
+        head, step = 600, 61
+    async with NPUClient(urls[1:]) as client:
+        vector = await client.embed(TEXT)
+        answer = (await client.generate(PROMPT, max_new_tokens=6)).text
+    async with FaultProxy(urls[0]).running() as proxy:
+        yield Pair(proxy, urls[1], vector, answer, head, step)
 
 
 async def reply_length(proxy, call):
     """How long the proxied node's whole reply is."""
     async with NPUClient([proxy.url]) as client:
         seen = []
-        proxy.fault = Fault(rewrite=lambda data: seen.append(len(data)) or data)
+        proxy.fault = Fault(each=lambda data: seen.append(len(data)))
         await call(client)
         proxy.fault = Fault()
     return sum(seen)
 
 
 @pytest.mark.parametrize("gently", [False, True], ids=["reset", "close"])
-async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(cut_then_whole, gently):
-    proxy, sound = cut_then_whole
-    length = await reply_length(proxy, lambda client: client.embed("text"))
+async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(pair_of, gently):
+    proxy = pair_of.proxy
+    length = await reply_length(proxy, lambda client: client.embed(TEXT))
     assert length > 200
-    expected = vectors_for(["text"])[0].tolist()
+    cuts = pair_of.cuts(length, every=3 if gently else 1)
     retried = 0
-    cuts = range(0, length, 3) if gently else range(length)
     for byte in cuts:
         proxy.fault = Fault(cut_after=byte, gently=gently)
-        async with NPUClient([proxy.url]) as client:
-            await client.health()
-            # The sound node comes second by being unknown when the first is asked.
-            client.backend.runtime.add([sound.url])
-            result = await client.embed_result("text")
-        assert np.float32(result.vector).tolist() == expected, byte
+        async with await pair_of.client() as client:
+            result = await client.embed_result(TEXT)
+        assert result.vector == pair_of.vector, byte
         assert result.attempts[-1].outcome == "ok"
         retried += result.attempts[0].outcome in {"ConnectionLost", "BadReply"}
     assert retried == len(cuts)
 
 
-async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(cut_then_whole):
-    proxy, sound = cut_then_whole
-    whole = "".join(ANSWER)
+async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(pair_of):
+    proxy = pair_of.proxy
+    length = await reply_length(proxy, read_all)
     outcomes = set()
-    for byte in range(0, 1400, 7):
+    for byte in range(0, length + 50, 7 if pair_of.step == 1 else 37):
         proxy.fault = Fault(cut_after=byte)
-        async with NPUClient([proxy.url]) as client:
-            await client.health()
-            client.backend.runtime.add([sound.url])
-            stream = client.stream("prompt")
+        async with await pair_of.client() as client:
+            stream = client.stream(PROMPT, max_new_tokens=6)
             pieces, interrupted = await read(stream)
         if interrupted is not None:
             assert pieces
             assert interrupted.partial_text == "".join(pieces)
-            assert whole.startswith(interrupted.partial_text)
+            assert pair_of.answer.startswith(interrupted.partial_text)
             outcomes.add("interrupted")
         else:
-            assert stream.result.text == whole == "".join(pieces)
+            assert stream.result.text == pair_of.answer == "".join(pieces)
             outcomes.add("retried" if len(stream.result.attempts) > 1 else "whole")
     assert outcomes == {"interrupted", "retried", "whole"}
+
+
+async def read_all(client):
+    return [piece async for piece in client.stream(PROMPT, max_new_tokens=6)]
 
 
 async def read(stream):
@@ -101,22 +140,20 @@ SURPRISES = {
 
 
 @pytest.mark.parametrize("name", SURPRISES)
-async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(cut_then_whole, name):
-    proxy, sound = cut_then_whole
+async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(pair_of, name):
+    proxy = pair_of.proxy
     proxy.fault = SURPRISES[name]
-    async with NPUClient([proxy.url]) as client:
-        await client.health()
-        client.backend.runtime.add([sound.url])
-        result = await client.embed_result("text")
-    assert np.float32(result.vector).tolist() == vectors_for(["text"])[0].tolist()
-    assert [attempt.node for attempt in result.attempts] == [proxy.url, sound.url]
+    async with await pair_of.client() as client:
+        result = await client.embed_result(TEXT)
+    assert result.vector == pair_of.vector
+    assert [attempt.node for attempt in result.attempts] == [proxy.url, pair_of.sound]
     assert result.attempts[0].outcome in {"BadReply", "ConnectionLost"}
 
 
-async def test_early_hints_and_slow_closes_are_no_faults(cut_then_whole):
-    proxy, _ = cut_then_whole
+async def test_early_hints_and_slow_closes_are_no_faults(pair_of):
+    proxy = pair_of.proxy
     proxy.fault = Fault(before=b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", close_after=5.0, bandwidth=50_000)
     async with NPUClient([proxy.url]) as client:
         for _ in range(3):
-            assert (await client.embed_result("text")).attempts[0].outcome == "ok"
+            assert (await client.embed_result(TEXT)).attempts[0].outcome == "ok"
         assert client.status()[0].usable
