@@ -27,13 +27,13 @@ from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Genera
 _CPU_BATCH_TOKENS = 512
 _GPU_BATCH_TOKENS = 8192
 _RUN_OVERHEAD_TOKENS = 32
-# One stream on so many cores: fewer cores a stream would make a single text slow, more leave cores waiting.
-_CORES_PER_STREAM = 4
+# A text that comes alone is run by a second copy of the model, on all cores, unless the weights are larger than this.
+_SECOND_COPY_BYTES = 512 * 2**20
 
 
 class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: one for every 4 cores on a
-    CPU, as the device likes on a GPU); `max_batch_tokens` 0 takes what was measured to be best for the device."""
+    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: as the device likes);
+    `max_batch_tokens` 0 takes what was measured to be best for the device."""
 
     precision: str | None = None
     streams: int = 0
@@ -64,11 +64,11 @@ class EmbeddingRunner:
             max_rows=self._options.max_batch_rows,
             run_overhead_tokens=_RUN_OVERHEAD_TOKENS,
         )
-        cores = len(os.sched_getaffinity(0))
-        self._streams = self._options.streams or (max(1, cores // _CORES_PER_STREAM) if on_cpu else 0)
+        self._on_cpu = on_cpu
         self._jobs = EmbeddingJobs()
-        self._idle: list[_Slot] = []
         self._slots: list[_Slot] = []
+        self._idle: list[_Slot] = []
+        self._lone: _Slot | None = None
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
         # wakes the engine's loop.
         self._finished: deque[_Slot] = deque()
@@ -88,28 +88,35 @@ class EmbeddingRunner:
     def load(self) -> Loaded:
         began = time.monotonic()
         core = ov.Core()
-        config: dict[str, Any] = {"PERFORMANCE_HINT": "THROUGHPUT" if self._streams != 1 else "LATENCY"}
-        if self._streams:
-            config["NUM_STREAMS"] = str(self._streams)
-        if self._options.precision:
-            config["INFERENCE_PRECISION_HINT"] = self._options.precision
-        if self._options.cache_dir:
-            config["CACHE_DIR"] = self._options.cache_dir
-        config |= self._options.plugin_config
-        device = self._spec.device.value
-        compiled = core.compile_model(Path(self._spec.path) / "openvino_model.xml", device, config)
-        self._streams = self._streams or int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        streams = {"NUM_STREAMS": str(self._options.streams)} if self._options.streams else {}
+        merged = self._compile(core, {"PERFORMANCE_HINT": "THROUGHPUT"} | streams)
+        running = int(merged.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         # One more than can run, so that the device has its next batch while the last one's vectors are given out.
-        for _ in range(self._streams + 1):
-            slot = _Slot(compiled.create_infer_request())
-            slot.request.set_callback(self._on_finished, slot)
-            self._slots.append(slot)
+        self._slots = [self._slot(merged) for _ in range(running + 1)]
         self._idle = list(self._slots)
+        weights = Path(self._spec.path) / "openvino_model.bin"
+        if self._on_cpu and running > 1 and weights.stat().st_size <= _SECOND_COPY_BYTES:
+            # A stream has its share of the cores: best for many texts, slow for one.
+            self._lone = self._slot(self._compile(core, {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}))
+        device = self._spec.device.value
         return Loaded(
             seconds=time.monotonic() - began,
             device_name=str(core.get_property(device, "FULL_DEVICE_NAME")),
             runtime=ov.get_version(),
         )
+
+    def _compile(self, core: ov.Core, config: dict[str, Any]) -> ov.CompiledModel:
+        if self._options.precision:
+            config["INFERENCE_PRECISION_HINT"] = self._options.precision
+        if self._options.cache_dir:
+            config["CACHE_DIR"] = self._options.cache_dir
+        model = Path(self._spec.path) / "openvino_model.xml"
+        return core.compile_model(model, self._spec.device.value, config | self._options.plugin_config)
+
+    def _slot(self, compiled: ov.CompiledModel) -> _Slot:
+        slot = _Slot(compiled.create_infer_request())
+        slot.request.set_callback(self._on_finished, slot)
+        return slot
 
     def _on_finished(self, slot: _Slot) -> None:
         # Runs in a thread of OpenVINO's, where an exception would end the process: it only takes notes.
@@ -129,6 +136,8 @@ class EmbeddingRunner:
         now = time.monotonic()
         for job_id in self._jobs.expire(now):
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        if self._lone and len(self._jobs.queue) == 1 and len(self._idle) == len(self._slots) and not self._lone.batch:
+            self._start(self._lone, self._jobs.take([0], now))
         while self._idle and self._jobs.queue:
             picked = plan_batch(self._jobs.queue, self._limits, free_slots=len(self._idle) - 1, now=now)
             self._start(self._idle.pop(), self._jobs.take(picked, now))
@@ -153,9 +162,11 @@ class EmbeddingRunner:
             for event in self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic()):
                 emit(event)
             slot.batch = []
-            self._idle.append(slot)
+            if slot is not self._lone:
+                self._idle.append(slot)
 
     def close(self) -> None:
-        for slot in self._slots:
-            slot.request.wait()
+        for slot in (*self._slots, self._lone):
+            if slot is not None:
+                slot.request.wait()
         os.close(self._wake)

@@ -1,0 +1,63 @@
+"""The embedding runner by itself: a text that comes alone has a copy of the model to itself, many share the streams."""
+
+import select
+import time
+
+import numpy as np
+import pytest
+
+from worker_node.domain import Device
+from worker_node.engines.embedding import EmbeddingRunner
+from worker_node.engines.messages import VECTOR_DTYPE, EmbedJob, EngineSpec
+
+pytestmark = pytest.mark.real
+
+ROWS = ([101, 7592, 102], [101, 2088, 2003, 102], [101, *range(2000, 2060), 102], [101, 102])
+
+
+def job(number, rows):
+    flat = np.concatenate([np.asarray(row, "<i4") for row in rows]).tobytes()
+    return EmbedJob(number, flat, [len(row) for row in rows], time.monotonic() + 60)
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["as the device likes", "one stream"])
+def runner(request, store):
+    installed = store.get("all-minilm-l6-v2")
+    options = {"streams": request.param}
+    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
+    runner = EmbeddingRunner(spec)
+    runner.load()
+    yield runner
+    runner.close()
+
+
+def embed(runner, *jobs):
+    """The vectors of the jobs, in their order, all submitted before the first step."""
+    return embed_rest(runner, jobs, jobs)
+
+
+def embed_rest(runner, jobs, unsent):
+    """The same, where some of the jobs have been submitted before."""
+    for each in unsent:
+        runner.submit(each)
+    done = {}
+    while len(done) < len(jobs):
+        if not runner.has_work:
+            assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
+        runner.step(lambda event: done.setdefault(event.id, event), lambda: None)
+    return np.concatenate([np.frombuffer(done[each.id].vectors, VECTOR_DTYPE).reshape(-1, 384) for each in jobs])
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others(runner):
+    alone = np.concatenate([embed(runner, job(number, [row])) for number, row in enumerate(ROWS)])
+    together = embed(runner, job(10, ROWS[:2]), job(11, ROWS[2:]))
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):
+    first, *rest = job(20, ROWS[2:3]), job(21, ROWS[:2]), job(22, ROWS[3:])
+    runner.submit(first)
+    runner.step(lambda _event: pytest.fail("nothing can be finished yet"), lambda: None)
+    runner.submit(rest[0])
+    vectors = embed_rest(runner, [first, *rest], rest[1:])
+    np.testing.assert_allclose(vectors, embed(runner, job(23, [ROWS[2], *ROWS[:2], *ROWS[3:]])), atol=1e-5)
