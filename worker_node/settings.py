@@ -80,6 +80,7 @@ class ModelSettings(BaseModel):
     npu_batch_size: int | None = Field(default=None, ge=1, le=64)
     # generation
     max_tokens_limit: int | None = Field(default=None, gt=0)
+    best_of_limit: int | None = Field(default=None, ge=1)
     # generation, continuous batching
     kv_cache_precision: Literal["u8", "i8", "f16", "bf16", "f32"] | None = None
     max_num_batched_tokens: int | None = Field(default=None, gt=0)

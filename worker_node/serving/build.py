@@ -23,7 +23,7 @@ from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.placement import Placement
-from worker_node.serving.registry import EmbeddingModel, GenerationModel, ServedModel
+from worker_node.serving.registry import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel, ServedModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
@@ -71,8 +71,14 @@ def build_model(
     if isinstance(installed.canary, GenerationCanary):
         canary = guard(generation_canary(installed.canary, chat))
     placements = _placements(installed, wanted, machine, canary)
-    limit = wanted.max_tokens_limit or sys.maxsize
-    return GenerationModel(installed, placements, chat, limit, aliases=wanted.aliases)
+    return GenerationModel(
+        installed,
+        placements,
+        chat,
+        wanted.max_tokens_limit or sys.maxsize,
+        wanted.best_of_limit or DEFAULT_BEST_OF_LIMIT,
+        aliases=wanted.aliases,
+    )
 
 
 def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:

@@ -44,7 +44,7 @@ _RUNNERS: dict[ModelKind, tuple[str, str]] = {
 # Used by the node itself, whichever engine runs the model.
 _USED_BY_NODE: dict[ModelKind, frozenset[str]] = {
     ModelKind.EMBEDDING: frozenset(),
-    ModelKind.GENERATION: frozenset({"max_tokens_limit"}),
+    ModelKind.GENERATION: frozenset({"max_tokens_limit", "best_of_limit"}),
 }
 
 

@@ -18,6 +18,8 @@ from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
 
+DEFAULT_BEST_OF_LIMIT = 20
+
 
 class ModelState(StrEnum):
     """What /health says of a model."""
@@ -71,10 +73,11 @@ class EmbeddingModel(_Served):
 
 @dataclass(frozen=True, slots=True)
 class GenerationModel(_Served):
-    """A served generation model; an answer has at most `max_tokens_limit` tokens."""
+    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers."""
 
     tokenizer: ChatTokenizer
     max_tokens_limit: int = sys.maxsize
+    best_of_limit: int = DEFAULT_BEST_OF_LIMIT
 
 
 ServedModel = EmbeddingModel | GenerationModel

@@ -163,6 +163,7 @@ async def test_ignore_eos_goes_on_to_the_limit(http, node):
         ({"stop": ["x"] * 17}, "stop", "invalid_request"),
         ({"stop": ""}, "stop", "invalid_request"),
         ({"n": 0}, "n", "invalid_request"),
+        ({"n": 21}, "n", "invalid_request"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(http, node, fields, param, code):

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from worker_node.api.body import Body, DialectBody
 
-MAX_CHOICES = 20
+# What the schema takes; a model's own best_of_limit decides.
+MAX_CHOICES = 128
 
 # They change where or for whom a request is accounted, stored or routed at OpenAI, never what the answer is.
 ACCOUNTING = frozenset(
