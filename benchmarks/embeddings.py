@@ -1,37 +1,54 @@
-"""Embeddings: raw AsyncInferQueue against the node over HTTP, with 1 and 32 callers and in batches of 64."""
+"""Embeddings: raw AsyncInferQueue, the engine process and the node over HTTP; 1 and 32 callers and batches of 64."""
 
-from benchmarks import load, workload
+import tokenizers
+
+from benchmarks import engine, load, workload
 from benchmarks.harness import Contender, RawPipeline, in_turn, to_json
+
+BATCH = 64
 
 
 async def run(node, store, quick):
     """Measure and print; return the figures."""
-    texts = workload.texts(128 if quick else 512)
-    raw = RawPipeline("embedding", store.get("all-minilm-l6-v2").path)
+    texts = workload.texts(128 if quick else 256)
+    installed = store.get("all-minilm-l6-v2")
+    tokenizer = tokenizers.Tokenizer.from_file(str(installed.path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+    raw = RawPipeline("embedding", installed.path)
     try:
         tuned = raw.run(texts=texts, tune=True)
         print(f"raw AsyncInferQueue, texts/s by streams x batch: {tuned['rates']}; best {tuned['best']}\n")
+        async with load.session() as http, engine.running(installed) as alone:
 
-        async def baseline():
-            return raw.run(texts=texts)["per_second"]
+            async def baseline():
+                return raw.run(texts=texts)["per_second"]
 
-        async with load.session() as http:
+            async def engine_callers(count):
+                return await engine.embed(alone, [[row] for row in rows], count)
 
-            async def callers(count):
+            async def engine_batches():
+                return await engine.embed(alone, [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)], 1)
+
+            async def http_callers(count):
                 return await load.embed_one_by_one(http, node.url, texts, count)
 
-            async def batches():
-                return await load.embed_in_batches(http, node.url, texts, 64)
+            async def http_batches():
+                return await load.embed_in_batches(http, node.url, texts, BATCH)
 
             return to_json(
                 await in_turn(
-                    "Embeddings over HTTP against raw OpenVINO, same texts",
+                    "Embeddings against raw OpenVINO, same texts",
                     "texts/s",
                     [
                         Contender("raw AsyncInferQueue at its best", baseline),
-                        Contender("HTTP, 1 text a request, 32 callers", lambda: callers(32), target=0.85),
-                        Contender("HTTP, 64 texts a request, 1 caller", batches, target=0.92),
-                        Contender("HTTP, 1 text a request, 1 caller", lambda: callers(1)),
+                        Contender("engine process, 1 text a job, 32 at once", lambda: engine_callers(32)),
+                        Contender("HTTP, 1 text a request, 32 callers", lambda: http_callers(32), target=0.85),
+                        Contender(f"engine process, {BATCH} texts a job", engine_batches),
+                        Contender(f"HTTP, {BATCH} texts a request, 1 caller", http_batches, target=0.92),
+                        Contender("engine process, 1 text a job, 1 at once", lambda: engine_callers(1)),
+                        Contender("HTTP, 1 text a request, 1 caller", lambda: http_callers(1)),
                     ],
                     rounds=2 if quick else 5,
                 )

@@ -1,59 +1,77 @@
-"""Generation: raw pipelines against the node over HTTP, streaming, greedy, 64 new tokens."""
+"""Generation: raw pipelines, the engine process and the node over HTTP, streaming, greedy, 64 new tokens."""
 
-from benchmarks import load, workload
+import openvino_genai
+
+from benchmarks import engine, load, workload
 from benchmarks.harness import Contender, Figure, RawPipeline, in_turn, show, to_json
 
 TOKENS = 64
+CASES = ((16, 60), (8, 60), (1, 60), (8, 600), (1, 600))
+TARGETS = {(16, 60): 0.92, (1, 60): 0.95}
 
 
 async def run(node, store, quick):
     """Measure and print; return the figures."""
-    path = store.get("smollm2-135m-instruct").path
+    installed = store.get("smollm2-135m-instruct")
     figures = []
-    for callers, length in ((16, 60), (8, 60), (1, 60)) if quick else ((16, 60), (8, 60), (1, 60), (8, 600), (1, 600)):
-        raw = RawPipeline("continuous" if callers > 1 else "stateful", path)
-        try:
-            figures += await _compare(node, raw, callers, length, rounds=2 if quick else 5)
-        finally:
-            raw.close()
+    async with load.session() as http, engine.running(installed) as alone:
+        tokenizer = openvino_genai.Tokenizer(str(installed.path))
+        for callers, length in CASES[:3] if quick else CASES:
+            raw = RawPipeline("continuous" if callers > 1 else "stateful", installed.path)
+            try:
+                case = _Case(raw, alone, tokenizer, http, node.url, callers, length)
+                figures += await case.compare(rounds=2 if quick else 5)
+            finally:
+                raw.close()
     return to_json(figures)
 
 
-async def _compare(node, raw, callers, length, rounds):
-    count = callers if callers > 1 else 4
-    seeds = iter(range(10_000))
-    firsts = {"raw": [], "http": []}
+class _Case:
+    """One number of callers with prompts of one length; every measurement has prompts of its own."""
 
-    async def baseline():
-        prompts = workload.prompts(count, length, seed=next(seeds))
-        result = raw.run(prompts=prompts, tokens=TOKENS)
-        firsts["raw"].append(result["first_token_s"] * 1e3)
-        return result["per_second"]
+    def __init__(self, raw, alone, tokenizer, http, url, callers, length):
+        self._raw, self._alone, self._tokenizer, self._http, self._url = raw, alone, tokenizer, http, url
+        self._callers, self._length = callers, length
+        self._seeds = iter(range(10_000))
+        self._firsts = {"raw": [], "engine": [], "http": []}
 
-    async with load.session() as http:
+    def _prompts(self):
+        # One caller gives a short measurement: four prompts, one after another.
+        return workload.prompts(max(self._callers, 4), self._length, seed=next(self._seeds))
 
-        async def over_http():
-            prompts = workload.prompts(count, length, seed=next(seeds))
-            rate, first = await load.generate_all(http, node.url, prompts, TOKENS, callers)
-            firsts["http"].append(first * 1e3)
-            return rate
+    def _note(self, who, rate, first_s):
+        self._firsts[who].append(first_s * 1e3)
+        return rate
 
+    async def raw(self):
+        result = self._raw.run(prompts=self._prompts(), tokens=TOKENS)
+        return self._note("raw", result["per_second"], result["first_token_s"])
+
+    async def engine(self):
+        prompts = [self._tokenizer.encode(prompt).input_ids.data[0] for prompt in self._prompts()]
+        return self._note("engine", *await engine.generate(self._alone, prompts, TOKENS, self._callers))
+
+    async def http(self):
+        prompts = self._prompts()
+        return self._note("http", *await load.generate_all(self._http, self._url, prompts, TOKENS, self._callers))
+
+    async def compare(self, rounds):
+        """Measure in turn; with one caller, the time to the first token too."""
+        callers, length = self._callers, self._length
         figures = await in_turn(
             f"Generation, {callers} callers, prompts of {length} tokens, {TOKENS} new tokens, streamed",
             "tokens/s",
             [
-                Contender("raw " + ("ContinuousBatchingPipeline loop" if callers > 1 else "LLMPipeline"), baseline),
-                Contender("HTTP", over_http, target={16: 0.92, 1: 0.95}.get(callers) if length == 60 else None),
+                Contender("raw " + ("ContinuousBatchingPipeline loop" if callers > 1 else "LLMPipeline"), self.raw),
+                Contender("engine process", self.engine),
+                Contender("HTTP", self.http, target=TARGETS.get((callers, length))),
             ],
             rounds=rounds,
         )
-    if callers == 1:
-        added = [http - raw for http, raw in zip(firsts["http"][1:], firsts["raw"][1:], strict=True)]
-        first = [
-            Figure("time to first token, raw", "ms", firsts["raw"][1:]),
-            Figure("time to first token, HTTP", "ms", firsts["http"][1:]),
-            Figure("added (wanted: at most 3 ms at the median)", "ms", added),
-        ]
-        show("", first)
-        figures += first
-    return figures
+        if callers > 1:
+            return figures
+        added = [http - alone for http, alone in zip(self._firsts["http"], self._firsts["engine"], strict=True)]
+        firsts = [Figure(f"time to first token, {who}", "ms", values) for who, values in self._firsts.items()]
+        firsts.append(Figure("added by the edge (wanted: at most 3 ms at the median)", "ms", added))
+        show("", firsts)
+        return figures + firsts

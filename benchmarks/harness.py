@@ -48,21 +48,23 @@ class Contender:
 async def in_turn(title, unit, contenders, rounds=ROUNDS):
     """Measure all contenders in each round, after one that does not count; the first is the baseline.
 
-    The order changes from round to round, so that a machine that warms up or slows down favours nobody.
+    It is measured before and after each of the others, and what is between is compared with the mean of the two: shared
+    machines change their speed within seconds. The order of the others alternates from round to round.
     """
+    baseline, others = contenders[0], contenders[1:]
     values = {contender.name: [] for contender in contenders}
+    ratios = {contender.name: [] for contender in contenders}
     for number in range(-1, rounds):
-        order = contenders if number % 2 else contenders[::-1]
-        for contender in order:
+        before = await baseline.measure()
+        for contender in others if number % 2 else others[::-1]:
             value = await contender.measure()
+            after = await baseline.measure()
             if number >= 0:
                 values[contender.name].append(value)
-    baseline = values[contenders[0].name]
-    figures = []
-    for contender in contenders:
-        own = values[contender.name]
-        ratios = [a / b for a, b in zip(own, baseline, strict=True)] if contender is not contenders[0] else []
-        figures.append(Figure(contender.name, unit, own, ratios, contender.target))
+                ratios[contender.name].append(2 * value / (before + after))
+                values[baseline.name].append(after)
+            before = after
+    figures = [Figure(c.name, unit, values[c.name], ratios[c.name], c.target) for c in contenders]
     show(title, figures)
     return figures
 

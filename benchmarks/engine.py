@@ -1,0 +1,72 @@
+"""An engine process driven directly, without HTTP, routing or admission: what the edge adds is the rest."""
+
+import asyncio
+import contextlib
+import statistics
+import time
+
+import numpy as np
+
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, GenerateJob
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+
+RUNNERS = {ModelKind.EMBEDDING: "embedding", ModelKind.GENERATION: "generation_continuous"}
+DEADLINE_S = 600.0
+
+
+async def _unexamined(_engine):
+    """A benchmark needs no canary."""
+
+
+@contextlib.asynccontextmanager
+async def running(installed):
+    """A ready engine process for an installed model on the CPU, with the node's own defaults."""
+    spec = EngineSpec(
+        installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options={}
+    )
+    engine = SupervisedEngine(spec, _unexamined, HostingLimits())
+    engine.start()
+    try:
+        await engine.settled()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def embed(engine, requests, callers):
+    """Texts per second; each request is a list of rows of token ids, `callers` are sent at once."""
+    waiting = iter(requests)
+
+    async def caller():
+        for rows in waiting:
+            await engine.embed(rows, deadline=time.monotonic() + DEADLINE_S)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return sum(map(len, requests)) / (time.perf_counter() - began)
+
+
+async def generate(engine, prompts, tokens, callers):
+    """Output tokens per second and the median time to first token in seconds; prompts are token ids."""
+    waiting = iter(prompts)
+    firsts = []
+
+    async def caller():
+        produced = 0
+        for ids in waiting:
+            sent = time.perf_counter()
+            flat = np.asarray(ids, TOKEN_DTYPE).tobytes()
+            job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, ignore_eos=True)
+            seen = 0
+            async for delta in engine.generate(job):
+                if not seen:
+                    firsts.append(time.perf_counter() - sent)
+                seen += len(delta.tokens)
+            produced += seen
+        return produced
+
+    began = time.perf_counter()
+    produced = sum(await asyncio.gather(*(caller() for _ in range(callers))))
+    return produced / (time.perf_counter() - began), statistics.median(firsts)
