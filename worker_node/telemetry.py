@@ -14,7 +14,7 @@ from worker_node.domain import EmbeddingReply, Finished, Route
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
-_LAG_PERIOD_S = 0.01
+_LAG_PERIOD_S = 0.02
 _FIRST_TOKENS_KEPT = 256
 
 # When each counter began is a second series for every one of them, and nobody asks.
