@@ -168,8 +168,8 @@ def test_no_invariant_breaks_in_ten_thousand_steps():
     run_state_machine_as_test(
         Fleet,
         settings=settings(
-            max_examples=220,
-            stateful_step_count=50,
+            max_examples=110,
+            stateful_step_count=100,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
