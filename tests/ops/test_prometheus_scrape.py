@@ -1,0 +1,216 @@
+"""Every query of every panel, and every rule, on a real Prometheus that scraped loaded nodes and a service."""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ops.test_grafana_dashboards import EACH
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(400)]
+
+RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yml"
+EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
+DEAD = "127.0.0.1:1"
+# What an emulated NPU has not; the second node reads it where a test has written it, as the kernel would.
+OF_A_DEVICE_ONLY = {"NPU memory", "NPU clock"}
+
+
+class Server:
+    """A Prometheus process; `ask` queries it."""
+
+    def __init__(self, process, url):
+        self.process = process
+        self.url = url
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=10) as reply:  # noqa: S310
+            return json.load(reply)["data"]
+
+    def ready(self):
+        """Whether it answers queries yet."""
+        try:
+            with urllib.request.urlopen(self.url + "/-/ready", timeout=10):  # noqa: S310
+                return True
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+
+    def ask(self, expression):
+        """The samples of an instant query that are numbers."""
+        query = urllib.parse.urlencode({"query": expression})
+        result = self.get(f"/api/v1/query?{query}")["result"]
+        return [sample for sample in result if sample["value"][1] != "NaN"]
+
+    def wait(self, condition, what, timeout=120.0):
+        """Ask `condition()` again and again until it is true."""
+        deadline = time.monotonic() + timeout
+        while not (found := condition()):
+            assert self.process.poll() is None, "Prometheus ended"
+            assert time.monotonic() < deadline, f"still no {what}"
+            time.sleep(0.25)
+        return found
+
+
+@contextlib.contextmanager
+def process(*command, **options):
+    running = subprocess.Popen(command, text=True, **options)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        running.wait(30)
+        for stream in (running.stdout, running.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@contextlib.contextmanager
+def prometheus(directory, jobs):
+    """A Prometheus that scrapes the jobs' targets every second and evaluates our rules."""
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {"job_name": name, "static_configs": [{"targets": targets}]} for name, targets in jobs.items()
+        ],
+    }
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = (
+        shutil.which("prometheus"),
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        "--web.listen-address=127.0.0.1:0",
+        "--log.format=json",
+    )
+    with process(*command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
+        for line in running.stderr:
+            told = json.loads(line)
+            if told.get("msg") == "Listening on":
+                break
+        else:
+            pytest.fail("Prometheus does not listen")
+        # Nobody reads the rest, and a full pipe would stop it.
+        drain = threading.Thread(target=running.stderr.read, daemon=True)
+        drain.start()
+        server = Server(running, f"http://{told['address']}")
+        server.wait(server.ready, "readiness")
+        yield server
+    drain.join()
+
+
+def post(url, body, **headers):
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+            return reply.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+class Load(threading.Thread):
+    """Calls that the service does not make: other dialects, long prompts, refusals."""
+
+    def __init__(self, nodes):
+        super().__init__()
+        self._nodes = nodes
+        self._over = threading.Event()
+
+    def run(self):
+        turn = 0
+        while not self._over.is_set():
+            turn += 1
+            for url in self._nodes:
+                messages = [{"role": "user", "content": "Hello"}]
+                post(url + "/v1/chat/completions", {"model": WRITER, "messages": messages, "max_tokens": 8})
+                post(url + "/api/embed", {"model": EMBEDDER, "input": f"turn {turn}"})
+                # Longer than the first node's NPU takes, so it goes to the CPU.
+                post(url + "/embeddings", {"texts": ["word " * 60 + str(turn)]})
+                post(url + "/embeddings", {"texts": [1]})
+
+    def stop(self):
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory, store):
+    """Prometheus, with two nodes under load, a service that calls them, and a node that is dead."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("NOT RUN: the queries are asked of a real Prometheus; apt-get install prometheus")
+    sysfs = tmp_path_factory.mktemp("sysfs")
+    (sysfs / "npu_busy_time_us").write_text("1000000\n")
+    (sysfs / "npu_memory_utilization").write_text("268435456\n")
+    (sysfs / "npu_current_frequency_mhz").write_text("1400\n")
+    npu_first = {"name": EMBEDDER, "placements": ["NPU", {"device": "CPU", "load": "eager"}], "npu_buckets": [32]}
+    writer = {"name": WRITER, "placements": ["CPU"]}
+    emulated = {
+        "NPU_NODE_NPU_EMULATION": "1",
+        "NPU_NODE_MODELS": json.dumps([npu_first, writer]),
+        "NPU_NODE_CANARY_INTERVAL_S": "5",
+    }
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(start_node(**emulated))
+        second = stack.enter_context(start_node(NPU_NODE_NPU_SYSFS=str(sysfs)))
+        urls = [first.url, second.url]
+        service = stack.enter_context(
+            process(sys.executable, "-m", "tests.ops.client_service", *urls, stdout=subprocess.PIPE)
+        )
+        port = service.stdout.readline().strip()
+        load = Load(urls)
+        load.start()
+        stack.callback(load.stop)
+        hosts = [url.removeprefix("http://") for url in urls]
+        jobs = {"npu-node": [*hosts, DEAD], "npu-client": [f"127.0.0.1:{port}"]}
+        server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs))
+        yield server, hosts
+
+
+@pytest.mark.parametrize("panel", EACH)
+def test_every_query_of_a_panel_returns_data(watched, panel):
+    server, (first, second) = watched
+    instance = second if panel["title"] in OF_A_DEVICE_ONLY else first
+    for target in panel["targets"]:
+        expression = target["expr"].replace("$__rate_interval", "10s").replace("$instance", instance)
+        assert "$" not in expression
+        server.wait(lambda asked=expression: server.ask(asked), f"answer to {expression}")
+
+
+def test_every_rule_is_evaluated_and_the_dead_node_is_seen(watched):
+    server, _ = watched
+
+    def evaluated():
+        groups = server.get("/api/v1/rules")["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        return rules if all(rule["health"] == "ok" for rule in rules) else None
+
+    rules = server.wait(evaluated, "evaluation without an error")
+    assert len(rules) >= 15
+    # A rule over a metric that nothing exports would be well and never fire.
+    read = {name for rule in rules for name in re.findall(r"\b(?:npu|gen_ai)_\w+", rule["query"])}
+    server.wait(lambda: read <= set(server.get("/api/v1/label/__name__/values")), f"metrics {read}")
+    [down] = [rule for rule in rules if rule["name"] == "NPUNodeDown"]
+    assert [alert["labels"]["instance"] for alert in down["alerts"]] == [DEAD]
+
+
+def test_the_emulated_npu_is_labelled_in_what_prometheus_keeps(watched):
+    server, (first, second) = watched
+    found = server.wait(
+        lambda: server.ask(f'rate(npu_node_npu_device_busy_seconds_total{{instance="{first}"}}[10s]) > 0'), "busy NPU"
+    )
+    assert found[0]["metric"]["emulated"] == "true"
+    [real] = server.wait(lambda: server.ask(f'npu_node_npu_memory_bytes{{instance="{second}"}}'), "NPU memory")
+    assert (real["metric"]["emulated"], real["value"][1]) == ("false", "268435456")
