@@ -93,7 +93,7 @@ async def _run(
     try:
         reply = await embed(node.registry, EmbeddingRequest(context, texts, model.id, truncate=truncate))
     finally:
-        if keep is not None:
+        if keep is not None and not context.dry_run:
             request.app[LIBRARY].residence.keep(model, keep[0])
     return reply, loading
 

@@ -160,12 +160,12 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, GenerateBody)
     model, loading = await resident(request, body.model, context)
-    if not body.prompt and not body.system:
-        return await _load_or_unload(request, model, body, {"response": ""})
-    prompt: str | tuple[Message, ...] = body.prompt or ""
+    if not body.prompt:
+        return await _load_or_unload(request, context, model, body, {"response": ""})
+    prompt: str | tuple[Message, ...] = body.prompt
     if not body.raw:
         system = (Message("system", body.system),) if body.system else ()
-        prompt = (*system, Message("user", body.prompt or ""))
+        prompt = (*system, Message("user", body.prompt))
     elif body.system:
         raise BadRequest("system: a raw prompt has no place for it", param="system")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
@@ -177,7 +177,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatBody)
     model, loading = await resident(request, body.model, context)
     if not body.messages:
-        return await _load_or_unload(request, model, body, {"message": {"role": "assistant", "content": ""}})
+        empty = {"message": {"role": "assistant", "content": ""}}
+        return await _load_or_unload(request, context, model, body, empty)
     prompt = _conversation(body.messages)
     wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
     if wanted.tool_use is not None and wanted.grammar is not None:
@@ -186,12 +187,14 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _load_or_unload(
-    request: web.Request, model: ServedModel, body: _Common, empty: dict[str, Any]
+    request: web.Request, context: RequestContext, model: ServedModel, body: _Common, empty: dict[str, Any]
 ) -> web.StreamResponse:
     """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
     residence = request.app[LIBRARY].residence
     reason = "load"
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    if context.dry_run:
+        return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
     if seconds == 0:
         reason = "unload"
         await residence.unload(model)
@@ -219,7 +222,7 @@ async def _answer(
                 else:
                     frames.add(event)
     finally:
-        if keep is not None:
+        if keep is not None and not wanted.context.dry_run:
             request.app[LIBRARY].residence.keep(model, keep[0])
     return web.Response(
         body=orjson.dumps(frames.whole(finished)),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from worker_node.api.keys import NODE, Node
+from worker_node.api.keys import NODE
+from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.serving.registry import ServedModel
 
 
@@ -20,20 +20,20 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json({"object": "list", "data": [_model(node, model) for model in node.registry.models]})
+    return _json({"object": "list", "data": [_model(model) for model in node.registry.models]})
 
 
 async def _one(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json(_model(node, node.registry.find(request.match_info["id"])))
+    return _json(_model(node.registry.find(request.match_info["id"])))
 
 
-def _model(node: Node, model: ServedModel) -> dict[str, Any]:
+def _model(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
-        # When it became available here: the start of the node.
-        "created": int(time.time() - (time.monotonic() - node.state.started)),
+        # When it was installed here.
+        "created": int((model.installed.path / MANIFEST_FILE).stat().st_mtime),
         "owned_by": "npu-node",
         "kind": model.installed.kind,
         "context_limit": model.installed.context_limit,
