@@ -1,13 +1,18 @@
-"""The recipes of docs/client.md: each is Python, and those that need nothing else run."""
+"""The recipes of docs/client.md: each is Python, and each runs, in the framework that it is for."""
 
 import ast
 import re
 from pathlib import Path
 
+import celery.contrib.testing.worker
+import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from celery.signals import worker_process_shutdown
+from starlette.testclient import TestClient as FastAPIClient
 
-from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
+from backend_client import ConfigurationError
+from tests.faults.scripted_node import ANSWER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
 
 DOC = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
@@ -19,6 +24,22 @@ def block_with(text):
     return found
 
 
+def run_recipe(text):
+    """The names that the recipe with this text defines."""
+    names = {"__name__": "recipe"}
+    exec(compile(block_with(text), "docs/client.md", "exec"), names)  # noqa: S102
+    return names
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A scripted node in a thread of its own, which the settings name."""
+    node = ScriptedNode()
+    with served_in_thread(node) as url:
+        monkeypatch.setenv("NPU_CLIENT_NODES", url)
+        yield node
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][:40])
 def test_it_is_python(block):
     compile(block, "docs/client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -26,15 +47,48 @@ def test_it_is_python(block):
 
 async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):
     monkeypatch.setenv("NPU_CLIENT_NODES", scripted.url)
-    names = {"__name__": "recipe"}
-    exec(compile(block_with("cleanup_ctx"), "docs/client.md", "exec"), names)  # noqa: S102
-    async with TestClient(TestServer(names["app"])) as http:
+    async with TestClient(TestServer(run_recipe("cleanup_ctx")["app"])) as http:
         reply = await http.post("/embed", data="text")
         assert await reply.json() == vectors_for(["text"])[0].tolist()
 
 
-def test_the_script_recipe_prints(capsys):
-    with served_in_thread(ScriptedNode()) as url:
-        script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", url)
-        exec(compile(script, "docs/client.md", "exec"), {"__name__": "recipe"})  # noqa: S102
+def test_the_fastapi_recipe_serves_streams_and_refusals(node):
+    with FastAPIClient(run_recipe("FastAPI")["app"]) as http:
+        reply = http.post("/answer", params={"prompt": "Where?"})
+        assert (reply.status_code, reply.text) == (200, "".join(ANSWER))
+        status = http.get("/healthz").json()
+        assert (status["serving"], status["nodes"]) == (True, {node.url: "ready"})
+
+        async def refuse(_):
+            return error_response(400, "invalid_request", "not so")
+
+        node.respond = refuse
+        reply = http.post("/answer", params={"prompt": "Where?"})
+        assert reply.status_code == 400
+        assert "not so" in reply.json()["detail"]
+
+        async def busy(_):
+            return error_response(429, "overloaded", "full", retry_after_ms=200_000)
+
+        node.respond = busy
+        reply = http.post("/answer", params={"prompt": "Where?"})
+        assert (reply.status_code, reply.headers["Retry-After"]) == (503, "200")
+
+
+@pytest.mark.usefixtures("node")
+def test_the_celery_recipe_works_off_tasks():
+    names = run_recipe("Celery")
+    app = names["app"]
+    app.conf.update(broker_url="memory://", result_backend="cache+memory://", worker_hijack_root_logger=False)
+    with celery.contrib.testing.worker.start_worker(app, pool="solo", perform_ping_check=False):
+        rows = names["embed"].delay(["one", "two"]).get(timeout=30)
+    np.testing.assert_array_equal(np.float32(rows), vectors_for(["one", "two"]))
+    worker_process_shutdown.send(sender=None, pid=0, exitcode=0)
+    with pytest.raises(ConfigurationError, match="closed"):
+        names["client"].embed("text")
+
+
+def test_the_script_recipe_prints(node, capsys):
+    script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
+    exec(compile(script, "docs/client.md", "exec"), {"__name__": "recipe"})  # noqa: S102
     assert capsys.readouterr().out == "".join(ANSWER)
