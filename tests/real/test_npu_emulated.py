@@ -135,6 +135,15 @@ async def test_an_answer_over_the_models_limit_is_refused_everywhere(npu_node, h
         assert "at most 160" in error["message"]
 
 
+async def test_an_answer_that_fills_the_window_ends_with_length(npu_node, http):
+    endless = {"prompt": "Tell me about the sea. " * 20, "raw": True, "ignore_eos": True}
+    _, answer = await ask(http, npu_node, endless, NPU_ONLY)
+    assert answer["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert 100 < usage["prompt_tokens"] <= 128
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == 128 + 64
+
+
 async def test_two_callers_are_served_in_turn(npu_node, http):
     seen = []
 
