@@ -7,7 +7,7 @@ import time
 from benchmarks import load, workload
 from benchmarks.harness import Figure, show, to_json
 
-TEXTS_A_REQUEST = 8
+TEXTS_A_REQUEST = 16
 DEADLINE_MS = 2000
 
 
