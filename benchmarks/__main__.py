@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME …] [--quick] [--json FILE]`: run the benchmarks against a node that it starts."""
+"""`python -m benchmarks [NAME …] [--quick] [--json FILE]`: run the benchmarks against a node that it starts.
+
+A name stands for all that begin with it: `client` for each of the client's.
+"""
 
 import argparse
 import asyncio
@@ -6,7 +9,16 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import embeddings, event_loop, footprint, generation, overload
+from benchmarks import (
+    client_faults,
+    client_overhead,
+    client_selection,
+    embeddings,
+    event_loop,
+    footprint,
+    generation,
+    overload,
+)
 from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
@@ -16,6 +28,9 @@ BENCHMARKS = {
     "event-loop": event_loop.run,
     "overload": overload.run,
     "footprint": footprint.run,
+    "client-overhead": client_overhead.run,
+    "client-selection": client_selection.run,
+    "client-faults": client_faults.run,
 }
 
 
@@ -27,12 +42,13 @@ def main():
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    if unknown := set(options.names) - set(BENCHMARKS):
+    chosen = [name for name in BENCHMARKS if not options.names or name.startswith(tuple(options.names))]
+    if unknown := [given for given in options.names if not any(name.startswith(given) for name in chosen)]:
         parser.error(f"unknown: {', '.join(unknown)}")
     store = ModelStore()
     results = {"machine": platform.processor() or platform.machine(), "figures": {}}
     with start_node("--log-level", "warning", NPU_NODE_EMBEDDING_CACHE="0") as node:
-        for name in options.names or BENCHMARKS:
+        for name in chosen:
             results["figures"][name] = asyncio.run(BENCHMARKS[name](node, store, options.quick))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
