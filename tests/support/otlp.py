@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came. Ids are bytes, times nanoseconds; `service` and `pid` are of the process that sent it."""
+    """A span as it came. Ids are bytes, times nanoseconds; `service` is the sender's name."""
 
     name: str
     trace_id: bytes
