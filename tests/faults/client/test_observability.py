@@ -80,6 +80,8 @@ async def test_retries_and_failures_are_counted(scripted, observed):
     scripted.respond = fail_once
     async with observed(NPUClient([scripted.url])) as client:
         await client.embed("text")
+        assert len(scripted.requests) == 2
+        assert len({request.headers["traceparent"] for request in scripted.requests}) == 1
         scripted.status = "draining"
         assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="NodeNotServing") == 1
         assert observed.value("npu_client_attempts_total", node=scripted.url, outcome="ok") == 1
