@@ -133,8 +133,8 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
 
 def _finite(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
     """Whether none of the numbers, whose bytes are `body`, is NaN or infinite."""
-    # Sign and most of the exponent: 7f or ff for those, and for numbers beyond 10^38. Only to tell which is numpy begun:
-    # for one text that would be the dearest part of a call.
+    # Sign and most of the exponent: 7f or ff for those, and for numbers beyond 10^38. Only to tell which of the two it
+    # is, numpy is begun: for one text that would be the dearest part of a call.
     exponents = body[3::4]
     return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
 
