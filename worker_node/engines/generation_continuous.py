@@ -70,7 +70,8 @@ class ContinuousRunner:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._refused)
+        # A cancelled sequence keeps its blocks of the KV cache until the scheduler's next step, so there is one.
+        return bool(self._running or self._refused or self._pipeline.has_non_finished_requests())
 
     @property
     def wake_fd(self) -> int | None:
@@ -80,13 +81,13 @@ class ContinuousRunner:
         metrics = self._pipeline.get_metrics()
         # GenAI counts as of its last step: requests that have ended since are no longer running.
         running = min(metrics.scheduled_requests, len(self._running))
-        # GenAI tells its cache's use in per cent.
+        # GenAI tells its cache's use in per cent, and as of its last step too; with nothing running all of it is free.
         return EngineStats(
             waiting=len(self._running) - running,
             running=running,
             runs=self._steps,
             rows=self._stepped,
-            kv_cache_usage=metrics.cache_usage / 100,
+            kv_cache_usage=metrics.cache_usage / 100 if self._running else 0.0,
         )
 
     def load(self) -> Loaded:
