@@ -1,0 +1,100 @@
+"""openai-python's own tests of its API resources, of the version that is installed, against a node on real weights.
+
+They come with its source distribution and were written for a mock server, so they name OpenAI's models: the node serves
+its own under these names.
+"""
+
+import json
+import shutil
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from tests.support.foreign import kept, pip, run_suite
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
+
+VERSION = version("openai")
+MODELS = [
+    {"name": "all-minilm-l6-v2", "aliases": ["text-embedding-3-small"]},
+    # The answers' length is left open by the tests, and of no interest here.
+    {
+        "name": "smollm2-135m-instruct",
+        "aliases": ["gpt-6-astra", "gpt-3.5-turbo-instruct"],
+        "max_tokens_limit": 16,
+    },
+]
+FILES = ("test_embeddings.py", "test_models.py", "test_completions.py", "chat/test_completions.py")
+
+NOT_STORED = "it reads, changes or deletes a stored completion, and nothing is stored here"
+NOT_DELETED = "it deletes a fine-tuned model by OpenAI's API, which only has those; here it is DELETE /api/delete"
+NO_BASE64 = "the client asks for base64 by itself, as it does at OpenAI, and its strict mode then takes lists only"
+# With every parameter at once the request asks for what the node refuses, as it must: refusals have tests of their own.
+EVERY_PARAMETER = {
+    "embeddings": "dimensions=1, which the model was not trained for",
+    "completions": "best_of=0, echo and suffix",
+    "chat completions": "audio, functions, prediction, store, web search and max_tokens=0",
+}
+
+
+def everything(*verbs):
+    """The tests of a verb: the plain one, and those of raw and of streamed responses."""
+    return [f"test_{form}_{verb}" for verb in verbs for form in ("method", "raw_response", "streaming_response")]
+
+
+LEFT_OUT = {
+    ("test_embeddings.py", "Embeddings"): {
+        "test_method_create_with_all_params": EVERY_PARAMETER["embeddings"],
+        **dict.fromkeys(
+            [f"{test}[{mode}]" for test in everything("create") for mode in ("strict", "aiohttp")], NO_BASE64
+        ),
+    },
+    ("test_models.py", "Models"): dict.fromkeys(everything("delete"), NOT_DELETED),
+    ("test_completions.py", "Completions"): dict.fromkeys(
+        ["test_method_create_with_all_params_overload_1", "test_method_create_with_all_params_overload_2"],
+        EVERY_PARAMETER["completions"],
+    ),
+    ("chat/test_completions.py", "Completions"): {
+        **dict.fromkeys(
+            ["test_method_create_with_all_params_overload_1", "test_method_create_with_all_params_overload_2"],
+            EVERY_PARAMETER["chat completions"],
+        ),
+        **dict.fromkeys(everything("retrieve", "update", "list", "delete"), NOT_STORED),
+        "test_method_list_with_all_params": NOT_STORED,
+    },
+}
+
+
+def source():
+    """The unpacked source distribution."""
+
+    def make(directory):
+        wanted = ("--no-deps", "--no-binary=openai", f"openai=={VERSION}")
+        pip(sys.executable, "download", f"--dest={directory}", *wanted)
+        shutil.unpack_archive(directory / f"openai-{VERSION}.tar.gz", directory, filter="data")
+
+    return kept(f"openai-{VERSION}-source", make) / f"openai-{VERSION}"
+
+
+def test_openai_pythons_own_tests(tmp_path):
+    root = source()
+    with start_node(NPU_NODE_MODELS=json.dumps(MODELS)) as node:
+        outcome = run_suite(
+            sys.executable,
+            [f"tests/api_resources/{name}" for name in FILES],
+            root,
+            tmp_path / "report.xml",
+            # Each is there for the client and for the asynchronous one, with several transports.
+            deselected=[
+                f"tests/api_resources/{name}::Test{kind}{resource}::{test if '[' in test else test + '['}"
+                for (name, resource), tests in LEFT_OUT.items()
+                for test in tests
+                for kind in ("", "Async")
+            ],
+            settings=["asyncio_mode=auto", "asyncio_default_fixture_loop_scope=session"],
+            TEST_API_BASE_URL=node.url + "/v1",
+        )
+    assert outcome.failed == 0, outcome.told
+    assert (outcome.passed, outcome.deselected, outcome.skipped) == (121, 114, 0), outcome.told
