@@ -95,6 +95,10 @@ class SpanTracing(Tracing):
     @contextmanager
     def _operation(self, name: str, attributes: Attributes) -> Iterator[Operation]:
         span = self._tracer.start_span(name, attributes=of_operation(name) | attributes, start_time=self._clock.now())
+        if not span.is_recording():
+            # It was not sampled, and its stages would not be either: they need not be told.
+            yield Operation()
+            return
         operation = _TracedOperation(self._tracer, self._clock, span, name)
         try:
             with operation.watch():

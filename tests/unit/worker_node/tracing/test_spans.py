@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from worker_node.domain import (
     Device,
@@ -187,6 +188,12 @@ def test_a_failed_response_is_an_error_of_the_server_only(recorded):
             served.responded(status)
     failed = {name for name, span in recorded.spans.items() if not span.status.is_ok and span.status.status_code.value}
     assert failed == {"POST /503"}
+
+
+def test_a_request_that_is_not_sampled_is_told_to_nobody():
+    tracing = SpanTracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"), flush=lambda: None)
+    with tracing.request("POST", "/inference", {}, "req_1", time.monotonic()), tracing.generation(ASKED) as operation:
+        assert type(operation) is Operation
 
 
 def test_a_dry_run_leaves_no_span(recorded):
