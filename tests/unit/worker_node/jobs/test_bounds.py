@@ -6,7 +6,8 @@ from worker_node.errors import BadRequest
 from worker_node.jobs.bounds import make_request, parse_request
 from worker_node.jobs.catalog import JOBS
 
-PLANES = ["é", "東", "😀", "𠀀", "\U000e0041", "\U0010fffd", "\U000f0000"]
+# One of each of the seventeen planes of Unicode, and some that people write.
+PLANES = [*(chr(0x10000 * plane + 0x3021) for plane in range(17)), "é", "東", "😀", "𠀀", "\U0010fffd"]
 
 
 def body(**fields):
