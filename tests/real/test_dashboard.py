@@ -14,6 +14,16 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
 WRITER = "smollm2-135m-instruct"
 SECRET = "zanzibar"
+STORY = f"Tell me of {SECRET}."
+TURN = [{"role": "user", "content": STORY}]
+STREAMS = {
+    "/inference": {"prompt": STORY, "max_new_tokens": 3000, "ignore_eos": True},
+    "/v1/chat/completions": {"model": WRITER, "messages": TURN, "max_tokens": 3000, "ignore_eos": True},
+    "/v1/completions": {"model": WRITER, "prompt": STORY, "max_tokens": 3000, "ignore_eos": True},
+    "/v1/responses": {"model": WRITER, "input": STORY, "max_output_tokens": 3000},
+    "/api/chat": {"model": WRITER, "messages": TURN, "options": {"num_predict": 3000}},
+    "/api/generate": {"model": WRITER, "prompt": STORY, "options": {"num_predict": 3000}},
+}
 
 
 async def state_of(http, node, until, headers=None):
@@ -33,12 +43,14 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
     async def watch(node):
         async with aiohttp.ClientSession() as http:
 
-            async def stream():
-                body = {"prompt": f"Tell me of {SECRET}.", "max_new_tokens": 3000, "ignore_eos": True, "stream": True}
-                async with http.post(node.url + "/inference", json=body) as reply:
+            async def stream(route, body):
+                async with http.post(node.url + route, json=body | {"stream": True}) as reply:
                     assert reply.status == 200
-                    return await reply.read()
+                    first = await reply.content.readline()
+                    begun[route].set()
+                    return first + await reply.read()
 
+            begun = {route: asyncio.Event() for route in STREAMS}
             async with http.post(node.url + "/embeddings", json={"texts": [SECRET, "b"]}) as reply:
                 assert reply.status == 200
             body = {"prompt": SECRET, "max_new_tokens": 3}
@@ -48,16 +60,17 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
                 assert reply.status == 404
             async with http.get(node.url + f"/{SECRET}") as reply:
                 assert reply.status == 404
-            working = asyncio.create_task(stream())
-            # Tokens are counted as they come: this answer has not ended.
+            working = [asyncio.create_task(stream(route, body)) for route, body in STREAMS.items()]
+            for event in begun.values():
+                await event.wait()
+            # Tokens are counted as they come: none of these answers has ended.
             state = await state_of(http, node, lambda state: (state["history"]["output_tokens"] or [0])[-1] > 3)
-            assert state["in_flight"] == 1
+            assert state["in_flight"] == len(STREAMS)
             pid = node.engine_pids()[WRITER]
             os.kill(pid, signal.SIGKILL)
-            assert b"engine_unavailable" in await working
-            state = await state_of(
-                http, node, lambda state: any(failure["code"] == "engine_unavailable" for failure in state["failures"])
-            )
+            for answer in await asyncio.gather(*working):
+                assert b"engine process died" in answer
+            state = await state_of(http, node, lambda state: len(state["failures"]) == len(STREAMS) + 2)
             engine = next(model for model in state["models"] if model["id"] == WRITER)["engines"][0]
             assert engine["state"] in {"backing_off", "starting"}
             recovered = await state_of(http, node, lambda state: state["status"] == "ready")
@@ -67,7 +80,7 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
         state, recovered = asyncio.run(watch(node))
     found = {(f["code"], f["status"], f["route"], f["model"], f["device"], f["count"]) for f in state["failures"]}
     assert found == {
-        ("engine_unavailable", 503, "/inference", WRITER, "CPU", 1),
+        *(("engine_unavailable", 503, route, WRITER, "CPU", 1) for route in STREAMS),
         ("model_not_found", 404, "/inference", None, None, 1),
         ("not_found", 404, "-", None, None, 1),
     }
@@ -79,7 +92,8 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
     assert state["requests"] == 2
     assert state["first_token_ms"]["answers"] == 1
     assert state["first_token_ms"]["p50"] > 0
-    assert {len(series) for name, series in state["history"].items() if name != "period_s"} != {0}
+    (samples,) = {len(series) for name, series in state["history"].items() if name != "period_s"}
+    assert samples > 0
     assert SECRET not in json.dumps(state)
     engine = next(model for model in recovered["models"] if model["id"] == WRITER)["engines"][0]
     assert (engine["state"], engine["restarts"]) == ("ready", 1)
