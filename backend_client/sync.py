@@ -10,7 +10,7 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
@@ -24,9 +24,16 @@ from backend_client.calls import Calls
 from backend_client.ledger import Ledger
 from backend_client.loop_thread import LoopThread
 from backend_client.options import ClientOptions
-from backend_client.results import EmbedManyResult, EmbedOptions, EmbedResult, GenerateOptions, GenerateResult
+from backend_client.results import (
+    EmbedBatch,
+    EmbedManyResult,
+    EmbedOptions,
+    EmbedResult,
+    GenerateOptions,
+    GenerateResult,
+)
 from backend_client.settings import ClientSettings
-from backend_client.status import NodeStatus
+from backend_client.status import ClientStatus, NodeStatus
 from backend_client.stream import TokenStream
 
 C = TypeVar("C", bound=Calls)
@@ -105,6 +112,23 @@ class Blocking(Generic[C]):
         """See `Calls.embed_many_result`. `progress` is called in the client's thread."""
         return self._thread.run(self._client.embed_many_result(texts, progress=progress, **options))
 
+    def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
+        """See `Calls.embed_stream`. `texts` is read in the client's thread."""
+        batches = self._client.embed_stream(texts, **options)
+
+        async def following() -> EmbedBatch | None:
+            return await anext(batches, None)
+
+        async def stop() -> None:
+            await batches.aclose()
+
+        try:
+            while (batch := self._thread.run(following())) is not None:
+                yield batch
+        finally:
+            if not self._thread.closed:
+                self._thread.run(stop())
+
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """See `Calls.generate`."""
         return self._thread.run(self._client.generate(prompt, **options))
@@ -152,6 +176,10 @@ class NPUClient(Blocking[client.NPUClient]):
         """See `backend_client.NPUClient.health`."""
         return self._thread.run(self._client.health())
 
+    def healthz(self) -> ClientStatus:
+        """See `backend_client.NPUClient.healthz`. It waits for nothing, not even for the client's thread."""
+        return self._client.healthz()
+
 
 class InferenceClient(Blocking[fallback.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
@@ -160,6 +188,10 @@ class InferenceClient(Blocking[fallback.InferenceClient]):
     def from_settings(cls, settings: ClientSettings | None = None) -> Self:
         """The client that the settings describe."""
         return cls(fallback.InferenceClient.from_settings(settings))
+
+    def healthz(self) -> ClientStatus:
+        """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""
+        return self._client.healthz()
 
     @property
     def ledger(self) -> Ledger:

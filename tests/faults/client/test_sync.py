@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -41,6 +42,26 @@ def test_a_stream_can_be_left(url):
             assert next(stream) == ANSWER[0]
         assert list(stream) == []
         assert client.embed("text")
+
+
+def test_texts_are_embedded_as_they_come(url):
+    texts = [f"text {index}" for index in range(300)]
+    with sync.NPUClient([url]) as client:
+        batches = list(client.embed_stream(iter(texts)))
+        np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors_for(texts))
+        left = client.embed_stream(itertools.cycle(texts))
+        assert len(next(left).vectors) == 64
+        left.close()
+        assert client.health()[0].in_flight == 0
+
+
+def test_the_status_needs_no_answer_of_anybody(url):
+    with sync.NPUClient([url]) as client:
+        assert not client.healthz().serving
+        client.embed("text")
+        assert client.healthz().nodes == {url: "ready"}
+    with sync.InferenceClient.from_settings(settings_without_nodes()) as client:
+        assert client.healthz().nodes_usable == 0
 
 
 def test_many_threads_share_a_client(url):
