@@ -103,7 +103,7 @@ def errors_as(form: Callable[[str], Renderer]) -> Middleware:
             raise
         except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
             log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
-            failure = InternalError("the node failed to answer; the failure is logged under the request's id")
+            failure = InternalError("the node failed to answer; its log says where")
             allow = None
         note_failure(request, failure)
         response = form(request.path)(failure)
