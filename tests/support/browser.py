@@ -68,6 +68,10 @@ class Browser:
     def size(self, width, height):
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        # What the page does about its new size it has done by the second frame.
+        self.driver.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+        )
 
     def scheme(self, name):
         """Be a system that prefers light or dark, and no motion."""
