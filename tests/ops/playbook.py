@@ -1,0 +1,90 @@
+"""Running playbooks against containers, and reading what came of it."""
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ANSIBLE = ROOT / "ansible"
+BIN = Path(os.environ.get("NPU_OPS_VENV", ROOT / ".venv-ops")) / "bin"
+_RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run of a playbook came to; `changed` and `failed` are counts of tasks by host."""
+
+    status: int
+    output: str
+    changed: dict[str, int]
+    failed: dict[str, int]
+
+    def changed_tasks(self):
+        """The tasks that changed something, with their host, for a message."""
+        task, found = "", []
+        for line in self.output.splitlines():
+            if line.startswith(("TASK [", "RUNNING HANDLER [")):
+                task = line.split("[", 1)[1].rsplit("]", 1)[0]
+            elif line.startswith("changed: "):
+                found.append(f"{task}: {line}")
+        return found
+
+
+def write_inventory(path, groups):
+    """An inventory of `groups`, {group: {host: variables}}, for the containers of these names."""
+    connection = {
+        "ansible_become": False,
+        "ansible_connection": "containers.podman.podman",
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    inventory = {
+        group: {"hosts": {host: connection | {"ansible_host": host} | variables for host, variables in hosts.items()}}
+        for group, hosts in groups.items()
+    }
+    path.write_text(json.dumps(inventory, indent=1), encoding="utf-8")
+    return path
+
+
+def start(inventory, *arguments, playbook=ANSIBLE / "site.yml", **variables):
+    """Start a run of a playbook; `variables` go before those of the inventory."""
+    command = [BIN / "ansible-playbook", "-i", inventory, playbook, "--extra-vars", json.dumps(variables), *arguments]
+    environment = os.environ | {
+        "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=ANSIBLE,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process, timeout=900):
+    """Wait for a run and read its recap."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"the playbook did not end within {timeout} s:\n{output[-6000:]}") from None
+    recap = {host: (int(changed), int(failed) + int(gone)) for host, _, changed, gone, failed in _RECAP.findall(output)}
+    return Outcome(
+        process.returncode,
+        output,
+        {host: changed for host, (changed, _) in recap.items()},
+        {host: failed for host, (_, failed) in recap.items()},
+    )
+
+
+def play(inventory, *arguments, timeout=900, **variables):
+    """Run site.yml, or another playbook, to its end."""
+    return finish(start(inventory, *arguments, **variables), timeout)
