@@ -2,11 +2,9 @@
 
 import contextlib
 
-import numpy as np
-import psutil
 import pytest
 
-from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient
+from backend_client import NPUClient
 from tests.support.fleet import Load, real_fleet
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -53,33 +51,3 @@ async def test_a_rolling_restart_of_all_fails_no_call():
             await load.more(RATE)
             await node.start()
             await load.served_by(node)
-
-
-async def test_a_node_is_the_cloud_of_another_through_the_stock_openai_client(node):
-    """The OpenAI SDK against a real node: the ledger holds exactly what the node counted, vectors are in one space."""
-    async with NPUClient([node.url]) as local:
-        expected = await local.embed_result("a text")
-        answer = await local.generate("What is the capital of France?", max_new_tokens=24)
-    settings = CloudSettings(
-        base_url=node.url + "/v1",
-        api_key="unused",
-        chat_model="smollm2-135m-instruct",
-        embedding_models={expected.space: "all-minilm-l6-v2"},
-        prices={"smollm2-135m-instruct": {"input": 1, "output": 1}, "all-minilm-l6-v2": {"input": 1}},
-    )
-    dead = NPUClient(["http://127.0.0.1:1"], spaces={"all-minilm-l6-v2": expected.space})
-    async with InferenceClient(dead, CloudClient(settings)) as client:
-        result = await client.embed_result("a text")
-        assert (result.source, result.space) == ("cloud", expected.space)
-        assert float(np.dot(result.vector, expected.vector)) > 0.9999
-        assert client.ledger.cloud.prompt_tokens == expected.usage.prompt_tokens
-        whole = await client.generate("What is the capital of France?", max_new_tokens=24)
-        stream = client.stream("What is the capital of France?", max_new_tokens=24)
-        text = "".join([piece async for piece in stream])
-        assert whole.text == text == answer.text
-        assert whole.usage == stream.result.usage == answer.usage
-        tally = client.ledger.cloud
-        tokens = expected.usage.prompt_tokens + 2 * (answer.usage.prompt_tokens + answer.usage.completion_tokens)
-        assert tally.prompt_tokens + tally.completion_tokens == tokens
-        assert tally.cost * 1_000_000 == tokens
-    assert psutil.Process(node.process.pid).is_running()
