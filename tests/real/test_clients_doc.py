@@ -1,0 +1,67 @@
+"""The recipes of docs/clients.md, each run as it stands, against a real node on real weights."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign import environment, npm_packages
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+HERE = Path(__file__).parent
+DOC = (HERE.parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
+DOCUMENTED = "http://127.0.0.1:8081"
+
+
+def recipe(section, language, node):
+    """The one block of that language in a section, for this node."""
+    [text] = [part for part in DOC.split("\n## ") if part.startswith(section)]
+    [block] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert DOCUMENTED in block
+    return block.replace(DOCUMENTED, node.url)
+
+
+def run(*command, directory=None):
+    """What a recipe prints."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=directory, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_curl(node):
+    if shutil.which("curl") is None:
+        pytest.skip("NOT RUN: curl is not installed")
+    told = run("sh", "-ec", recipe("curl", "sh", node))
+    assert "data: [DONE]" in told
+    assert '"object":"embedding"' in told
+    assert '"done":true' in told
+
+
+@pytest.mark.parametrize(
+    ("section", "requirements", "lines"),
+    [
+        ("openai (Python)", None, ["Paris"]),
+        ("ollama (", None, ["Paris"]),
+        ("LangChain", "langchain", ["Paris", "Paris", "384", "384"]),
+        ("LiteLLM", "litellm", ["Paris", "384"]),
+    ],
+)
+def test_python(node, section, requirements, lines):
+    python = sys.executable if requirements is None else environment(HERE / "environments" / f"{requirements}.txt")
+    told = run(python, "-c", recipe(section, "python", node)).splitlines()
+    for wanted, line in zip(lines, told, strict=False):
+        assert wanted in line
+
+
+@pytest.mark.parametrize("section", ["openai (npm)", "ollama ("])
+def test_npm(node, section):
+    packages = npm_packages(HERE / "npm" / "package.json")
+    script = packages / "recipe.mjs"
+    script.write_text(recipe(section, "js", node), encoding="utf-8")
+    assert "Paris" in run("node", script, directory=packages)
