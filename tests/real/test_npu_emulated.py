@@ -177,6 +177,25 @@ async def test_a_stop_sequence_ends_the_generation_with_its_busy_time(npu_node, 
     assert answer["npu_busy_delta_us"] > 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PARIS["prompt"]}], "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+        ("/v1/responses", {"input": PARIS["prompt"], "max_output_tokens": 2}),
+        ("/api/chat", {"messages": [{"role": "user", "content": PARIS["prompt"]}], "options": {"num_predict": 2}}),
+    ],
+)
+async def test_a_stream_of_any_dialect_ends_with_the_busy_time(npu_node, http, path, body):
+    body = {"model": "smollm2-135m-instruct", "stream": True, **body}
+    status, headers, content = await post(http, npu_node, path, body)
+    assert (status, headers["X-NPU-Node-Device"]) == (200, "NPU")
+    lines = (line.removeprefix("data: ") for line in content.decode().splitlines())
+    *others, last = (json.loads(line) for line in lines if line.startswith("{"))
+    assert last.get("response", last)["npu_busy_delta_us"] > 0
+    assert not any("npu_busy_delta_us" in other for other in others)
+
+
 @pytest.mark.parametrize(("param", "extra"), [("logprobs", {"logprobs": True}), ("n", {"n": 2})])
 async def test_what_the_npu_cannot_do_is_refused_with_the_reason(npu_node, http, param, extra):
     body = {
