@@ -12,7 +12,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 # The extras on which each package may draw, besides the base.
-EXTRAS = {"backend_client": ("dns", "observability", "parquet"), "worker_node": ("node", "convert", "hub")}
+EXTRAS = {
+    "backend_client": ("dns", "observability", "parquet"),
+    "worker_node": ("node", "convert", "hub", "tracing"),
+}
 
 
 def declared(package):
