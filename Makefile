@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OPS    := .venv-ops
 
-.PHONY: install demo serve test check format bench clean
+.PHONY: install demo serve test test-ops check format bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)   ## install the project and all that it needs into .venv
 
@@ -30,6 +31,20 @@ test: install       ## run the whole suite on real models, with coverage
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest --cov --cov-report=term
 
+test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python -m pytest tests/ops
+
+# Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
+$(OPS)/.installed: ansible/requirements.txt
+	$(PYTHON) -m venv $(OPS)
+	$(OPS)/bin/python -m pip install --quiet --progress-bar off --requirement ansible/requirements.txt
+	@touch $@
+
+$(VENV)/.installed-ops: $(STAMP)
+	$(BIN)/python -m pip install --quiet --progress-bar off --constraint constraints.txt --editable '.[node,convert,dev,ops]'
+	@touch $@
+
 check: install      ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -44,4 +59,4 @@ bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m benchmarks
 
 clean:              ## remove what install and the tools made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,6 +23,8 @@ _FLAGS = (
     "--ulimit=nproc=1024:1024",
     "--env=SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1",
 )
+# Credentials are mounted for a service from outside of its namespace. A machine's root is shared, a container's is not.
+_INIT = ("/bin/sh", "-c", "mount --make-rshared / && exec /sbin/init")
 _BUILD_TIMEOUT_S = 600
 _BOOT_TIMEOUT_S = 90
 
@@ -75,7 +77,7 @@ def image(distribution):
             "mmdebstrap",
             "--variant=minbase",
             f"--include={_PACKAGES}",
-            "--aptopt=Acquire::Check-Valid-Until \"false\"",
+            '--aptopt=Acquire::Check-Valid-Until "false"',
             "--skip=cleanup/apt/lists",
             distribution.suite,
             str(part),
@@ -112,7 +114,7 @@ def booted(distribution, *mounts, name):
         f"--hostname={name}",
         *(f"--volume={mount}" for mount in mounts),
         image(distribution),
-        "/sbin/init",
+        *_INIT,
         timeout=120,
     )
     try:

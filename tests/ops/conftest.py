@@ -1,0 +1,169 @@
+"""Two machines on which a fleet is provisioned, and what is carried to them: wheels and models."""
+
+import hashlib
+import ipaddress
+import shutil
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.ops.containers import CACHE, DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
+from tests.ops.playbook import BIN, ROOT, Outcome, play, write_inventory
+
+KEY = "ops-test-key-0123456789abcdef"
+EMBEDDER = "all-minilm-l6-v2"
+GENERATOR = "smollm2-135m-instruct"
+_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+@pytest.fixture(scope="session")
+def ansible():
+    """The directory of Ansible's commands."""
+    if not (BIN / "ansible-playbook").exists():
+        pytest.skip("NOT RUN: Ansible is not installed; make test-ops does it")
+    return BIN
+
+
+@pytest.fixture(scope="session")
+def machines_possible(ansible):
+    """Skips where containers that boot systemd cannot be made."""
+    if missing := missing_tools():
+        pytest.skip(f"NOT RUN: {missing}")
+
+
+def build_wheel(source, directory):
+    """Build the wheel of a source tree; return its path."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={directory}", str(source)]
+    run(*pip, timeout=300)
+    return next(directory.glob("npu_node-*.whl"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(wheel):
+    """A function that gives a directory with every wheel a node needs on that Python, downloaded once and kept."""
+    constraints = ROOT / "constraints.txt"
+    digest = hashlib.sha256(constraints.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12]
+
+    def supply(python):
+        directory = CACHE / f"wheels-{python}-{digest}"
+        if not directory.exists():
+            part = directory.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
+            run(
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"),
+                *("--python-version", python, *platforms, "--dest", part, "--constraint", constraints),
+                f"npu-node[node] @ file://{wheel}",
+                timeout=900,
+            )
+            for own in part.glob("npu_node-*.whl"):
+                own.unlink()
+            part.rename(directory)
+        return directory
+
+    return supply
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The machines by name, the inventory that describes them, and what was done to them in turn."""
+
+    machines: dict[str, Machine]
+    inventory: Path
+    checked: Outcome
+    converged: Outcome
+    repeated: Outcome
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """A certificate for each machine, signed by itself."""
+    directory = tmp_path_factory.mktemp("certificates")
+    for distribution in (DEBIAN_12, DEBIAN_13):
+        subject = ("-subj", f"/CN={distribution.name}", "-addext", f"subjectAltName=DNS:{distribution.name}")
+        keys = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "7")
+        files = ("-keyout", directory / f"{distribution.name}.key", "-out", directory / f"{distribution.name}.pem")
+        run("openssl", "req", "-x509", *keys, *files, *subject)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def machines(machines_possible, wheelhouse, store):
+    """One bare machine of each distribution, booted."""
+    with ExitStack() as stack:
+        yield {
+            distribution.name: stack.enter_context(
+                booted(
+                    distribution,
+                    f"{wheelhouse(distribution.python)}:/srv/wheelhouse:ro",
+                    f"{store.root}:/srv/models:ro",
+                    name=f"npu-ops-{distribution.name}",
+                )
+            )
+            for distribution in (DEBIAN_12, DEBIAN_13)
+        }
+
+
+@pytest.fixture(scope="session")
+def fleet(machines, certificates, wheel, tmp_path_factory):
+    """Both machines as nodes that are watched: checked, provisioned, and provisioned again."""
+    addresses = {name: machine.address for name, machine in machines.items()}
+    inventory = write_inventory(
+        tmp_path_factory.mktemp("inventory") / "hosts.json",
+        {
+            "npu_nodes": {
+                machine.name: node_variables(wheel, addresses, certificates / name, proxy)
+                for (name, machine), proxy in zip(machines.items(), ("nginx", "caddy"), strict=True)
+            },
+            "monitoring": {machine.name: monitoring_variables(addresses) for machine in machines.values()},
+        },
+    )
+    checked = play(inventory, "--check")
+    converged = play(inventory, timeout=1500)
+    repeated = play(inventory)
+    return Fleet(machines, inventory, checked, converged, repeated)
+
+
+def node_variables(wheel, addresses, certificate, proxy):
+    """The variables of a node in the tests: an emulated NPU, real weights, no network but that of the machines."""
+    network = ipaddress.ip_network(f"{next(iter(addresses.values()))}/16", strict=False)
+    return {
+        "npu_node_api_keys": [KEY],
+        "npu_node_wheel": str(wheel),
+        "npu_node_extras": ["node"],
+        "npu_node_pip_arguments": ["--no-index", "--find-links=/srv/wheelhouse"],
+        "npu_node_model_directory": "/srv/models",
+        "npu_node_npu_emulation": True,
+        "npu_node_models": [
+            {"name": EMBEDDER, "placements": ["NPU"], "settings": {"npu_buckets": [32, 64]}},
+            {"name": GENERATOR, "placements": [{"device": "NPU", "load": "lazy"}]},
+        ],
+        "npu_node_settings": {"canary_interval_s": 60.0},
+        "npu_node_host": "0.0.0.0",  # noqa: S104  (beside the proxy, so that both ways in are tried)
+        "npu_node_ready_timeout_s": 240,
+        "npu_node_firewall_sources": [str(network)],
+        "npu_node_tls_proxy": proxy,
+        "npu_node_tls_certificate": f"{certificate}.pem",
+        "npu_node_tls_key": f"{certificate}.key",
+        "npu_node_tls_server_name": certificate.name,
+    }
+
+
+def monitoring_variables(addresses):
+    """Each machine watches both. Grafana is in no distribution: only its provisioning is put in place."""
+    return {
+        "npu_monitoring_api_key": KEY,
+        "npu_monitoring_nodes": [{"name": name, "address": f"{where}:8081"} for name, where in addresses.items()],
+        "npu_monitoring_exporters": [f"{where}:9100" for where in addresses.values()],
+        "npu_monitoring_scrape_interval": "2s",
+        "npu_monitoring_grafana_package": "",
+    }

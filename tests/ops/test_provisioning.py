@@ -1,0 +1,225 @@
+"""A fleet from bare machines: what the playbook did, and what an auditor who knows nothing of it finds there."""
+
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import testinfra
+
+from tests.ops.conftest import EMBEDDER, GENERATOR, KEY
+from tests.ops.containers import DEBIAN_12, DEBIAN_13
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
+NODES = [DEBIAN_12.name, DEBIAN_13.name]
+
+
+@pytest.fixture(params=NODES)
+def machine(request, fleet):
+    return fleet.machines[request.param]
+
+
+@pytest.fixture
+def host(machine):
+    return testinfra.get_host(f"podman://{machine.name}")
+
+
+def get(url, key=None, body=None, context=None):
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers=headers)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60, context=context) as reply:  # noqa: S310
+        return json.load(reply)
+
+
+def properties(host, *names):
+    shown = host.check_output("systemctl show npu-node.service --property=" + ",".join(names))
+    return dict(line.split("=", 1) for line in shown.splitlines())
+
+
+def test_check_works_before_the_first_run(fleet):
+    assert fleet.checked.status == 0, fleet.checked.output[-6000:]
+
+
+def test_it_converges(fleet):
+    assert fleet.converged.status == 0, fleet.converged.output[-6000:]
+    assert all(fleet.converged.changed.values())
+
+
+def test_a_second_run_changes_nothing(fleet):
+    assert fleet.repeated.status == 0, fleet.repeated.output[-6000:]
+    assert not any(fleet.repeated.changed.values()), fleet.repeated.changed_tasks()
+
+
+def test_the_service_runs_and_is_enabled(host):
+    service = host.service("npu-node")
+    assert service.is_running
+    assert service.is_enabled
+
+
+def test_its_properties_are_as_written(host):
+    found = properties(
+        host,
+        *("Type", "WatchdogUSec", "User", "NoNewPrivileges", "ProtectSystem", "ProtectHome", "DevicePolicy"),
+        *("CapabilityBoundingSet", "MemoryDenyWriteExecute", "PrivateDevices", "SupplementaryGroups", "NRestarts"),
+        *("StatusText", "LoadCredential", "KillMode"),
+    )
+    assert found.pop("StatusText").startswith("ready; ")
+    assert found == {
+        "Type": "notify",
+        "WatchdogUSec": "30s",
+        "User": "npu-node",
+        "NoNewPrivileges": "yes",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "DevicePolicy": "closed",
+        "CapabilityBoundingSet": "",
+        "MemoryDenyWriteExecute": "no",
+        "PrivateDevices": "no",
+        "SupplementaryGroups": "render",
+        "NRestarts": "0",
+        "LoadCredential": "api_keys:/etc/npu-node/api_keys",
+        "KillMode": "mixed",
+    }
+
+
+def test_its_processes_have_no_rights(host):
+    pid = properties(host, "MainPID")["MainPID"]
+    status = dict(line.split(":", 1) for line in host.check_output(f"cat /proc/{pid}/status").splitlines())
+    assert int(status["Uid"].split()[0]) == host.user("npu-node").uid
+    assert {int(status[name].strip(), 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"].strip() == "1"
+    assert status["Seccomp"].strip() == "2"
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "user", "group"),
+    [
+        ("/etc/npu-node/node.toml", 0o644, "root", "root"),
+        ("/etc/npu-node/api_keys", 0o600, "root", "root"),
+        ("/etc/npu-node/tls/key.pem", 0o640, "root", None),
+        ("/etc/systemd/system/npu-node.service", 0o644, "root", "root"),
+        ("/var/lib/npu-node", 0o750, "npu-node", "npu-node"),
+        ("/var/cache/npu-node", 0o750, "npu-node", "npu-node"),
+        (f"/var/lib/npu-node/models/{EMBEDDER}", 0o750, "npu-node", "npu-node"),
+        ("/etc/prometheus/npu-node.key", 0o640, "root", "prometheus"),
+    ],
+)
+def test_files_belong_to_whom_they_should(host, path, mode, user, group):
+    file = host.file(path)
+    assert file.exists
+    assert oct(file.mode) == oct(mode)
+    assert file.user == user
+    assert group is None or file.group == group
+
+
+def test_the_key_is_nowhere_but_where_it_belongs(host):
+    found = host.run(f"grep -rlF {KEY} /etc /opt /var/lib/npu-node /var/log").stdout.split()
+    assert sorted(found) == ["/etc/npu-node/api_keys", "/etc/prometheus/npu-node.key"]
+    assert KEY not in host.check_output("journalctl --unit=npu-node --no-pager")
+
+
+def test_what_listens(host):
+    assert host.socket("tcp://0.0.0.0:8081").is_listening
+    assert host.socket("tcp://0.0.0.0:8443").is_listening or host.socket("tcp://:::8443").is_listening
+    assert host.socket("tcp://127.0.0.1:9090").is_listening
+    assert not host.socket("tcp://0.0.0.0:80").is_listening
+
+
+def test_health_says_ready_and_emulated(machine):
+    health = get(f"http://{machine.address}:8081/health")
+    assert health["status"] == "ready"
+    assert health["npu"]["emulated"] is True
+    assert {model["id"] for model in health["models"]} == {EMBEDDER, GENERATOR}
+
+
+def test_an_embedding_is_right_and_from_the_npu_s_path(machine):
+    texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Quarterly revenue rose."]
+    reply = get(f"http://{machine.address}:8081/embeddings", KEY, {"texts": texts})
+    vectors = np.asarray(reply["embeddings"], np.float32)
+    assert vectors.shape == (3, 384)
+    assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]
+    assert reply["device"] == "NPU"
+    assert reply["emulated"] is True
+
+
+def test_nobody_is_answered_without_a_key(machine):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(f"http://{machine.address}:8081/embeddings", "wrong" * 4, {"texts": ["a"]})
+    refused.value.close()
+    assert refused.value.code == 401
+
+
+def test_the_proxy_ends_tls(machine, certificates):
+    name = machine.distribution.name
+    context = ssl.create_default_context(cafile=str(certificates / f"{name}.pem"))
+    request = f"GET /health HTTP/1.1\r\nHost: {name}:8443\r\nConnection: close\r\n\r\n"
+    with (
+        socket.create_connection((machine.address, 8443), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=name) as secured,
+    ):
+        secured.sendall(request.encode())
+        answer = b"".join(iter(lambda: secured.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"status":"ready"' in answer
+
+
+def test_the_firewall_lets_in_only_whom_it_should(host, machine):
+    rules = host.check_output("nft list table inet npu_node")
+    assert "ip saddr" in rules
+    assert "8081" in rules
+    assert "8443" in rules
+    # From an address of the machine's own that is not among the sources.
+    host.check_output("ip address replace 198.51.100.7/32 dev lo")
+    host.check_output("nft insert rule inet npu_node input iif lo ip saddr 198.51.100.7 tcp dport 8081 drop")
+    probe = (
+        "import socket,sys; s=socket.socket(); s.settimeout(2); s.bind(('198.51.100.7', 0));"
+        f"sys.exit(s.connect_ex(('{machine.address}', 8081)) != 0)"
+    )
+    assert host.run(f'python3 -c "{probe}"').rc == 1
+    host.check_output("systemctl reload npu-node-firewall.service")
+    assert host.run(f'python3 -c "{probe}"').rc == 0
+
+
+def test_the_certificate_is_a_fact(host):
+    certificate = json.loads(host.file("/etc/ansible/facts.d/npu_node.fact").content_string)
+    assert certificate["certified"] is True
+    assert certificate["emulated"] is True
+    assert certificate["smoke"] == "pass"
+    assert certificate["doctor"]["refused"] == []
+    assert certificate["release"] == host.file("/opt/npu-node/current").linked_to.rsplit("/", 1)[-1]
+
+
+def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):
+    def ask(path):
+        fetch = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9090{path}').read().decode())"
+        return json.loads(host.check_output(f'python3 -c "{fetch}"'))["data"]
+
+    targets = ask("/api/v1/targets?state=active")["activeTargets"]
+    assert {target["labels"]["job"] for target in targets} == {"npu-node", "machine", "prometheus"}
+    assert {target["health"] for target in targets} == {"up"}
+    assert {t["labels"]["instance"] for t in targets if t["labels"]["job"] == "npu-node"} == set(NODES)
+    rules = [rule["name"] for group in ask("/api/v1/rules")["groups"] for rule in group["rules"]]
+    assert "NPUNodeDown" in rules
+
+
+def test_grafana_would_find_its_dashboards(host):
+    assert "url: http://127.0.0.1:9090" in host.file("/etc/grafana/provisioning/datasources/npu.yml").content_string
+    assert "/etc/grafana/npu-dashboards" in host.file("/etc/grafana/provisioning/dashboards/npu.yml").content_string
+
+
+def test_a_hung_node_is_killed_and_comes_back(host, machine):
+    before = properties(host, "MainPID")["MainPID"]
+    host.check_output("systemctl set-property --runtime npu-node.service TasksMax=1024")
+    assert properties(host, "WatchdogUSec")["WatchdogUSec"] == "30s"
+    host.check_output(f"kill -STOP {before}")
+    wait = (
+        "for i in $(seq 90); do "
+        f'[ "$(systemctl show npu-node --property=MainPID --value)" != {before} ] && '
+        "systemctl is-active --quiet npu-node && exit 0; sleep 1; done; exit 1"
+    )
+    assert host.run(f"sh -c '{wait}'").rc == 0
+    assert "Watchdog timeout" in host.check_output("journalctl --unit=npu-node --no-pager")
