@@ -1,5 +1,6 @@
 """What holds for OpenAI's and Ollama's dialect alike: refusals in their own form, common headers, names, both ports."""
 
+import asyncio
 import json
 import socket
 
@@ -59,6 +60,7 @@ async def test_a_full_node_says_so_as_each_dialect_does(http, narrow_node):
             assert int(refused.headers["Retry-After"]) >= 1
             assert int(refused.headers["retry-after-ms"]) > 0
         reply.close()
+    await asyncio.to_thread(narrow_node.wait_for, lambda body: not body["models"][1]["in_flight"])
 
 
 @pytest.mark.parametrize(
