@@ -7,17 +7,21 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from worker_node.api import parameters
 from worker_node.api.body import DialectBody
 from worker_node.domain import Sampling
-from worker_node.errors import BadRequest
+from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.grammars.schema import any_json_object, compile_schema
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 10 * 365 * 86400.0
+
+# At these values an option does nothing; a `repeat_last_n` of −1 is the whole context, which is what is counted here.
+_NEUTRAL = {"tfs_z": 1, "typical_p": 1, "repeat_last_n": -1, "penalize_newline": True}
+_NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = str | float
@@ -25,7 +29,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class Options(DialectBody):
-    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer."""
+    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
+
+    Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.
+    """
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {
@@ -46,7 +53,6 @@ class Options(DialectBody):
         "mirostat": "this engine has no Mirostat sampling",
         "mirostat_eta": "this engine has no Mirostat sampling",
         "mirostat_tau": "this engine has no Mirostat sampling",
-        "penalize_newline": "this engine penalises all tokens alike",
         "repeat_last_n": "this engine's penalties count the whole answer",
         "tfs_z": "this engine has no tail-free sampling",
         "typical_p": "this engine has no typical sampling",
@@ -63,6 +69,23 @@ class Options(DialectBody):
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        nothing = {name for name, value in _NEUTRAL.items() if fields.get(name) == value}
+        if not fields.get("mirostat"):
+            nothing |= {"mirostat_eta", "mirostat_tau"}
+        penalised = any(fields.get(name) not in (None, value) for name, value in _NO_PENALTY.items())
+        if not penalised:
+            nothing |= {"penalize_newline", "repeat_last_n"}
+        elif fields.get("penalize_newline") is False:
+            raise UnsupportedParameter(
+                "penalize_newline: this engine penalises all tokens alike", param="penalize_newline"
+            )
+        return {name: value for name, value in fields.items() if name not in nothing}
 
     def sampling(self) -> Sampling:
         """How to sample. Raises BadRequest."""
