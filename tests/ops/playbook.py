@@ -22,6 +22,11 @@ class Outcome:
     changed: dict[str, int]
     failed: dict[str, int]
 
+    @property
+    def text(self):
+        """The output with its lines joined: messages are broken where they are too wide."""
+        return " ".join(self.output.split())
+
     def changed_tasks(self):
         """The tasks that changed something, with their host, for a message."""
         task, found = "", []

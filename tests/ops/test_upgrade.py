@@ -105,9 +105,9 @@ def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, u
 
     # It fails aloud, at the first node, and says why; both nodes serve what they served before.
     assert failed.status != 0
-    assert "was rolled back" in failed.output
-    assert "0.1.1" in failed.output
-    assert "cosine" in failed.output
+    assert "was rolled back" in failed.text
+    assert "0.1.1" in failed.text
+    assert "cosine" in failed.text
     first, second = fleet.machines.values()
     assert failed.failed[first.name] == 1
     assert second.name not in failed.changed or failed.changed[second.name] == 0
