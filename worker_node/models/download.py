@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -73,7 +74,7 @@ def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
                     _, errors = process.communicate(timeout=_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    progress.update(_bytes_in(scratch))
+                    progress.update(bytes_in(scratch))
         except BaseException:
             process.kill()
             raise
@@ -87,13 +88,14 @@ def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
     return found[0]
 
 
-def _bytes_in(directory: Path) -> int:
+def bytes_in(directory: Path) -> int:
+    """The size of all files under a directory from which others move and remove files meanwhile."""
+    # os.walk passes over folders that are gone; rglob raises.
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moved it just now
-            continue
+    for room, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(room) / name).stat().st_size
     return total
 
 

