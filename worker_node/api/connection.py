@@ -81,7 +81,9 @@ class GuardedConnection(RequestHandler):
         """Answer what aiohttp itself could not handle. Neither the log nor the reply repeats what was sent."""
         self.keep_alive(False)
         if status >= 500:
-            log.error("request failed outside of the application: %s", type(exc).__name__)
+            # A client that is gone, or was dropped for taking nothing, is no failure of the node's.
+            level = logging.DEBUG if isinstance(exc, ConnectionError) else logging.ERROR
+            log.log(level, "request failed outside of the application: %s", type(exc).__name__)
             return self._render(NodeError("the node failed to answer; the failure is logged"))
         response = self._render(BadRequest("this is not a valid HTTP request"))
         response.force_close()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node import server
+from worker_node.api.sse import EventStream
 from worker_node.app import make_app
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
@@ -141,3 +142,14 @@ async def test_a_silent_reader_who_leaves_is_let_go(echoing_node, route):
     sock.close()
     async with asyncio.timeout(30):
         await echoing_node.state.idle()
+
+
+async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, monkeypatch, caplog):
+    monkeypatch.setitem(EventStream.__init__.__kwdefaults__, "stall_s", 0.1)
+    sock = await silent_reader(echoing_node, "/v1/chat/completions")
+    async with asyncio.timeout(60):
+        while echoing_node.state.in_flight == 0:
+            await asyncio.sleep(0.01)
+        await echoing_node.state.idle()
+    sock.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
