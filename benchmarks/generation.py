@@ -1,5 +1,7 @@
 """Generation: raw pipelines, the engine process and the node over HTTP, streaming, greedy, 64 new tokens."""
 
+import itertools
+
 import openvino_genai
 
 from benchmarks import engine, load, workload
@@ -27,32 +29,32 @@ async def run(node, store, quick):
 
 
 class _Case:
-    """One number of callers with prompts of one length; every measurement has prompts of its own."""
+    """One number of callers with prompts of one length; no contender sees a prompt twice, each sees the same ones."""
 
     def __init__(self, raw, alone, tokenizer, http, url, callers, length):
         self._raw, self._alone, self._tokenizer, self._http, self._url = raw, alone, tokenizer, http, url
         self._callers, self._length = callers, length
-        self._seeds = iter(range(10_000))
+        self._seeds = {who: itertools.count() for who in ("raw", "engine", "http")}
         self._firsts = {"raw": [], "engine": [], "http": []}
 
-    def _prompts(self):
+    def _prompts(self, who):
         # One caller gives a short measurement: four prompts, one after another.
-        return workload.prompts(max(self._callers, 4), self._length, seed=next(self._seeds))
+        return workload.prompts(max(self._callers, 4), self._length, seed=next(self._seeds[who]))
 
     def _note(self, who, rate, first_s):
         self._firsts[who].append(first_s * 1e3)
         return rate
 
     async def raw(self):
-        result = self._raw.run(prompts=self._prompts(), tokens=TOKENS)
+        result = self._raw.run(prompts=self._prompts("raw"), tokens=TOKENS)
         return self._note("raw", result["per_second"], result["first_token_s"])
 
     async def engine(self):
-        prompts = [self._tokenizer.encode(prompt).input_ids.data[0] for prompt in self._prompts()]
+        prompts = [self._tokenizer.encode(prompt).input_ids.data[0] for prompt in self._prompts("engine")]
         return self._note("engine", *await engine.generate(self._alone, prompts, TOKENS, self._callers))
 
     async def http(self):
-        prompts = self._prompts()
+        prompts = self._prompts("http")
         return self._note("http", *await load.generate_all(self._http, self._url, prompts, TOKENS, self._callers))
 
     async def compare(self, rounds):
