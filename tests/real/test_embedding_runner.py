@@ -54,6 +54,28 @@ def test_a_text_has_the_same_vector_alone_and_among_others(runner):
     np.testing.assert_allclose(alone, together, atol=1e-5)
 
 
+def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store, monkeypatch):
+    installed = store.get("all-minilm-l6-v2")
+    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", {"streams": 2})
+    runner, ran = EmbeddingRunner(spec), []
+    start = EmbeddingRunner._start
+
+    def noting(self, slot, batch):
+        ran.append(slot.request.get_compiled_model().get_property("NUM_STREAMS"))
+        start(self, slot, batch)
+
+    monkeypatch.setattr(EmbeddingRunner, "_start", noting)
+    runner.load()
+    try:
+        embed(runner, job(30, ROWS[:1]))
+        assert ran == [1]
+        ran.clear()
+        embed(runner, job(31, ROWS[:2]), job(32, ROWS[2:]))
+        assert set(ran) == {2}
+    finally:
+        runner.close()
+
+
 def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):
     first, *rest = job(20, ROWS[2:3]), job(21, ROWS[:2]), job(22, ROWS[3:])
     runner.submit(first)
