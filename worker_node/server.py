@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from worker_node.api.dialects import Renderer
 from worker_node.api.errors import error_response
 from worker_node.api.health import node_status
 from worker_node.api.keys import Node, NodeState
+from worker_node.api.middleware import note_refusal
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
@@ -110,7 +112,7 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         for bound in socks:
-            await _listen(runner, bound, settings, profile.render, stack)
+            await _listen(runner, bound, node, profile.render, stack)
         yield node, _url(socks[0])
 
 
@@ -167,17 +169,17 @@ async def _stop_engines(node: Node) -> None:
 async def _listen(
     runner: web.AppRunner,
     sock: socket.socket,
-    settings: NodeSettings,
+    node: Node,
     render: Renderer,
     stack: contextlib.AsyncExitStack,
 ) -> None:
     server = runner.server
     assert server is not None  # noqa: S101  (setup() made it)
+    settings = node.settings
     limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(
-        lambda: GuardedConnection(server, loop, limits, render), sock=sock, backlog=_BACKLOG
-    )
+    connect = partial(GuardedConnection, server, loop, limits, partial(note_refusal, node), render)
+    listener = await loop.create_server(connect, sock=sock, backlog=_BACKLOG)
     stack.callback(listener.close)
 
 

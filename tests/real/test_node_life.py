@@ -1,11 +1,15 @@
 """A node from its start to every kind of end, with real engines under load."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import aiohttp
 import psutil
@@ -34,8 +38,27 @@ def test_a_slow_client_gets_408_for_its_header_and_for_its_body():
     with start_node(ready=False, NPU_NODE_HEADER_TIMEOUT_S="0.3", NPU_NODE_BODY_TIMEOUT_S="0.3") as node:
         node.wait_for(lambda body: body["models"][0]["state"] == "ready")
         late_header, late_body = asyncio.run(clients(node))
+        with urllib.request.urlopen(node.url + "/metrics") as reply:  # noqa: S310
+            metrics = reply.read().decode()
     assert late_header.startswith(b"HTTP/1.1 408 ")
     assert late_body.startswith(b"HTTP/1.1 408 ")
+    # The first never became a request, and counts all the same.
+    assert 'npu_node_http_requests_total{route="-",status="408"} 1.0' in metrics
+    assert 'npu_node_http_requests_total{route="/embeddings",status="408"} 1.0' in metrics
+    assert 'npu_node_request_errors_total{code="request_timeout"} 2.0' in metrics
+
+
+def test_a_connection_too_many_is_told_when_to_come_again():
+    with start_node(ready=False, NPU_NODE_MAX_CONNECTIONS="2") as node:
+        host, port = node.url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            one_more = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            head, _, body = b"".join(iter(lambda: one_more.recv(4096), b"")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+        assert b"\r\nRetry-After: 1\r\n" in head
+        assert json.loads(body)["error"]["code"] == "overloaded"
 
 
 def test_a_killed_engine_fails_its_requests_at_once_and_comes_back():

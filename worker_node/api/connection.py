@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from worker_node.api.dialects import Renderer
-from worker_node.api.errors import error_response
 from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
 
 log = logging.getLogger(__name__)
@@ -31,16 +31,20 @@ class ConnectionLimits:
 
 
 class GuardedConnection(RequestHandler):
-    """aiohttp's connection with a deadline for headers and a limit on their number; `render` forms its errors."""
+    """aiohttp's connection with a deadline for headers and a limit on their number.
 
-    __slots__ = ("_header_timer", "_limits", "_render", "_server")
+    `render` forms its errors and `note` is told of each: no middleware ever sees them.
+    """
+
+    __slots__ = ("_header_timer", "_limits", "_note", "_render", "_server")
 
     def __init__(
         self,
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         limits: ConnectionLimits,
-        render: Renderer = error_response,
+        note: Callable[[NodeError], None],
+        render: Renderer,
     ) -> None:
         super().__init__(
             server,
@@ -51,6 +55,7 @@ class GuardedConnection(RequestHandler):
         )
         self._server = server
         self._limits = limits
+        self._note = note
         self._render = render
         self._header_timer: asyncio.TimerHandle | None = None
 
@@ -84,8 +89,13 @@ class GuardedConnection(RequestHandler):
             # A client that is gone, or was dropped for taking nothing, is no failure of the node's.
             level = logging.DEBUG if isinstance(exc, ConnectionError) else logging.ERROR
             log.log(level, "request failed outside of the application: %s", type(exc).__name__)
-            return self._render(NodeError("the node failed to answer; the failure is logged"))
-        response = self._render(BadRequest("this is not a valid HTTP request"))
+            failure = NodeError("the node failed to answer; the failure is logged")
+            if level == logging.ERROR:
+                self._note(failure)
+            return self._render(failure)
+        malformed = BadRequest("this is not a valid HTTP request")
+        self._note(malformed)
+        response = self._render(malformed)
         response.force_close()
         return response
 
@@ -98,14 +108,14 @@ class GuardedConnection(RequestHandler):
         transport = self.transport
         if transport is None:
             return
-        body = self._render(error).body
+        self._note(error)
+        response = self._render(error)
+        body = response.body
         assert isinstance(body, bytes)  # noqa: S101  (every renderer makes a whole body)
         reason = {408: "Request Timeout", 429: "Too Many Requests"}[error.status]
-        head = (
-            f"HTTP/1.1 {error.status} {reason}\r\nContent-Type: application/json; charset=utf-8\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        transport.write(head.encode() + body)
+        headers = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
+        head = [f"HTTP/1.1 {error.status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
+        transport.write("\r\n".join([*head, "", ""]).encode() + body)
         self.force_close()
 
     def _stop_timer(self) -> None:

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Middleware
 
 from worker_node.api.context import request_id, route_template
 from worker_node.api.dialects import Renderer, renderer
-from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID, Node
 from worker_node.errors import (
     BadRequest,
     Draining,
@@ -81,9 +81,18 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
 
 def note_failure(request: web.Request, error: NodeError) -> None:
     """Count an error that a request ends with, and keep it among the recent ones."""
-    node = request.app[NODE]
+    _count(request.app[NODE], error, route_template(request))
+
+
+def note_refusal(node: Node, error: NodeError) -> None:
+    """Count an error that a connection ends with before there is a request, and keep it among the recent ones."""
+    node.registry.telemetry.http_requests.labels("-", error.status).inc()
+    _count(node, error, "-")
+
+
+def _count(node: Node, error: NodeError, route: str) -> None:
     node.registry.telemetry.errors.labels(error.code).inc()
-    node.state.failures.add(error, route_template(request))
+    node.state.failures.add(error, route)
 
 
 def errors_as(form: Callable[[str], Renderer]) -> Middleware:
