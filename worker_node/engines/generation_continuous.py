@@ -2,6 +2,9 @@
 
 `ContinuousBatchingPipeline.step()` advances every running sequence by one token and holds the GIL for as long as it
 takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
+
+GenAI serves requests in the order in which it gets them. So it gets no more of them than fill its next steps; the
+others stand in a line that knows priorities and deadlines.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ from worker_node.engines.messages import (
     TokenDelta,
 )
 from worker_node.engines.sampling import generation_config
+from worker_node.engines.waiting import WaitingLine
+
+# What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
+# has another to be filled up with.
+_STEPS_AHEAD = 2
+_PROMPTS_AHEAD = 2
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -53,8 +62,13 @@ class ContinuousOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class _Running:
     job: GenerateJob
     handle: genai.GenerationHandle
-    submitted: float
+    handed_over: float
     started: bool = False
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.job.tokens) // TOKEN_DTYPE.itemsize
 
 
 class ContinuousRunner:
@@ -63,15 +77,15 @@ class ContinuousRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, ContinuousOptions)
+        self._line: WaitingLine[GenerateJob] = WaitingLine()
         self._running: dict[int, _Running] = {}
-        self._refused: list[Event] = []
         self._steps = 0
         self._stepped = 0
 
     @property
     def has_work(self) -> bool:
         # A cancelled sequence keeps its blocks of the KV cache until the scheduler's next step, so there is one.
-        return bool(self._running or self._refused or self._pipeline.has_non_finished_requests())
+        return bool(self._line or self._running or self._pipeline.has_non_finished_requests())
 
     @property
     def wake_fd(self) -> int | None:
@@ -83,7 +97,7 @@ class ContinuousRunner:
         running = min(metrics.scheduled_requests, len(self._running))
         # GenAI tells its cache's use in per cent, and as of its last step too; with nothing running all of it is free.
         return EngineStats(
-            waiting=len(self._running) - running,
+            waiting=len(self._line) + len(self._running) - running,
             running=running,
             runs=self._steps,
             rows=self._stepped,
@@ -113,28 +127,47 @@ class ContinuousRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, EmbedJob):
             raise TypeError("a generation engine was sent an embedding")
+        self._line.add(job, time.monotonic())
+
+    def _hand_over(self, now: float, emit: Outbox) -> None:
+        ahead = [running.prefill for running in self._running.values() if not running.started]
+        while len(self._running) < self._options.max_num_seqs and (
+            len(ahead) < _PROMPTS_AHEAD or sum(ahead) < _STEPS_AHEAD * self._options.max_num_batched_tokens
+        ):
+            job = self._line.next(now)
+            if job is None:
+                return
+            failure = self._add(job, now)
+            if failure is None:
+                ahead.append(self._running[job.id].prefill)
+            else:
+                emit(failure)
+
+    def _add(self, job: GenerateJob, now: float) -> Failed | None:
         prompt = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
             handle = self._pipeline.add_request(job.id, ov.Tensor(prompt), generation_config(job, self._defaults))
         except RuntimeError as error:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
-            self._refused.append(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
-            return
-        self._running[job.id] = _Running(job, handle, time.monotonic())
+            return Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1])
+        self._running[job.id] = _Running(job, handle, now)
+        return None
 
     def cancel(self, job_id: int) -> None:
+        if self._line.remove(job_id):
+            return
         running = self._running.pop(job_id, None)
         if running is not None:
             running.handle.cancel()
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
-        for event in self._refused:
-            emit(event)
-        self._refused.clear()
         now = time.monotonic()
+        for job in self._line.expired(now):
+            emit(Failed(job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
         for job_id in [i for i, r in self._running.items() if r.job.deadline <= now]:
             self.cancel(job_id)
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
+        self._hand_over(now, emit)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
             self._steps += 1
@@ -167,7 +200,7 @@ class ContinuousRunner:
             finish = finish or "length"
         elif not tokens:
             return None
-        started = None if running.started else running.submitted
+        started = None if running.started else running.handed_over
         running.started = True
         at = time.monotonic()
         deltas.append(TokenDelta(job_id, tokens, finish, started, logprobs=logprobs or None, at=at))
