@@ -6,6 +6,7 @@ the queue is refused now rather than served late. Pure but for the permits that 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ _MAX_RETRY_AFTER_S = 60.0
 # A request that is served just too late is work for nothing, and in an overload that is every request: so the wait
 # must fit the deadline with room for its own run and for an estimate that is too good.
 _CAUTION = 1.5
+# What batch work leaves free, so that it cannot shut interactive work out.
+_BATCH_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class Admission:
         return None if rate is None else (self.outstanding - self.limits.parallel + 1) / rate
 
     @contextmanager
-    def permit(self, units: int, deadline: float) -> Iterator[None]:
-        """Hold a permit for `units` while the block runs.
+    def permit(self, units: int, deadline: float, *, interactive: bool = True) -> Iterator[None]:
+        """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
 
         Raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has passed.
         """
-        self.check(units, deadline)
+        self.check(units, deadline, interactive=interactive)
         self.rate.begin(units, self.clock())
         done = False
         try:
@@ -80,14 +83,16 @@ class Admission:
         finally:
             self.rate.end(units, self.clock(), done=done)
 
-    def check(self, units: int, deadline: float) -> None:
+    def check(self, units: int, deadline: float, *, interactive: bool = True) -> None:
         """Raise what `permit` would, and take nothing."""
         now = self.clock()
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
-        if self.outstanding and self.outstanding + units > self.limits.max_outstanding:
+        places = self.limits.max_outstanding if interactive else math.ceil(self.limits.max_outstanding * _BATCH_SHARE)
+        if self.outstanding and self.outstanding + units > places:
+            whose = "" if interactive else " for batch work"
             raise Overloaded(
-                f"{self.what} is busy: {self.outstanding} of {self.limits.max_outstanding} places are taken",
+                f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
                 retry_after=self._retry_after(),
             )
         wait = self.expected_wait()

@@ -47,6 +47,13 @@ def test_a_full_queue_is_refused_with_a_retry_after_from_the_drain_rate(door, cl
     assert caught.value.retry_after == pytest.approx(2.0, rel=0.2)
 
 
+def test_batch_work_leaves_places_for_interactive_work(door):
+    with door.permit(3, deadline=1e6, interactive=False):
+        with pytest.raises(Overloaded, match="3 of 3 places for batch work"):
+            door.check(1, 1e6, interactive=False)
+        door.check(1, 1e6)
+
+
 def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(door):
     with door.permit(100, deadline=10):
         assert door.outstanding == 100
