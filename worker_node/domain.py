@@ -217,8 +217,9 @@ class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
     `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
-    `device_tokens` are those that the device computed, padding included, where the engine counts them. `cached` says
-    that all vectors (hit) or some (partial) were computed for an earlier request.
+    `device_tokens` are those that the device computed, padding included, where the engine counts them;
+    `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
+    were computed for an earlier request.
     """
 
     route: Route
@@ -229,6 +230,7 @@ class EmbeddingReply:
     npu_busy_delta_us: int | None = None
     npu_busy_shared: bool = False
     device_tokens: int | None = None
+    computed_tokens: int = 0
     cached: Literal["hit", "partial"] | None = None
 
 

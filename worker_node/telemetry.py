@@ -52,6 +52,9 @@ class Telemetry:
         self.device_tokens = counter(
             "embedding_device_tokens", "Tokens computed for embeddings, padding included", by_route
         )
+        self.computed_tokens = counter(
+            "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding", by_route
+        )
         self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache", by_route)
         self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not", by_route)
         self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model",))
@@ -77,6 +80,7 @@ class Telemetry:
         self.prompt_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
         if reply.device_tokens is not None:
             self.device_tokens.labels(*labels).inc(reply.device_tokens)
+            self.computed_tokens.labels(*labels).inc(reply.computed_tokens)
         if reply.cached != "hit":
             self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
             self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)

@@ -212,9 +212,12 @@ def _speed(built: Dashboard) -> None:
     built.with_panel(graph("Texts embedded", "Those from the cache included.", "ops", (texts, _PLACE), width=HALF))
     padding = (
         f"sum by ({place}) (rate(npu_node_embedding_device_tokens_total{{{_I}}}{_R}))"
-        f" / (sum by ({place}) (rate(npu_node_prompt_tokens_total{{{_I}}}{_R})) > 0)"
+        f" / (sum by ({place}) (rate(npu_node_embedding_computed_tokens_total{{{_I}}}{_R})) > 0)"
     )
-    text = "Tokens computed for each token of the texts: what static shapes and batches of unequal texts cost."
+    text = (
+        "Tokens computed for each token of the texts that ran: what static shapes and batches of unequal texts cost. "
+        "Texts from the cache are not in it."
+    )
     built.with_panel(graph("Padding of embeddings", text, "short", (padding, _PLACE), width=HALF))
 
 

@@ -227,10 +227,18 @@ async def test_padding_is_measured(npu_node, http):
         wanted = f'npu_node_{name}_total{{device="NPU",model="all-minilm-l6-v2"}}'
         return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
 
-    real, computed = await tokens("prompt_tokens"), await tokens("embedding_device_tokens")
-    _, reply = await ask(http, npu_node, {"texts": ["one", "word " * 40]}, path="/embeddings")
-    assert await tokens("prompt_tokens") - real == reply["usage"]["prompt_tokens"] == 45
-    assert await tokens("embedding_device_tokens") - computed == 32 + 64
+    async def moved(texts):
+        """By how much the request moved the tokens of prompts, of texts that ran, and of the device."""
+        names = ("prompt_tokens", "embedding_computed_tokens", "embedding_device_tokens")
+        before = [await tokens(name) for name in names]
+        _, reply = await ask(http, npu_node, {"texts": texts}, path="/embeddings")
+        after = [await tokens(name) for name in names]
+        assert after[0] - before[0] == reply["usage"]["prompt_tokens"]
+        return tuple(now - then for now, then in zip(after, before, strict=True))
+
+    assert await moved(["one", "word " * 40]) == (45, 45, 32 + 64)
+    assert await moved(["one"]) == (3, 0, 0), "from the cache: nothing ran, so nothing was padded"
+    assert await moved(["one", "two"]) == (6, 3, 32)
 
 
 @pytest.mark.parametrize(

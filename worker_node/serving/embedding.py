@@ -70,6 +70,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
             output.busy_us,
             output.busy_shared,
             output.device_tokens,
+            computed_tokens=sum(map(len, wanted)),
             cached="partial" if len(missing) < len(tokens) else None,
         )
     registry.telemetry.embedded(reply)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,17 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "npu_busy_seconds_total", model="m") is None
+
+
+def test_padding_is_counted_against_the_texts_that_ran(telemetry):
+    route = Route("m", Device.NPU, "preferred", 12)
+    timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
+    reply = EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing)
+    telemetry.embedded(replace(reply, cached="hit"))
+    telemetry.embedded(replace(reply, cached="partial", device_tokens=32, computed_tokens=5))
+    assert value(telemetry, "prompt_tokens_total", **LABELS) == 24
+    assert value(telemetry, "embedding_device_tokens_total", **LABELS) == 32
+    assert value(telemetry, "embedding_computed_tokens_total", **LABELS) == 5
 
 
 async def test_a_blocked_event_loop_is_seen(telemetry):

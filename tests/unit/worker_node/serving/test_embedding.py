@@ -1,0 +1,60 @@
+"""Texts on their way through the cache and the engine, and what the node counts of them."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from worker_node.domain import Device, EmbeddingRequest, ModelKind, RequestContext
+from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.models.catalog import Catalog
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.embedding import embed
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import EmbeddingModel, Registry
+from worker_node.telemetry import Telemetry
+
+BUCKET = 32
+
+
+class Tokenizer:
+    """Takes texts that are token ids already."""
+
+    async def encode(self, texts, *, truncate):
+        return [list(text) for text in texts]
+
+
+class Engine:
+    """Runs each text in one static bucket."""
+
+    status = EngineStatus(EngineState.READY)
+
+    async def embed(self, tokens, *, deadline, interactive):
+        vectors = np.asarray([[sum(row)] for row in tokens], np.float32)
+        return EmbeddingOutput(vectors, time.monotonic(), 0.0, 7, device_tokens=BUCKET * len(tokens))
+
+
+def registry():
+    placement = Placement(Device.NPU, Engine(), Admission("m", AdmissionLimits(8)), 256, 256, emulated=True)
+    model = EmbeddingModel(SimpleNamespace(id="m", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1)
+    return Registry([model], Catalog.load(), Telemetry(), EmbeddingCache(10))
+
+
+async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_computed():
+    served = registry()
+
+    async def after(*texts):
+        now = time.monotonic()
+        reply = await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60), texts))
+        assert reply.vectors[:, 0].tolist() == [sum(text) for text in texts]
+
+        def total(name):
+            labels = {"model": "m", "device": "NPU"}
+            return served.telemetry.registry.get_sample_value(f"npu_node_{name}_total", labels)
+
+        return total("prompt_tokens"), total("embedding_computed_tokens"), total("embedding_device_tokens")
+
+    assert await after((1, 2, 3), (4, 5)) == (5, 5, 2 * BUCKET)
+    assert await after((1, 2, 3)) == (8, 5, 2 * BUCKET)
+    assert await after((1, 2, 3), (6,)) == (12, 6, 3 * BUCKET)
