@@ -57,7 +57,7 @@ class Telemetry:
         )
         self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache", by_route)
         self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not", by_route)
-        self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model",))
+        self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model", "emulated"))
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
         self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered", by_route)
@@ -117,7 +117,7 @@ class Telemetry:
 
     def _busy(self, route: Route, delta_us: int | None) -> None:
         if delta_us is not None:
-            self.npu_busy.labels(route.model).inc(max(0, delta_us) / 1e6)
+            self.npu_busy.labels(route.model, str(route.emulated).lower()).inc(max(0, delta_us) / 1e6)
 
     async def watch_event_loop(self) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""

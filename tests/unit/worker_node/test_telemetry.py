@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from worker_node.domain import Device, EmbeddingReply, Finished, FinishReason, Route, Timing, Usage
 from worker_node.telemetry import Telemetry
@@ -22,13 +23,15 @@ def value(telemetry, name, **labels):
     return telemetry.registry.get_sample_value(f"npu_node_{name}", labels)
 
 
-def test_an_embedding_is_counted(telemetry):
-    route = Route("m", Device.NPU, "preferred", 12)
+@pytest.mark.parametrize("emulated", [False, True])
+def test_an_embedding_is_counted_with_whether_its_npu_is_emulated(telemetry, emulated):
+    route = Route("m", Device.NPU, "preferred", 12, emulated)
     timing = Timing(queue=1.0, tokenize=0.5, inference=20.0, total=25.0)
     telemetry.embedded(EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
     assert value(telemetry, "embedded_texts_total", **LABELS) == 3
     assert value(telemetry, "prompt_tokens_total", **LABELS) == 12
-    assert value(telemetry, "npu_busy_seconds_total", model="m") == pytest.approx(0.015)
+    busy = {word: value(telemetry, "npu_busy_seconds_total", model="m", emulated=word) for word in ("false", "true")}
+    assert busy == {str(emulated).lower(): pytest.approx(0.015), str(not emulated).lower(): None}
     assert value(telemetry, "request_inference_time_seconds_sum", **LABELS) == pytest.approx(0.020)
     assert value(telemetry, "routes_total", **LABELS, reason="preferred") == 1
 
@@ -45,7 +48,7 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     assert [seconds for _, seconds in telemetry.first_tokens] == [0.010]
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
-    assert value(telemetry, "npu_busy_seconds_total", model="m") is None
+    assert "npu_node_npu_busy_seconds_total{" not in generate_latest(telemetry.registry).decode()
 
 
 def test_padding_is_counted_against_the_texts_that_ran(telemetry):
