@@ -10,11 +10,14 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 
 | metric | labels |
 |---|---|
-| `gen_ai_client_operation_duration_seconds` | operation, source, model, error |
-| `gen_ai_client_token_usage_total` | operation, source, model, type (input, output) |
+| `gen_ai_client_operation_duration_seconds` (histogram) | operation, source, model, error |
+| `gen_ai_client_token_usage` (histogram) | operation, source, model, type (input, output) |
 | `npu_client_attempts_total` | node, outcome: each try, so the retries too |
 
-and what `state_metrics` reads from the clients: nodes, breakers, the retry budget, what the cloud cost.
+The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt) or
+embeddings, `source` (npu, cloud) stands for the provider, `model` is the one that answered, `error` is an exception's
+class. Beside these there is what `state_metrics` reads from the clients: nodes, breakers, the retry budget, what the
+cloud cost.
 """
 
 from __future__ import annotations
@@ -32,10 +35,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from backend_client.calls import Calls
+from backend_client.client import NPUClient
 from backend_client.errors import NPUError
+from backend_client.fallback import InferenceClient
 from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
 from backend_client.resilience.deadline import Deadline
-from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Usage
+from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Source, Usage
+from backend_client.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
 from backend_client.state_metrics import StateCollector
 from backend_client.sync import Blocking
 
@@ -45,6 +51,8 @@ C = TypeVar("C", bound=Calls | Blocking[Any])
 _PROPAGATOR = TraceContextTextMapPropagator()
 # From a cached embedding's millisecond to a long generation's minutes.
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# The conventions': powers of 4.
+_TOKENS = tuple(4**power for power in range(14))
 
 
 class Metrics:
@@ -58,10 +66,11 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.tokens = Counter(
+        self.tokens = Histogram(
             "gen_ai_client_token_usage",
-            "Tokens, as the models count them.",
+            "Tokens of an answered call, as the models count them.",
             ("operation", "source", "model", "type"),
+            buckets=_TOKENS,
             registry=registry,
         )
         self.attempts = Counter(
@@ -82,7 +91,8 @@ def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | No
     metrics = metrics or Metrics()
     tracer = tracer or trace.get_tracer("backend_client")
     calls = client.inner if isinstance(client, Blocking) else client
-    calls.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer))
+    asked: Source = "npu" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
+    calls.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer, asked))
     metrics.state.watch(calls)
     return client
 
@@ -108,23 +118,24 @@ class _Observation:
 
 
 class ObservedBackend:
-    """A backend whose calls are measured."""
+    """A backend whose calls are measured; `asked` is whom they go to first."""
 
-    def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer) -> None:
+    def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer, asked: Source) -> None:
         self._inner = inner
         self._metrics = metrics
         self._tracer = tracer
+        self._asked: Source = asked
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed, observed."""
-        with self._observed("embeddings", job) as seen:
+        with self._observed(job) as seen:
             batch = await self._inner.embed(seen.traced(job))
             seen.answered(batch, batch.usage)
         return batch
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Generate, observed."""
-        with self._observed("chat", job) as seen:
+        with self._observed(job) as seen:
             result = await self._inner.generate(seen.traced(job))
             seen.answered(result, result.usage, result.finish_reason)
         return result
@@ -145,7 +156,7 @@ class ObservedBackend:
         await self._inner.close()
 
     async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
-        with self._observed("chat", job) as seen:
+        with self._observed(job, stream=True) as seen:
             answer = await self._inner.open_stream(seen.traced(job), opened_by)
             try:
                 async for item in answer:
@@ -156,14 +167,14 @@ class ObservedBackend:
                 await answer.aclose()
 
     @contextmanager
-    def _observed(self, operation: str, job: Job) -> Iterator[_Observation]:
-        name = f"{operation} {job.model}" if job.model else operation
+    def _observed(self, job: Job, *, stream: bool = False) -> Iterator[_Observation]:
+        operation = operation_name(job)
+        attributes = of_request(job, operation, self._asked, stream=stream)
         began = time.perf_counter()
         # A stream's span cannot be the current one: it is open while the caller's own code runs.
-        span = self._tracer.start_span(name, kind=SpanKind.CLIENT)
-        span.set_attribute("gen_ai.operation.name", operation)
-        if job.model:
-            span.set_attribute("gen_ai.request.model", job.model)
+        span = self._tracer.start_span(
+            f"{operation} {job.model}" if job.model else operation, kind=SpanKind.CLIENT, attributes=attributes
+        )
         seen = _Observation(span)
         error = ""
         try:
@@ -173,8 +184,10 @@ class ObservedBackend:
             span.set_attribute("error.type", error)
             # Not record_exception, which keeps the traceback: the type says enough.
             span.set_status(Status(StatusCode.ERROR, error))
-            if isinstance(failure, NPUError):
+            if isinstance(failure, NPUError) and failure.attempts:
                 self._count_attempts(failure.attempts)
+                last = failure.attempts[-1]
+                span.set_attributes(of_server(last.source, last.node))
             raise
         except (asyncio.CancelledError, GeneratorExit):
             # The caller left, which is nobody's error.
@@ -191,23 +204,10 @@ class ObservedBackend:
         if origin is None or usage is None:
             return
         self._count_attempts(origin.attempts)
-        self._metrics.tokens.labels(operation, source, model, "input").inc(usage.prompt_tokens)
-        seen.span.set_attributes(
-            {
-                "gen_ai.provider.name": "npu-node" if source == "npu" else "openai",
-                "gen_ai.response.model": model,
-                "gen_ai.response.id": origin.request_id,
-                "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                "server.address": origin.node,
-                "npu.device": origin.device or "",
-                "npu.attempts": len(origin.attempts),
-            }
-        )
-        if operation == "chat":
-            self._metrics.tokens.labels(operation, source, model, "output").inc(usage.completion_tokens)
-            seen.span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
-        if seen.finish_reason:
-            seen.span.set_attribute("gen_ai.response.finish_reasons", [seen.finish_reason])
+        seen.span.set_attributes(of_answer(operation, origin, usage, seen.finish_reason))
+        self._metrics.tokens.labels(operation, source, model, "input").observe(usage.prompt_tokens)
+        if operation != EMBEDDINGS:
+            self._metrics.tokens.labels(operation, source, model, "output").observe(usage.completion_tokens)
 
     def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
         for attempt in attempts:

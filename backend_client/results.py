@@ -49,7 +49,10 @@ class GenerateOptions(CallOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try. `outcome` is "ok" or the error's class name; times are seconds, `started` since the call began."""
+    """One try. `outcome` is "ok" or the error's class name; times are seconds, `started` since the call began.
+
+    `source` is what was asked: a node or the cloud; `node` is its URL.
+    """
 
     node: str
     outcome: str
@@ -58,6 +61,7 @@ class Attempt:
     sent: bool = True
     status: int | None = None
     code: str | None = None
+    source: Source = "npu"
 
 
 @dataclass(frozen=True, slots=True)

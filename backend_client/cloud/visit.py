@@ -103,7 +103,8 @@ class Visit:
 
     def attempt(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
         """This request as an entry of the history, ended now."""
-        return Attempt(self._state.name, outcome, 0.0, self._state.clock() - self._began, sent, status)
+        duration = self._state.clock() - self._began
+        return Attempt(self._state.name, outcome, 0.0, duration, sent, status, source="cloud")
 
     def _fail(self, problem: CloudError, harm: Harm, *, owed: bool) -> None:
         self._settled = True

@@ -104,7 +104,7 @@ def _calls(built: Dashboard) -> None:
     )
     text = "Of answered calls, retries and fallback included."
     built.with_panel(graph("Duration", text, "s", *latency))
-    tokens = f"sum by (source, type) (rate(gen_ai_client_token_usage_total{_R}))"
+    tokens = f"sum by (source, type) (rate(gen_ai_client_token_usage_sum{_R}))"
     text = "Tokens in and out, kept local (npu) or sent to the cloud."
     built.with_panel(graph("Tokens by source", text, "tokens/s", (tokens, "{{source}} {{type}}"), width=HALF))
     in_flight = "sum by (node) (npu_client_in_flight)"

@@ -1,14 +1,18 @@
 """Metrics and spans of calls that succeed, are retried, fall back, fail and break off."""
 
+from urllib.parse import urlsplit
+
 import pytest
 from aiohttp import web
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from prometheus_client import CollectorRegistry
 
 from backend_client import (
     CloudClient,
+    CloudError,
     CloudSettings,
     InferenceClient,
     NPUClient,
@@ -48,6 +52,16 @@ async def draining(_):
     return error_response(503, "draining")
 
 
+def server_of(span):
+    """Host and port, as a span has them."""
+    return span.attributes["server.address"], span.attributes["server.port"]
+
+
+def host_and_port(url):
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
+
+
 @pytest.fixture
 def observed():
     return Observed()
@@ -61,16 +75,42 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
         assert [piece async for piece in stream] == ANSWER
         assert stream.result is not None
     assert [span.name for span in observed.spans] == ["embeddings", f"chat {WRITER}", "chat"]
+    assert [span.kind for span in observed.spans] == [SpanKind.CLIENT] * 3
+    assert {span.attributes["gen_ai.provider.name"] for span in observed.spans} == {"npu-node"}
+    assert {server_of(span) for span in observed.spans} == {host_and_port(scripted.url)}
+    assert "gen_ai.usage.output_tokens" not in observed.spans[0].attributes
+    assert observed.spans[1].attributes["gen_ai.request.model"] == WRITER
+    assert "gen_ai.request.stream" not in observed.spans[1].attributes
     attributes = observed.spans[2].attributes
+    assert attributes["gen_ai.request.stream"]
     assert attributes["gen_ai.response.model"] == WRITER
     assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (7, 5)
     assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert attributes["server.address"] == scripted.url
     of_chat = {"operation": "chat", "source": "npu", "model": WRITER}
-    assert observed.value("gen_ai_client_token_usage_total", **of_chat, type="output") == 10
+    assert observed.value("gen_ai_client_token_usage_count", **of_chat, type="output") == 2
+    assert observed.value("gen_ai_client_token_usage_sum", **of_chat, type="output") == 10
+    assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="4.0") == 0
+    assert observed.value("gen_ai_client_token_usage_bucket", **of_chat, type="output", le="16.0") == 2
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_chat, error="") == 2
     of_embeddings = {"operation": "embeddings", "source": "npu", "model": EMBEDDER}
-    assert observed.value("gen_ai_client_token_usage_total", **of_embeddings, type="input") == 7
+    assert observed.value("gen_ai_client_token_usage_sum", **of_embeddings, type="input") == 7
+    assert observed.value("gen_ai_client_token_usage_count", **of_embeddings, type="output") is None
+
+
+async def test_a_raw_prompt_is_a_text_completion_as_nodes_call_it(scripted, observed):
+    async with observed(NPUClient([scripted.url])) as client:
+        await client.generate("Once", raw=True, seed=0, max_new_tokens=5, stop="an unlikely secret")
+        [_ async for _ in client.stream("Once", raw=True)]
+        await client.generate("Once", raw=False)
+    names = ["text_completion", "text_completion", "chat"]
+    assert [span.name for span in observed.spans] == names
+    assert [span.attributes["gen_ai.operation.name"] for span in observed.spans] == names
+    asked = observed.spans[0].attributes
+    assert (asked["gen_ai.request.seed"], asked["gen_ai.request.max_tokens"]) == (0, 5)
+    assert asked["gen_ai.usage.output_tokens"] == 5
+    assert "an unlikely secret" not in observed.spans[0].to_json()
+    of_raw = {"operation": "text_completion", "source": "npu", "model": WRITER}
+    assert observed.value("gen_ai_client_token_usage_sum", **of_raw, type="output") == 10
 
 
 async def test_retries_and_failures_are_counted(scripted, observed):
@@ -88,6 +128,7 @@ async def test_retries_and_failures_are_counted(scripted, observed):
         with pytest.raises(NPUUnavailableError):
             await client.embed("text", require_device="NPU")
     assert observed.spans[1].attributes["error.type"] == "NPUUnavailableError"
+    assert observed.spans[1].attributes["gen_ai.provider.name"] == "npu-node"
     assert not observed.spans[1].status.is_ok
     assert not observed.spans[1].events
 
@@ -145,6 +186,7 @@ async def test_a_failure_that_is_none_of_the_clients_own_is_told_too(scripted, o
             await client.generate("prompt")
     [span] = observed.spans
     assert span.attributes["error.type"] == "ZeroDivisionError"
+    assert span.attributes["gen_ai.provider.name"] == "npu-node"
     failed = {"operation": "chat", "source": "", "model": "", "error": "ZeroDivisionError"}
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **failed) == 1
 
@@ -177,6 +219,33 @@ async def test_the_cloud_shows_as_the_source(cloud, observed):
         "openai",
         "cloud-chat",
     )
+    assert server_of(span) == host_and_port(cloud.url)
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["after the fleet", "by itself"])
+async def test_a_call_that_failed_names_whom_it_asked_last(cloud, observed, behind):
+    async def fail(_):
+        return web.Response(status=500)
+
+    cloud.respond = fail
+    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat")
+    last = CloudClient(settings)
+    async with observed(InferenceClient(NPUClient(["http://127.0.0.1:1"]), last) if behind else last) as client:
+        with pytest.raises((NPUUnavailableError, CloudError)):
+            await client.generate("prompt")
+    [span] = observed.spans
+    assert span.attributes["gen_ai.provider.name"] == "openai"
+    assert server_of(span) == host_and_port(cloud.url)
+
+
+async def test_a_call_that_the_cloud_refuses_unasked_names_the_cloud(cloud, observed):
+    async with observed(CloudClient(CloudSettings(base_url=cloud.url, api_key="sk", chat_model="c"))) as client:
+        with pytest.raises(CloudError):
+            await client.generate("prompt", raw=True)
+    [span] = observed.spans
+    assert span.attributes["gen_ai.provider.name"] == "openai"
+    assert "server.address" not in span.attributes
+    assert not cloud.requests
 
 
 async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, observed):
@@ -197,5 +266,7 @@ async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, obser
     left, broken = observed.spans
     assert "error.type" not in left.attributes
     assert broken.attributes["error.type"] == "StreamInterrupted"
+    assert {span.attributes["gen_ai.provider.name"] for span in (left, broken)} == {"npu-node"}
+    assert server_of(broken) == host_and_port(scripted.url)
     of_streams = {"operation": "chat", "source": "", "model": "", "error": "cancelled"}
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_streams) == 1
