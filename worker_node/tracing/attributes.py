@@ -31,15 +31,22 @@ def of_sampling(request: GenerationRequest) -> Attributes:
     """What was asked of a generation."""
     sampling = request.sampling
     found: Attributes = {"gen_ai.request.temperature": sampling.temperature, "gen_ai.request.top_p": sampling.top_p}
-    for name, value in (("max_tokens", sampling.max_new_tokens), ("top_k", sampling.top_k), ("seed", sampling.seed)):
-        if value:
-            found[f"gen_ai.request.{name}"] = value
+    if sampling.max_new_tokens is not None:
+        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.seed is not None:
+        found["gen_ai.request.seed"] = sampling.seed
     return found
 
 
 def of_route(route: Route) -> Attributes:
-    """Where it runs, and why there."""
+    """Where it runs, and why there.
+
+    The model that was asked for is told by the id that its name stands for: the name itself is the user's text.
+    """
     return {
+        "gen_ai.request.model": route.model,
         "gen_ai.response.model": route.model,
         "gen_ai.usage.input_tokens": route.token_count,
         "npu.device": route.device.value,

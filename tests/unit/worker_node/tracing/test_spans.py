@@ -105,6 +105,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
     }
     told = spans["chat m"].attributes
     assert told["gen_ai.operation.name"] == "chat"
+    assert (told["gen_ai.request.model"], told["gen_ai.response.model"]) == ("m", "m")
     assert told["gen_ai.request.max_tokens"] == 9
     assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (7, 5)
     assert told["gen_ai.response.finish_reasons"] == ("stop",)
@@ -133,6 +134,17 @@ def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
     assert engine.end_time - engine.start_time == pytest.approx(0.25e9, abs=1e6)
     assert "gen_ai.usage.output_tokens" not in recorded.spans["embeddings m"].attributes
     assert recorded.spans["embeddings m"].attributes["npu.texts"] == 2
+    assert recorded.spans["embeddings m"].attributes["gen_ai.request.model"] == "m"
+
+
+def test_a_seed_of_zero_is_told_and_a_limit_that_was_not_given_is_not(recorded):
+    for prompt in ("continued", (Message("user", "answered"),)):
+        with recorded.tracing.generation(GenerationRequest(CONTEXT, prompt, Sampling(seed=0))):
+            pass
+    assert set(recorded.spans) == {"text_completion", "chat", "tokenize"}
+    asked = recorded.spans["text_completion"].attributes
+    assert asked["gen_ai.request.seed"] == 0
+    assert not {"gen_ai.request.max_tokens", "gen_ai.request.top_k"} & set(asked)
 
 
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
