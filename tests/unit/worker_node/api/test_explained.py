@@ -1,0 +1,124 @@
+"""POST /route/explain for a request of every dialect, without an engine: the application is real, the engine is not."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from worker_node.api.keys import Node, NodeState
+from worker_node.app import make_app
+from worker_node.devices.npu_source import npu_source
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.models.catalog import Catalog
+from worker_node.serving.build import Machine, build_model
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.registry import Registry
+from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.telemetry import Telemetry
+
+EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
+TEXT = "What is the capital of France?"
+MESSAGES = [{"role": "user", "content": TEXT}]
+
+# A small request for each path that the node explains; `test_every_path_on_offer_is_tried` holds the two together.
+BODIES = {
+    "/embeddings": {"model": EMBEDDER, "texts": [TEXT]},
+    "/inference": {"model": WRITER, "prompt": TEXT},
+    "/v1/embeddings": {"model": EMBEDDER, "input": TEXT},
+    "/v1/completions": {"model": WRITER, "prompt": TEXT},
+    "/v1/chat/completions": {"model": WRITER, "messages": MESSAGES},
+    "/v1/responses": {"model": WRITER, "input": TEXT},
+    "/api/embed": {"model": EMBEDDER, "input": TEXT},
+    "/api/embeddings": {"model": EMBEDDER, "prompt": TEXT},
+    "/api/chat": {"model": WRITER, "messages": MESSAGES},
+    "/api/generate": {"model": WRITER, "prompt": TEXT},
+}
+
+
+class NoEngine:
+    """Has a state, and fails the test when it is given anything to do."""
+
+    def __init__(self, state):
+        reason = None if state is EngineState.READY else "it is loaded when first needed"
+        self.status = EngineStatus(state, reason)
+
+    def __getattr__(self, name):
+        pytest.fail(f"a request that was only to be explained called {name}")
+
+
+@pytest.fixture(scope="module")
+def machine():
+    settings = NodeSettings()
+    with npu_source(None, emulated=False) as npu:
+        yield Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu)
+
+
+@pytest.fixture(scope="module")
+def models(store, machine):
+    """The embedded models with their tokenizers and limits; what their engines would be is taken out below."""
+    return [build_model(store.get(name), ModelSettings(name=name), machine) for name in (EMBEDDER, WRITER)]
+
+
+@pytest.fixture
+async def explain(models, machine, request):
+    """Ask a node, the state of whose engines is the parameter (ready), to explain a request."""
+    engine = NoEngine(getattr(request, "param", EngineState.READY))
+    served = [
+        replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))
+        for model in models
+    ]
+    registry = Registry(served, Catalog.load(), Telemetry(), EmbeddingCache(0))
+    node = Node(machine.settings, registry, machine.probe, machine.npu, NodeState(time.monotonic()))
+    async with TestClient(TestServer(make_app(node))) as client:
+
+        async def ask(path, body, **headers):
+            wanted = {"path": path, "body": body, "headers": headers}
+            async with client.post("/route/explain", json=wanted) as reply:
+                return SimpleNamespace(status=reply.status, body=await reply.json())
+
+        yield ask
+
+
+async def test_every_path_on_offer_is_tried(explain):
+    told = await explain("/nowhere", {})
+    assert told.status == 400
+    offered = told.body["error"]["message"].removeprefix("path is one of ").split(", ")
+    assert set(offered) == set(BODIES), "a dialect was added or removed: give its path a request here"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, path):
+    told = await explain(path, BODIES[path])
+    assert told.status == 200
+    assert (told.body["path"], told.body["model"]) == (path, BODIES[path]["model"])
+    assert (told.body["device"], told.body["reason"], told.body["refusal"]) == ("CPU", "preferred", None)
+    assert told.body["token_count"] == told.body["prompt_tokens"] > 5
+    [place] = told.body["placements"]
+    assert (place["device"], place["holds"], place["obstacle"]) == ("CPU", True, None)
+
+
+@pytest.mark.parametrize("explain", [EngineState.UNLOADED], indirect=True, ids=["unloaded"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_model_that_would_have_to_be_loaded_is_not(explain, path):
+    told = await explain(path, BODIES[path])
+    assert (told.status, told.body["device"]) == (200, None)
+    assert told.body["refusal"]["code"] == "model_loading"
+    assert told.body["placements"][0]["obstacle"] == "model_loading"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_headers_of_the_explained_request_count_in_any_dialect(explain, path):
+    told = await explain(path, BODIES[path], **{"X-NPU-Require-Device": "NPU"})
+    assert (told.status, told.body["device"]) == (200, None)
+    assert told.body["require_device"] == Device.NPU
+    assert told.body["refusal"]["code"] == "npu_unavailable"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_that_would_be_refused_is_refused_here_with_its_reason(explain, path):
+    told = await explain(path, BODIES[path] | {"model": "nobody-has-this"})
+    assert (told.status, told.body["error"]["code"]) == (404, "model_not_found")
