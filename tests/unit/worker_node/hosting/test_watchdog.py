@@ -1,0 +1,101 @@
+"""When the watchdog acts, over a clock that jumps from one timer to the next: no time passes, and none is guessed."""
+
+import asyncio
+import selectors
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.engines.messages import EngineStats, Loaded
+from worker_node.hosting import life
+from worker_node.hosting.life import End, EngineLife, HostingLimits
+
+SPEC = SimpleNamespace(model_id="m", device="CPU")
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """A loop that has nothing to wait for but timers: instead of waiting it sets its clock on."""
+
+    def __init__(self):
+        self.now = 1000.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self):
+        return self.now
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    def __init__(self, loop):
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout=None):
+        if timeout:
+            self._loop.now += timeout
+        return super().select(0)
+
+
+class Link:
+    """An engine process that is heard of when the test says so, and dies when it is killed."""
+
+    pid = 1
+    up = True
+    in_flight = 1
+    stats = EngineStats()
+
+    def __init__(self, loop):
+        self._loop = loop
+        self.last_heard = self.used_at = loop.time()
+        self.loaded = loop.create_future()
+        self.loaded.set_result(Loaded(0.0, "scripted", "0"))
+        self._closed = loop.create_future()
+        self.killed_at = None
+
+    def hear_at(self, when):
+        self._loop.call_at(when, self._hear)
+
+    def _hear(self):
+        self.last_heard = self._loop.time()
+
+    def kill(self, reason):
+        self.killed_at = self._loop.time()
+        self._closed.set_result(reason)
+
+    async def wait_closed(self):
+        return await asyncio.shield(self._closed)
+
+
+async def _nothing(_loaded):
+    pass
+
+
+async def _live(limits, pauses):
+    """Live until the watchdog's end, hearing the engine after each of the pauses; return link, last word, outcome."""
+    loop = asyncio.get_running_loop()
+    link = Link(loop)
+    when = loop.time()
+    for pause in pauses:
+        when += pause
+        link.hear_at(when)
+    outcome = await EngineLife(SPEC, limits, _nothing, lambda: None).run(link)
+    return link, when, outcome
+
+
+@pytest.fixture(autouse=True)
+def _time_of_the_loop(monkeypatch):
+    monkeypatch.setattr(life, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
+
+
+@given(
+    watchdog_s=st.sampled_from([0.5, 2.5, 30.0]),
+    pauses=st.lists(st.floats(0.01, 0.95), max_size=20),
+)
+def test_an_engine_is_killed_when_it_was_silent_for_the_watchdogs_time_and_not_before(watchdog_s, pauses):
+    limits = HostingLimits(watchdog_s=watchdog_s)
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        link, last_heard, outcome = runner.run(_live(limits, [pause * watchdog_s for pause in pauses]))
+    # Exactly then: the watchdog's next look is never later than the moment at which the time is up.
+    assert link.killed_at == pytest.approx(last_heard + watchdog_s)
+    assert outcome == (End.CRASHED, f"hung: no heartbeat for {watchdog_s:.0f} s")
