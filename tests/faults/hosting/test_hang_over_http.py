@@ -1,0 +1,55 @@
+"""What a caller over HTTP gets when the engine hangs: a real node with a real tokenizer, and a scripted engine."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.support.scripted_runner import HANG
+from worker_node.app import make_app
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.server import Profile, configured_models, running_node
+from worker_node.settings import ModelSettings, NodeSettings
+
+WRITER = "smollm2-135m-instruct"
+SETTINGS = NodeSettings(port=0, models=(ModelSettings(name=WRITER, placements=("CPU",)),))
+
+
+def scripted_models(machine):
+    """The configured model, whose engine does what the tests of engine faults have it do."""
+    [model] = configured_models(machine)
+    spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
+    engine = SupervisedEngine(spec, no_canary, HostingLimits(watchdog_s=2.5, restart=QUICK))
+    return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
+
+
+@pytest.mark.usefixtures("store")
+async def test_a_hang_is_a_503_that_says_when_to_come_back_and_then_the_node_serves_again(http):
+    async def complete(url, *tokens):
+        wanted = {"model": WRITER, "prompt": list(tokens), "max_tokens": 8}
+        async with http.post(url + "/v1/completions", json=wanted) as reply:
+            return reply.status, reply.headers, await reply.json()
+
+    async with running_node(SETTINGS, Profile(scripted_models, make_app)) as (node, url):
+        [model] = node.registry.models
+        engine = model.placements[0].engine
+        before = await until(engine, EngineState.READY)
+        # The node's own limit for a request is minutes away: within this one, only the watchdog can end it.
+        async with asyncio.timeout(30):
+            hanging, waiting = await asyncio.gather(complete(url, HANG), complete(url, HANG))
+        for status, headers, body in (hanging, waiting):
+            assert status == 503
+            assert int(headers["Retry-After"]) >= 1
+            assert int(headers["retry-after-ms"]) > 0
+            assert headers["x-should-retry"] == "true"
+            assert body["error"]["code"] == "engine_unavailable"
+            assert "hung" in body["error"]["message"]
+        after = await until(engine, EngineState.READY)
+        assert after.pid != before.pid
+        status, _, body = await complete(url, 1000, 1001)
+        assert (status, body["usage"]["completion_tokens"]) == (200, 2)
