@@ -94,6 +94,11 @@ class RequestContext:
     require_device: Device | None = None
     dry_run: bool = False
 
+    @property
+    def interactive(self) -> bool:
+        """Whether it goes before batch work."""
+        return self.priority is Priority.INTERACTIVE
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import EmbeddingReply, EmbeddingRequest, Priority, Timing, Usage
+from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.registry import EmbeddingModel, Registry
 from worker_node.tracing.base import Operation
@@ -48,11 +48,12 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
         reply = EmbeddingReply(route, vectors, model.space, usage, _timing(context.arrived), cached="hit")
     else:
         wanted = [tokens[index] for index in missing]
-        with errors_of(route), placement.admission.permit(len(wanted), context.deadline):
+        with (
+            errors_of(route),
+            placement.admission.permit(len(wanted), context.deadline, interactive=context.interactive),
+        ):
             operation.submitted(placement.engine)
-            output = await placement.engine.embed(
-                wanted, deadline=context.deadline, interactive=context.priority is Priority.INTERACTIVE
-            )
+            output = await placement.engine.embed(wanted, deadline=context.deadline, interactive=context.interactive)
         operation.ran(output.started, output.started + output.inference_s)
         registry.cache.keep(model.space, route.device, wanted, output.vectors)
         timing = _timing(
@@ -104,7 +105,7 @@ async def prepare_embedding(registry: Registry, request: EmbeddingRequest) -> Pr
     """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
     model = registry.embedding(request.model)
     if not request.context.dry_run:
-        turn_away(model.placements, len(request.texts), request.context.deadline)
+        turn_away(model.placements, len(request.texts), request.context)
     tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)
     demand = Demand(
         model.id,

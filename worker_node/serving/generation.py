@@ -16,7 +16,6 @@ from worker_node.domain import (
     FinishReason,
     GenerationRequest,
     Piece,
-    Priority,
     Route,
     Sampling,
     Timing,
@@ -65,7 +64,10 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         _refuse_unsupported(place.route, request.sampling)
         prompt = prepared.prompt
         job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
-        with errors_of(place.route), place.placement.admission.permit(1, context.deadline):
+        with (
+            errors_of(place.route),
+            place.placement.admission.permit(1, context.deadline, interactive=context.interactive),
+        ):
             watch = _Watch(operation, registry.telemetry.token_counter(place.route))
             async with (
                 aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, watch)) as events,
@@ -95,7 +97,7 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
     """Find the model and count the prompt's tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
     model = registry.generation(request.model)
     if not request.context.dry_run:
-        turn_away(model.placements, 1, request.context.deadline)
+        turn_away(model.placements, 1, request.context)
     prompt = prepare(model, request)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
@@ -180,7 +182,7 @@ def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, l
         top_k=sampling.top_k,
         seed=sampling.seed,
         ignore_eos=sampling.ignore_eos,
-        interactive=request.context.priority is Priority.INTERACTIVE,
+        interactive=request.context.interactive,
         min_p=sampling.min_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,

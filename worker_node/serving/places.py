@@ -69,12 +69,12 @@ class Explained(Exception):
         self.explanation = explanation
 
 
-def turn_away(placements: Sequence[Placement], units: int, deadline: float) -> None:
+def turn_away(placements: Sequence[Placement], units: int, context: RequestContext) -> None:
     """Raise Overloaded if every placement would refuse: asked before tokenizing, refusing costs next to nothing."""
     refusal: Overloaded | None = None
     for placement in placements:
         try:
-            placement.admission.check(units, deadline)
+            placement.admission.check(units, context.deadline, interactive=context.interactive)
         except Overloaded as error:
             refusal = refusal or error
         else:

@@ -4,9 +4,11 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from worker_node.domain import Device, EmbeddingRequest, ModelKind, RequestContext
+from worker_node.domain import Device, EmbeddingRequest, ModelKind, Priority, RequestContext
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.errors import Overloaded
 from worker_node.models.catalog import Catalog
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.embedding import embed
@@ -26,11 +28,15 @@ class Tokenizer:
 
 
 class Engine:
-    """Runs each text in one static bucket."""
+    """Runs each text in one static bucket; `priorities` are those that it was told."""
 
     status = EngineStatus(EngineState.READY)
 
+    def __init__(self):
+        self.priorities = []
+
     async def embed(self, tokens, *, deadline, interactive):
+        self.priorities.append(interactive)
         vectors = np.asarray([[sum(row)] for row in tokens], np.float32)
         return EmbeddingOutput(vectors, time.monotonic(), 0.0, 7, device_tokens=BUCKET * len(tokens))
 
@@ -58,3 +64,20 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
     assert await after((1, 2, 3), (4, 5)) == (5, 5, 2 * BUCKET)
     assert await after((1, 2, 3)) == (8, 5, 2 * BUCKET)
     assert await after((1, 2, 3), (6,)) == (12, 6, 3 * BUCKET)
+
+
+async def test_the_priority_of_a_request_is_that_of_its_texts_and_of_its_place():
+    served = registry()
+    (placement,) = served.models[0].placements
+
+    async def ask(priority, *texts):
+        now = time.monotonic()
+        await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60, priority), texts))
+
+    await ask(Priority.BATCH, (1,))
+    await ask(Priority.INTERACTIVE, (2,))
+    assert placement.engine.priorities == [False, True]
+    with placement.admission.permit(6, time.monotonic() + 60):
+        with pytest.raises(Overloaded, match="for batch work"):
+            await ask(Priority.BATCH, (3,))
+        await ask(Priority.INTERACTIVE, (4,))

@@ -1,0 +1,51 @@
+"""What the common headers of a request make of it."""
+
+from types import SimpleNamespace
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from worker_node.api.context import request_context
+from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.domain import Device
+from worker_node.errors import BadRequest, DeadlineExceeded
+from worker_node.settings import NodeSettings
+
+
+def context(**headers):
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    app = {NODE: SimpleNamespace(settings=NodeSettings(request_timeout_s=180))}
+    request = make_mocked_request("POST", "/embeddings", headers=headers, app=app)
+    request[ARRIVED], request[REQUEST_ID] = 100.0, "req_1"
+    return request_context(request)
+
+
+def test_without_headers_it_is_interactive_and_has_the_longest_time():
+    found = context()
+    assert (found.interactive, found.deadline, found.require_device, found.dry_run) == (True, 280.0, None, False)
+
+
+@pytest.mark.parametrize(("value", "interactive"), [("batch", False), ("Batch ", False), ("interactive", True)])
+def test_the_priority_is_the_header_s(value, interactive):
+    assert context(X_Priority=value).interactive is interactive
+
+
+def test_a_deadline_and_a_device_are_the_headers():
+    found = context(X_Request_Timeout_Ms="2500", X_NPU_Require_Device="npu")
+    assert (found.deadline, found.require_device) == (102.5, Device.NPU)
+    assert context(X_Request_Timeout_Ms="999000").deadline == 280.0
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({"X_Priority": "urgent"}, BadRequest),
+        ({"X_NPU_Require_Device": "TPU"}, BadRequest),
+        ({"X_Request_Timeout_Ms": "soon"}, BadRequest),
+        ({"X_Request_Timeout_Ms": "0"}, DeadlineExceeded),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(headers, error):
+    with pytest.raises(error) as refused:
+        context(**headers)
+    assert refused.value.param == next(iter(headers)).replace("_", "-")
