@@ -57,7 +57,11 @@ class Telemetry:
         )
         self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache", by_route)
         self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not", by_route)
-        self.npu_busy = counter("npu_busy_seconds", "Measured NPU busy time of requests", ("model", "emulated"))
+        self.npu_busy = counter(
+            "npu_busy_seconds",
+            "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
+            ("model", "emulated", "exclusive"),
+        )
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
         self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered", by_route)
@@ -85,7 +89,7 @@ class Telemetry:
             self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
             self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
         self.latency.labels(*labels).observe(reply.timing.total / 1e3)
-        self._busy(reply.route, reply.npu_busy_delta_us)
+        self._busy(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
 
     def cached(self, route: Route, hits: int, misses: int) -> None:
         """Count texts by whether the cache had them."""
@@ -110,14 +114,16 @@ class Telemetry:
             self.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
             if tokens > 1:
                 self.inter_token.labels(*labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
-        self._busy(route, finished.npu_busy_delta_us)
+        self._busy(route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared)
 
     def _routed(self, route: Route) -> None:
         self.routes.labels(route.model, route.device.value, route.reason).inc()
 
-    def _busy(self, route: Route, delta_us: int | None) -> None:
+    def _busy(self, route: Route, delta_us: int | None, *, shared: bool) -> None:
         if delta_us is not None:
-            self.npu_busy.labels(route.model, str(route.emulated).lower()).inc(max(0, delta_us) / 1e6)
+            # Never true: the counter cannot show that nobody else used the device.
+            exclusive = "false" if shared else "unknown"
+            self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
 
     async def watch_event_loop(self) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""

@@ -107,8 +107,12 @@ def _devices(built: Dashboard) -> None:
         )
     )
     own = f"rate(npu_node_npu_busy_seconds_total{{{_I}}}{_R})"
-    text = "Busy time measured around this node's own requests. Only models that ran on the NPU have it."
-    built.with_panel(graph("NPU time by model", text, "percentunit", (own, "{{model}} emulated={{emulated}}")))
+    text = (
+        "Busy time measured around this node's own requests. Only models that ran on the NPU have it. exclusive=false: "
+        "others are known to have used the NPU in the same time, so it is not the model's alone."
+    )
+    legend = "{{model}} emulated={{emulated}} exclusive={{exclusive}}"
+    built.with_panel(graph("NPU time by model", text, "percentunit", (own, legend)))
     memory = f"npu_node_npu_memory_bytes{{{_I}}}"
     text = "As the kernel tells it; an emulated NPU has none of its own."
     built.with_panel(graph("NPU memory", text, "bytes", (memory, "used, emulated={{emulated}}"), width=HALF))

@@ -46,7 +46,7 @@ class BusyMeter:
     _before: int | None = None
     _began: float = 0.0
     _told: float = field(default=0.0)
-    _moved: bool = False
+    _shared: bool = False
 
     def rest(self) -> None:
         """Take the counter as it is now: what moved it up to here (loading, compiling) was ours and no run."""
@@ -55,27 +55,30 @@ class BusyMeter:
     def begin(self) -> None:
         """A run is about to be given to the device."""
         self._before = self.counter.read()
-        self._moved = (
+        self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
         self._began = self._told = self.clock()
 
-    def so_far(self) -> int | None:
-        """Busy microseconds since `begin`; None where unknown, also when the counter went backwards."""
+    def so_far(self) -> Busy:
+        """Since `begin`; unknown also when the counter went backwards. What was once seen to be shared stays so."""
         now = self.clock()
         self.counter.ran(now - self._told)
         self._told = now
         count = self.counter.read()
         if count is None or self._before is None or count < self._before:
-            return None
-        return count - self._before
+            return Busy(None, self._shared)
+        us = count - self._before
+        # By a clock read after the counter: held up between the two, we must not take our own run for another's.
+        if us > (self.clock() - self._began) * 1e6 + TOLERANCE_US:
+            self._shared = True
+        return Busy(us, self._shared)
 
     def end(self) -> Busy:
         """The run is over."""
-        us = self.so_far()
-        wall_us = (self._told - self._began) * 1e6
+        busy = self.so_far()
         self._rest = self.counter.read()
-        return Busy(us, shared=self._moved or (us is not None and us > wall_us + TOLERANCE_US))
+        return busy
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.devices.busy import Busy
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.messages import (
@@ -125,9 +126,14 @@ class StatefulRunner:
             return
         started: float | None = time.monotonic()
 
+        def delta(tokens: list[int], finish: str | None, busy: Busy) -> TokenDelta:
+            # An answer may end with any of them, as far as the edge is concerned, so each tells all that is known.
+            at = time.monotonic()
+            return TokenDelta(job.id, tokens, finish, started, busy.us, busy_shared=busy.shared, at=at)
+
         def on_tokens(tokens: list[int]) -> bool:
             nonlocal started
-            emit(Step([TokenDelta(job.id, tokens, None, started, self._meter.so_far(), at=time.monotonic())]))
+            emit(Step([delta(tokens, None, self._meter.so_far())]))
             started = None
             poll()
             return not self._cancelled and job.deadline > time.monotonic()
@@ -150,8 +156,7 @@ class StatefulRunner:
         if finish is None:
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
             return
-        last = TokenDelta(job.id, [], finish, started, busy.us, busy_shared=busy.shared, at=time.monotonic())
-        emit(Step([last]))
+        emit(Step([delta([], finish, busy)]))
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""

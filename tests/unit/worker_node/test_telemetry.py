@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
 
 from worker_node.domain import Device, EmbeddingReply, Finished, FinishReason, Route, Timing, Usage
 from worker_node.telemetry import Telemetry
@@ -23,6 +22,12 @@ def value(telemetry, name, **labels):
     return telemetry.registry.get_sample_value(f"npu_node_{name}", labels)
 
 
+def busy(telemetry):
+    """The busy seconds of requests by their labels emulated and exclusive."""
+    samples = [sample for family in telemetry.npu_busy.collect() for sample in family.samples]
+    return {(sample.labels["emulated"], sample.labels["exclusive"]): sample.value for sample in samples}
+
+
 @pytest.mark.parametrize("emulated", [False, True])
 def test_an_embedding_is_counted_with_whether_its_npu_is_emulated(telemetry, emulated):
     route = Route("m", Device.NPU, "preferred", 12, emulated)
@@ -30,10 +35,19 @@ def test_an_embedding_is_counted_with_whether_its_npu_is_emulated(telemetry, emu
     telemetry.embedded(EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
     assert value(telemetry, "embedded_texts_total", **LABELS) == 3
     assert value(telemetry, "prompt_tokens_total", **LABELS) == 12
-    busy = {word: value(telemetry, "npu_busy_seconds_total", model="m", emulated=word) for word in ("false", "true")}
-    assert busy == {str(emulated).lower(): pytest.approx(0.015), str(not emulated).lower(): None}
+    assert busy(telemetry) == {(str(emulated).lower(), "unknown"): pytest.approx(0.015)}
     assert value(telemetry, "request_inference_time_seconds_sum", **LABELS) == pytest.approx(0.020)
     assert value(telemetry, "routes_total", **LABELS, reason="preferred") == 1
+
+
+def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
+    route = Route("m", Device.NPU, "preferred", 12)
+    timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
+    for busy_us, shared in ((1_000_000, False), (2_000_000, True)):
+        reply = EmbeddingReply(route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, busy_us, shared)
+        telemetry.embedded(reply)
+    telemetry.generated(route, Finished(FinishReason.STOP, Usage(1, 1), timing, 4_000_000, npu_busy_shared=True))
+    assert busy(telemetry) == {("false", "unknown"): 1, ("false", "false"): 6}
 
 
 def test_a_generation_is_counted_with_its_latencies(telemetry):
@@ -48,7 +62,7 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     assert [seconds for _, seconds in telemetry.first_tokens] == [0.010]
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
-    assert "npu_node_npu_busy_seconds_total{" not in generate_latest(telemetry.registry).decode()
+    assert busy(telemetry) == {}
 
 
 def test_padding_is_counted_against_the_texts_that_ran(telemetry):

@@ -62,6 +62,21 @@ def test_more_busy_time_than_the_run_lasted_means_that_others_use_the_device():
     assert run(meter(device), device, 9_000, wall_us=4_000).shared
 
 
+def test_what_is_known_in_mid_run_is_told_then_and_not_forgotten():
+    device = Device()
+    made = meter(device)
+    made.begin()
+    device.work(5_000)
+    assert made.so_far() == Busy(5_000, shared=False)
+    device.work(5_000, wall_us=1_000)
+    assert made.so_far() == Busy(10_000, shared=True)
+    device.work(0, wall_us=60_000)
+    assert made.so_far() == made.end() == Busy(10_000, shared=True)
+    device.work(TOLERANCE_US + 1)
+    made.begin()
+    assert made.so_far().shared, "it moved between the runs"
+
+
 def test_what_moved_before_the_first_run_was_loading():
     device = Device()
     made = BusyMeter(device, device.clock)

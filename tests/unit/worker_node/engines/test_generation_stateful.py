@@ -180,6 +180,18 @@ def test_the_end_of_the_edge_in_mid_answer_passes_through_without_harming_the_pi
     assert rig.answer(2) == ([99], ["length"])
 
 
+def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(monkeypatch, tmp_path):
+    monkeypatch.setattr(generation_stateful.genai, "LLMPipeline", Pipeline)
+    counter = tmp_path / "npu_busy_time_us"
+    counter.write_text("1000\n")
+    rig = Rig(busy_counter=str(counter))
+    rig.runner.submit(job(1, max_new_tokens=4))
+    rig.arrivals[2] = lambda: counter.write_text("60001000\n")
+    rig.run()
+    told = [(delta.busy_us, delta.busy_shared) for event in rig.events for delta in event.deltas]
+    assert told == [(0, False)] * 2 + [(60_000_000, True)] * 3
+
+
 def test_what_genai_would_refuse_is_refused_before_it_runs(rig):
     rig.runner.submit(job(1, length=65))
     rig.runner.submit(job(2, logprobs=True))

@@ -1,0 +1,101 @@
+"""An NPU that others use too: no reply and no metric gives a caller the others' time as its own.
+
+The counter is a file that the test writes, as the kernel would for a process that is not the node's.
+"""
+
+import json
+
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("store")]
+
+CONFIG = """
+[[models]]
+name = "all-minilm-l6-v2"
+placements = ["NPU"]
+npu_buckets = [32]
+
+[[models]]
+name = "smollm2-135m-instruct"
+placements = ["NPU"]
+max_prompt_len = 128
+min_response_len = 64
+"""
+PROMPT = {"prompt": "What is the capital of France?"}
+
+
+class Counter:
+    """The busy counter of a device that only others use, as far as it tells."""
+
+    def __init__(self, directory):
+        self._file = directory / "npu_busy_time_us"
+        self._count = 0
+        self.used_by_others()
+
+    def used_by_others(self):
+        self._count += 10_000_000
+        fresh = self._file.with_name("fresh")
+        fresh.write_text(f"{self._count}\n")
+        fresh.replace(self._file)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A node and the counter of its NPU."""
+    directory = tmp_path_factory.mktemp("sysfs")
+    counter = Counter(directory)
+    config = directory / "node.toml"
+    config.write_text(CONFIG)
+    # No canary comes between the requests: it would be the run that sees what moved before it.
+    environment = {
+        "NPU_NODE_NPU_EMULATION": "1",
+        "NPU_NODE_NPU_SYSFS": str(directory),
+        "NPU_NODE_CANARY_INTERVAL_S": "86400",
+    }
+    with start_node("--config", str(config), ready=False, **environment) as node:
+        node.wait_for(lambda body: body["status"] == "ready", timeout=240)
+        yield node, counter
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {**PROMPT, "max_new_tokens": 2}),
+        # The edge ends this one, before the engine's last word on it.
+        ("/inference", {**PROMPT, "stop": ["capital"]}),
+        ("/embeddings", {"texts": ["one"]}),
+    ],
+    ids=["generation", "stop sequence", "embedding"],
+)
+async def test_a_reply_says_that_its_busy_time_is_not_its_own(shared, http, path, body):
+    node, counter = shared
+
+    async def ask(text=None):
+        sent = body if text is None else {"texts": [text]}
+        async with http.post(node.url + path, json=sent) as reply:
+            assert reply.status == 200
+            return reply.headers.get("X-NPU-Busy-Exclusive"), (await reply.json()).get("npu_busy_exclusive")
+
+    counter.used_by_others()
+    assert await ask() == ("false", False)
+    assert await ask(text="two" if path == "/embeddings" else None) == (None, None), "nobody is known to have used it"
+
+
+async def test_a_stream_that_others_run_into_says_so_at_its_end(shared, http):
+    node, counter = shared
+    body = {**PROMPT, "max_new_tokens": 24, "ignore_eos": True, "stream": True}
+    events = []
+    async with http.post(node.url + "/inference", json=body) as reply:
+        async for line in reply.content:
+            if line.startswith(b"data: "):
+                if not events:
+                    counter.used_by_others()
+                events.append(json.loads(line[6:]))
+    assert (events[-1]["npu_busy_delta_us"], events[-1]["npu_busy_exclusive"]) == (10_000_000, False)
+    async with http.get(node.url + "/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    busy = [line for line in lines if line.startswith("npu_node_npu_busy_seconds_total") and not line.endswith(" 0.0")]
+    labels = 'emulated="true",exclusive="false",model="smollm2-135m-instruct"'
+    assert busy == [f"npu_node_npu_busy_seconds_total{{{labels}}} 10.0"]
