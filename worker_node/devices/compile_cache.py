@@ -48,13 +48,21 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
         ) != (other.model_hash, other.openvino, other.driver, other.compiler)
 
 
-def model_hash(directory: Path, names: Iterable[str]) -> str:
-    """SHA-256 over the files of those names that the model directory has."""
+def model_hash(directory: Path, names: Iterable[str], stamped: Iterable[str] = ()) -> str:
+    """SHA-256 over the files of those names that the model directory has.
+
+    Of the `stamped` ones, which take too long to read, the size and the time of the last change stand for the content.
+    """
     digest = hashlib.sha256()
     for name in names:
         path = directory / name
         if path.is_file():
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in stamped:
+        path = directory / name
+        if path.is_file():
+            found = path.stat()
+            digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 

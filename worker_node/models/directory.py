@@ -10,11 +10,11 @@ import msgspec
 
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model, sizes
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, read_model, sizes
 
 GENERATION_FILES = (
     MODEL_FILE,
-    "openvino_model.bin",
+    WEIGHTS_FILE,
     "openvino_tokenizer.xml",
     "openvino_tokenizer.bin",
     "openvino_detokenizer.xml",

@@ -17,6 +17,7 @@ from worker_node.models.canary import Canary, GenerationCanary, read_embedding_c
 
 MANIFEST_FILE = "npu-node.json"
 MODEL_FILE = "openvino_model.xml"
+WEIGHTS_FILE = "openvino_model.bin"
 MANIFEST_VERSION = 1
 
 

@@ -11,13 +11,13 @@ from worker_node.models.conversion.job import Job
 from worker_node.models.convert import convert
 from worker_node.models.download import fetch_package, file_sha256
 from worker_node.models.hub import fetch_repository
-from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.progress import Progress
 
 SAFETENSORS_FILE = "model.safetensors"
 
 # The files that decide what a local model computes; their hashes go into its manifest.
-_DECISIVE = (SAFETENSORS_FILE, MODEL_FILE, "openvino_model.bin", "config.json", "tokenizer.json", "modules.json")
+_DECISIVE = (SAFETENSORS_FILE, MODEL_FILE, WEIGHTS_FILE, "config.json", "tokenizer.json", "modules.json")
 
 
 def prepare_entry(

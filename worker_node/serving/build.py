@@ -17,7 +17,7 @@ from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
-from worker_node.models.manifest import MANIFEST_FILE, InstalledModel
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
@@ -36,7 +36,7 @@ _ADMISSION: dict[str, AdmissionLimits] = {
     "generation_continuous": AdmissionLimits(max_outstanding=256, parallel=64),
     "generation_stateful": AdmissionLimits(max_outstanding=64, parallel=1),
 }
-_HASHED = (MANIFEST_FILE, "openvino_model.xml")
+_HASHED = (MANIFEST_FILE, MODEL_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,11 @@ def _cache_key(
 ) -> compile_cache.CacheKey:
     info = machine.probe.find(device)
     properties = info.properties if info is not None and not emulated else {}
+    # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
+    stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
     return compile_cache.CacheKey(
         model=installed.id,
-        model_hash=compile_cache.model_hash(installed.path, _HASHED),
+        model_hash=compile_cache.model_hash(installed.path, _HASHED, stamped),
         device=f"{device}-emulated" if emulated else device.value,
         openvino=machine.probe.openvino or "unknown",
         driver=properties.get("NPU_DRIVER_VERSION"),

@@ -1,0 +1,120 @@
+"""What a model is built with before any engine runs: its compile cache."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from worker_node.devices import compile_cache
+from worker_node.devices.npu_source import NpuSource
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.domain import Device, ModelKind
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.serving import build
+from worker_node.serving.build import Machine, build_model
+from worker_node.settings import ModelSettings, NodeSettings
+
+DRIVER = {"NPU_DRIVER_VERSION": "1.32", "NPU_COMPILER_VERSION": "7"}
+COUNTER = Path("/sys/npu_busy_time_us")
+
+
+class Built:
+    """A directory with a model, and the node that serves it."""
+
+    def __init__(self, tmp_path):
+        self.path = tmp_path / "model"
+        self.path.mkdir()
+        self.root = tmp_path / "compiled"
+        for name in (MODEL_FILE, WEIGHTS_FILE):
+            (self.path / name).write_bytes(b"1")
+        self.installed = InstalledModel("m", ModelKind.GENERATION, self.path, 8192, "int4_sym", "smollm")
+        devices = (DeviceInfo("NPU", DRIVER), DeviceInfo("CPU"))
+        npu = NpuSource(emulated=False, busy_counter=COUNTER, stand_in=False)
+        self.machine = Machine(NodeSettings(compile_cache=self.root), Probe(devices, "2026.4"), npu)
+
+    def update(self, **versions):
+        """Become a machine with another OpenVINO or NPU driver."""
+        probe = self.machine.probe
+        driver = DRIVER | {"NPU_DRIVER_VERSION": versions.get("driver", "1.32")}
+        devices = (DeviceInfo("NPU", driver), DeviceInfo("CPU"))
+        probe = replace(probe, devices=devices, openvino=versions.get("openvino", "2026.4"))
+        self.machine = replace(self.machine, probe=probe)
+
+    def placements(self, **wanted):
+        return build_model(self.installed, ModelSettings(name="m", **wanted), self.machine).placements
+
+    def cache(self, **wanted):
+        """Where the NPU's engine keeps what it compiles."""
+        return Path(self.placements(**wanted)[0].engine.spec.options["cache_dir"])
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "ChatTokenizer", lambda *_: None)
+    return Built(tmp_path)
+
+
+def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep(built):
+    on_npu, on_cpu = built.placements()
+    assert (on_npu.device, on_cpu.device) == (Device.NPU, Device.CPU)
+    cache = Path(on_npu.engine.spec.options["cache_dir"])
+    assert cache.is_dir()
+    assert cache.parent == built.root / "m"
+    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
+    assert "cache_dir" not in on_cpu.engine.spec.options
+
+
+def test_a_model_may_have_a_cache_of_its_own(built, tmp_path):
+    assert built.cache(compile_cache=tmp_path / "other").parent == tmp_path / "other" / "m"
+
+
+def test_nothing_is_lost_when_nothing_has_changed(built):
+    (built.cache() / "blob").write_bytes(b"compiled")
+    assert (built.cache() / "blob").exists()
+
+
+@pytest.mark.parametrize("changed", [{"driver": "1.33"}, {"openvino": "2027.1"}], ids=["driver", "OpenVINO"])
+def test_what_another_version_compiled_is_removed(built, changed):
+    stale = built.cache()
+    built.update(**changed)
+    fresh = built.cache()
+    assert fresh != stale
+    assert (fresh.is_dir(), stale.exists()) == (True, False)
+
+
+def test_what_was_compiled_for_other_lengths_stays(built):
+    usual = built.cache()
+    assert built.cache(max_prompt_len=512) != usual
+    assert usual.is_dir()
+
+
+@pytest.mark.parametrize("how", ["size", "time"])
+def test_other_weights_of_the_same_graph_are_another_model_where_no_manifest_names_them(built, how):
+    stale = built.cache()
+    weights = built.path / WEIGHTS_FILE
+    if how == "size":
+        before = weights.stat()
+        weights.write_bytes(b"12")
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        os.utime(weights, ns=(1, 1))
+    assert built.cache() != stale
+    assert not stale.exists()
+
+
+def test_weights_that_a_manifest_names_may_be_copied(built):
+    (built.path / MANIFEST_FILE).write_text('{"id": "m"}')
+    kept = built.cache()
+    os.utime(built.path / WEIGHTS_FILE, ns=(1, 1))
+    assert built.cache() == kept
+    (built.path / MANIFEST_FILE).write_text('{"id": "m", "source": "other"}')
+    assert built.cache() != kept
+
+
+def test_a_cache_that_cannot_be_written_is_done_without_and_told(built):
+    built.root.write_text("a file")
+    placement = built.placements()[0]
+    assert "cache_dir" not in placement.engine.spec.options
+    assert "nothing compiled is kept" in placement.notes[0]
