@@ -1,6 +1,7 @@
-"""What a model is built with before any engine runs: its compile cache."""
+"""What a model is built with before any engine runs: its compile cache, and what is said about its memory."""
 
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
 
+SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 DRIVER = {"NPU_DRIVER_VERSION": "1.32", "NPU_COMPILER_VERSION": "7"}
 COUNTER = Path("/sys/npu_busy_time_us")
 
@@ -29,6 +31,7 @@ class Built:
         self.root = tmp_path / "compiled"
         for name in (MODEL_FILE, WEIGHTS_FILE):
             (self.path / name).write_bytes(b"1")
+        (self.path / "config.json").write_text(json.dumps(SMOLLM))
         self.installed = InstalledModel("m", ModelKind.GENERATION, self.path, 8192, "int4_sym", "smollm")
         devices = (DeviceInfo("NPU", DRIVER), DeviceInfo("CPU"))
         npu = NpuSource(emulated=False, busy_counter=COUNTER, stand_in=False)
@@ -118,3 +121,21 @@ def test_a_cache_that_cannot_be_written_is_done_without_and_told(built):
     placement = built.placements()[0]
     assert "cache_dir" not in placement.engine.spec.options
     assert "nothing compiled is kept" in placement.notes[0]
+
+
+def test_the_memory_of_a_longer_prompt_is_told_at_start_up(built, caplog):
+    caplog.set_level(logging.WARNING, build.__name__)
+    on_npu, on_cpu = built.placements(max_prompt_len=2048)
+    # Keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens: 47.8 MiB.
+    note = "max_prompt_len 2048 makes a static KV cache of 2176 tokens: 48 MiB of memory"
+    assert (on_npu.notes, on_cpu.notes) == ((note,), ())
+    assert [record.getMessage() for record in caplog.records] == [f"m on NPU: {note}"]
+
+
+def test_the_usual_prompt_costs_nothing_that_must_be_told(built):
+    assert built.placements(max_prompt_len=1024)[0].notes == built.placements()[0].notes == ()
+
+
+def test_memory_that_is_not_known_is_not_guessed(built):
+    (built.path / "config.json").unlink()
+    assert built.placements(max_prompt_len=2048)[0].notes[0].endswith("2176 tokens: an unknown amount of memory")
