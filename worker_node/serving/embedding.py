@@ -22,7 +22,9 @@ async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply
     """
     with registry.tracing.embedding(request) as operation:
         reply = await _embed(registry, request, operation)
-        operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, cached=reply.cached)
+        operation.answered(
+            reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
+        )
         return reply
 
 

@@ -163,7 +163,10 @@ async def _counted(
             if isinstance(event, Finished):
                 telemetry.generated(route, event)
                 operation.answered(
-                    event.usage, finish_reason=event.finish_reason.value, busy_us=event.npu_busy_delta_us
+                    event.usage,
+                    finish_reason=event.finish_reason.value,
+                    busy_us=event.npu_busy_delta_us,
+                    busy_shared=event.npu_busy_shared,
                 )
             yield event
 

@@ -55,14 +55,25 @@ def of_route(route: Route) -> Attributes:
     }
 
 
-def of_answer(usage: Usage, finish_reason: str | None, busy_us: int | None, cached: str | None) -> Attributes:
-    """What it took. `npu.busy_time_us` is the NPU's measured busy time; there is none where no NPU ran."""
+def of_answer(usage: Usage, finish_reason: str | None, cached: str | None) -> Attributes:
+    """What came of it."""
     found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
     if finish_reason is not None:
         found["gen_ai.usage.output_tokens"] = usage.completion_tokens
         found["gen_ai.response.finish_reasons"] = [finish_reason]
-    if busy_us is not None:
-        found["npu.busy_time_us"] = busy_us
     if cached is not None:
         found["npu.cache"] = cached
+    return found
+
+
+def of_busy_time(busy_us: int | None, *, shared: bool) -> Attributes:
+    """The NPU's measured busy time; nothing where no NPU ran.
+
+    `npu.busy_exclusive` is there only as False, where others are known to have used the NPU: the rest cannot be known.
+    """
+    if busy_us is None:
+        return {}
+    found: Attributes = {"npu.busy_time_us": busy_us}
+    if shared:
+        found["npu.busy_exclusive"] = False
     return found

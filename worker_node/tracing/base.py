@@ -43,6 +43,7 @@ class Operation:
         *,
         finish_reason: str | None = None,
         busy_us: int | None = None,
+        busy_shared: bool = False,
         cached: str | None = None,
     ) -> None:
         """The answer is complete."""

@@ -29,6 +29,7 @@ from worker_node.tracing.attributes import (
     ENGINE,
     Attributes,
     of_answer,
+    of_busy_time,
     of_operation,
     of_route,
     of_sampling,
@@ -175,10 +176,12 @@ class _TracedOperation(Operation):
         *,
         finish_reason: str | None = None,
         busy_us: int | None = None,
+        busy_shared: bool = False,
         cached: str | None = None,
     ) -> None:
         self._known_end = True
-        self._span.set_attributes(of_answer(usage, finish_reason, busy_us, cached))
+        self._span.set_attributes(of_answer(usage, finish_reason, cached))
+        self._span.set_attributes(of_busy_time(busy_us, shared=busy_shared))
         self._finish(time.monotonic())
 
     @contextmanager

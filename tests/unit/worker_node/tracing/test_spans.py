@@ -110,8 +110,18 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
     assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (7, 5)
     assert told["gen_ai.response.finish_reasons"] == ("stop",)
     assert told["npu.busy_time_us"] == 12
+    assert "npu.busy_exclusive" not in told, "which is not known"
     assert told["npu.route_reason"] == "preferred"
     assert server.attributes["http.response.status_code"] == 200
+
+
+def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
+    for busy_us, shared in ((12, True), (None, False)):
+        with recorded.tracing.embedding(EmbeddingRequest(CONTEXT, ("two",))) as operation:
+            operation.routed(ROUTE)
+            operation.answered(Usage(1), busy_us=busy_us, busy_shared=shared)
+        told = recorded.spans["embeddings m"].attributes
+        assert (told.get("npu.busy_time_us"), told.get("npu.busy_exclusive")) == (busy_us, False if shared else None)
 
 
 def test_an_embedding_has_the_time_that_its_engine_measured(recorded):

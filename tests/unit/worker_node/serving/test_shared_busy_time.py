@@ -1,0 +1,116 @@
+"""What an engine knows of the NPU's busy time reaches the reply, the metric and the trace, however an answer ends."""
+
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from worker_node.domain import (
+    Device,
+    EmbeddingRequest,
+    Finished,
+    GenerationRequest,
+    ModelKind,
+    RequestContext,
+    Sampling,
+    TokenIds,
+)
+from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.messages import TokenDelta
+from worker_node.models.catalog import Catalog
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.detokenize import ByteDetokenizer
+from worker_node.serving.embedding import embed
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.generation import generate
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import EmbeddingModel, GenerationModel, Registry
+from worker_node.telemetry import Telemetry
+from worker_node.tracing.base import Operation, Tracing
+
+
+class Tokenizer:
+    """One token is one letter."""
+
+    async def encode(self, texts, *, truncate):
+        return [list(text) for text in texts]
+
+    def check_ids(self, ids):
+        return list(ids)
+
+    def detokenizer(self):
+        return ByteDetokenizer([bytes([code]) for code in range(128)])
+
+
+class Engine:
+    """Writes `one two`, and sees from the second letter on whether others use the NPU."""
+
+    status = EngineStatus(EngineState.READY)
+
+    def __init__(self, *, shared):
+        self._shared = shared
+
+    async def embed(self, tokens, *, deadline, interactive):
+        return EmbeddingOutput(np.zeros((len(tokens), 1), np.float32), time.monotonic(), 0.0, 7, self._shared)
+
+    async def generate(self, job):
+        for count, letter in enumerate(b"one two", 1):
+            yield TokenDelta(1, [letter], None, busy_us=count, busy_shared=self._shared and count > 1)
+        yield TokenDelta(1, [], "stop", busy_us=7, busy_shared=self._shared)
+
+
+class Watched(Tracing, Operation):
+    """Keeps what operations are told at their end."""
+
+    @contextmanager
+    def generation(self, _request):
+        yield self
+
+    embedding = generation
+
+    def answered(self, _usage, **told):
+        self.told = (told["busy_us"], told["busy_shared"])
+
+
+def serve(shared):
+    placement = Placement(Device.NPU, Engine(shared=shared), Admission("m", AdmissionLimits(8)), 256, 256)
+    models = [
+        EmbeddingModel(SimpleNamespace(id="e", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1),
+        GenerationModel(SimpleNamespace(id="g", kind=ModelKind.GENERATION), (placement,), Tokenizer()),
+    ]
+    return Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(0), Watched())
+
+
+def context():
+    now = time.monotonic()
+    return RequestContext("req_1", now, now + 60)
+
+
+def exclusive(registry):
+    samples = [sample for family in registry.telemetry.npu_busy.collect() for sample in family.samples]
+    return {sample.labels["exclusive"]: round(sample.value * 1e6) for sample in samples}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("stop", "busy_us"), [((), 7), ((" t",), 5)], ids=["to its end", "to a stop sequence"])
+async def test_of_a_generation(shared, stop, busy_us):
+    registry = serve(shared)
+    request = GenerationRequest(context(), TokenIds((1,)), Sampling(stop=stop))
+    async with generate(registry, request) as run:
+        events = [event async for event in run.events]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.npu_busy_delta_us, finished.npu_busy_shared) == (busy_us, shared)
+    assert registry.tracing.told == (busy_us, shared)
+    assert exclusive(registry) == {"false" if shared else "unknown": busy_us}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_of_an_embedding(shared):
+    registry = serve(shared)
+    reply = await embed(registry, EmbeddingRequest(context(), ((1, 2),)))
+    assert (reply.npu_busy_delta_us, reply.npu_busy_shared) == (7, shared)
+    assert registry.tracing.told == (7, shared)
+    assert exclusive(registry) == {"false" if shared else "unknown": 7}
