@@ -33,7 +33,7 @@ test: install       ## run the whole suite on real models, with coverage
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest tests/ops
+	$(BIN)/python -m pytest tests/ops --numprocesses=2 --dist=loadgroup
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

@@ -6,17 +6,27 @@ import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.ops.containers import CACHE, DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
-from tests.ops.playbook import BIN, ROOT, Outcome, play, write_inventory
+from tests.ops.playbook import BIN, ROOT, Outcome, play, role_runner, write_inventory
+from tests.ops.scripted import booted_scripted, script_devices
 
 KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
+AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 GENERATOR = "smollm2-135m-instruct"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def pytest_collection_modifyitems(items):
+    """Two processes share the work; tests of one machine stay together, since its fixtures make it once a process."""
+    for item in items:
+        group = next((name for name in ("fleet", "hardware") if name in item.fixturenames), item.path.name)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +61,9 @@ def wheel(tmp_path_factory):
 def wheelhouse(wheel):
     """A function that gives a directory with every wheel a node needs on that Python, downloaded once and kept."""
     constraints = ROOT / "constraints.txt"
-    digest = hashlib.sha256(constraints.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()[:12]
+    wanted = "npu-node[node,convert]"
+    recipe = f"{wanted} {constraints.read_text()} {(ROOT / 'pyproject.toml').read_text()}"
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
     def supply(python):
         directory = CACHE / f"wheels-{python}-{digest}"
@@ -62,7 +74,7 @@ def wheelhouse(wheel):
             run(
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"),
                 *("--python-version", python, *platforms, "--dest", part, "--constraint", constraints),
-                f"npu-node[node] @ file://{wheel}",
+                f"{wanted} @ file://{wheel}",
                 timeout=900,
             )
             for own in part.glob("npu_node-*.whl"):
@@ -97,15 +109,18 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def machines(machines_possible, wheelhouse, store):
-    """One bare machine of each distribution, booted."""
+def machines(machines_possible, wheelhouse, wheel, store):
+    """One bare machine of each distribution, booted, that trusts whom this one trusts."""
     with ExitStack() as stack:
         yield {
             distribution.name: stack.enter_context(
                 booted(
                     distribution,
                     f"{wheelhouse(distribution.python)}:/srv/wheelhouse:ro",
+                    f"{wheel.parent}:/srv/index:ro",
                     f"{store.root}:/srv/models:ro",
+                    f"{store.root / GENERATOR}:/srv/generator/{GENERATOR}:ro",
+                    f"{AUTHORITIES}:/srv/authorities.pem:ro",
                     name=f"npu-ops-{distribution.name}",
                 )
             )
@@ -121,9 +136,10 @@ def fleet(machines, certificates, wheel, tmp_path_factory):
         tmp_path_factory.mktemp("inventory") / "hosts.json",
         {
             "npu_nodes": {
-                machine.name: node_variables(wheel, addresses, certificates / name, proxy)
-                for (name, machine), proxy in zip(machines.items(), ("nginx", "caddy"), strict=True)
+                machine.name: node_variables(addresses, certificates / name) | origin
+                for (name, machine), origin in zip(machines.items(), origins(wheel), strict=True)
             },
+            "monitored": {next(iter(machines.values())).name: {}},
             "monitoring": {machine.name: monitoring_variables(addresses) for machine in machines.values()},
         },
     )
@@ -133,15 +149,29 @@ def fleet(machines, certificates, wheel, tmp_path_factory):
     return Fleet(machines, inventory, checked, converged, repeated)
 
 
-def node_variables(wheel, addresses, certificate, proxy):
-    """The variables of a node in the tests: an emulated NPU, real weights, no network but that of the machines."""
+def origins(wheel):
+    """Each machine gets its release, its models and its proxy in another of the ways that there are."""
+    yield {
+        "npu_node_index_requirement": f"npu-node=={wheel.name.split('-')[1]}",
+        "npu_node_extras": ["node"],
+        "npu_node_model_directory": "/srv/models",
+        "npu_node_tls_proxy": "nginx",
+    }
+    yield {
+        "npu_node_wheel": str(wheel),
+        "npu_node_extras": ["node", "convert"],
+        "npu_node_model_directory": "/srv/generator",  # the other model is pulled and converted
+        "npu_node_pip_environment": {"PIP_CERT": "/srv/authorities.pem"},
+        "npu_node_tls_proxy": "caddy",
+    }
+
+
+def node_variables(addresses, certificate):
+    """What the nodes in the tests have in common: an emulated NPU, real weights, wheels from a directory."""
     network = ipaddress.ip_network(f"{next(iter(addresses.values()))}/16", strict=False)
     return {
         "npu_node_api_keys": [KEY],
-        "npu_node_wheel": str(wheel),
-        "npu_node_extras": ["node"],
-        "npu_node_pip_arguments": ["--no-index", "--find-links=/srv/wheelhouse"],
-        "npu_node_model_directory": "/srv/models",
+        "npu_node_pip_arguments": ["--no-index", "--find-links=/srv/wheelhouse", "--find-links=/srv/index"],
         "npu_node_npu_emulation": True,
         "npu_node_models": [
             {"name": EMBEDDER, "placements": ["NPU"], "settings": {"npu_buckets": [32, 64]}},
@@ -151,7 +181,7 @@ def node_variables(wheel, addresses, certificate, proxy):
         "npu_node_host": "0.0.0.0",  # noqa: S104  (beside the proxy, so that both ways in are tried)
         "npu_node_ready_timeout_s": 240,
         "npu_node_firewall_sources": [str(network)],
-        "npu_node_tls_proxy": proxy,
+        "npu_node_firewall_guarded_ports": [9100],
         "npu_node_tls_certificate": f"{certificate}.pem",
         "npu_node_tls_key": f"{certificate}.key",
         "npu_node_tls_server_name": certificate.name,
@@ -167,3 +197,22 @@ def monitoring_variables(addresses):
         "npu_monitoring_scrape_interval": "2s",
         "npu_monitoring_grafana_package": "",
     }
+
+
+@pytest.fixture(scope="session")
+def hardware(machines_possible, tmp_path_factory):
+    """A machine whose devices are files."""
+    with booted_scripted(tmp_path_factory.getbasetemp()) as machine:
+        yield machine
+
+
+@pytest.fixture
+def devices(hardware):
+    """A function that makes its devices anew."""
+    return partial(script_devices, hardware)
+
+
+@pytest.fixture
+def apply(hardware, tmp_path):
+    """A function that runs one role on it."""
+    return role_runner(tmp_path, {"ansible_host": hardware.name}, timeout=600)

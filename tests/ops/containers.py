@@ -1,6 +1,7 @@
 """Machines for the roles: containers that boot systemd, made of nothing but a distribution's own packages."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -12,7 +13,8 @@ from pathlib import Path
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu-node" / "ops"
 TOOLS = ("podman", "runc", "mmdebstrap")
 _PACKAGES = (
-    "ca-certificates,dbus,init,iproute2,kmod,procps,python3,python3-apt,python3-debian,systemd,systemd-sysv,udev"
+    "ca-certificates,dbus,dbus-user-session,init,iproute2,kmod,libpam-systemd,procps,python3,python3-apt,"
+    "systemd,systemd-sysv,udev"
 )
 # What a container of this kind needs to boot systemd on a kernel with the old control groups as well as the new.
 _FLAGS = (
@@ -62,14 +64,27 @@ def run(*command, timeout=60, check=True, **options):
     return done
 
 
+@contextlib.contextmanager
+def one_at_a_time(name):
+    """Only one process is in the block: two that make the same image would spoil it for each other."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def image(distribution):
     """The image of a distribution, made once and kept; its name."""
+    with one_at_a_time(distribution.name):
+        return _image(distribution)
+
+
+def _image(distribution):
     recipe = f"{distribution.suite} {_PACKAGES}"
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     name = f"localhost/npu-ops-{distribution.name}:{digest}"
     if run("podman", "image", "exists", name, check=False).returncode == 0:
         return name
-    CACHE.mkdir(parents=True, exist_ok=True)
     archive = CACHE / f"{distribution.name}-{digest}.tar"
     if not archive.exists():
         part = archive.with_suffix(".part.tar")
@@ -78,7 +93,6 @@ def image(distribution):
             "--variant=minbase",
             f"--include={_PACKAGES}",
             '--aptopt=Acquire::Check-Valid-Until "false"',
-            "--skip=cleanup/apt/lists",
             distribution.suite,
             str(part),
             timeout=_BUILD_TIMEOUT_S,

@@ -10,6 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
 BIN = Path(os.environ.get("NPU_OPS_VENV", ROOT / ".venv-ops")) / "bin"
+_ONE_ROLE = """
+- name: One role
+  hosts: machine
+  roles: [ROLE]
+"""
 _RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
 
@@ -93,3 +98,15 @@ def finish(process, timeout=900):
 def play(inventory, *arguments, timeout=900, **variables):
     """Run site.yml, or another playbook, to its end."""
     return finish(start(inventory, *arguments, **variables), timeout)
+
+
+def role_runner(directory, variables, timeout):
+    """A function that runs one role on the machine which these variables reach; `directory` takes its playbook."""
+    inventory = write_inventory(directory / "hosts.json", {"machine": {"machine": variables}})
+
+    def run_role(role, *arguments, **extra):
+        playbook = directory / "play.yml"
+        playbook.write_text(_ONE_ROLE.replace("ROLE", role), encoding="utf-8")
+        return play(inventory, *arguments, playbook=playbook, timeout=timeout, **extra)
+
+    return run_role

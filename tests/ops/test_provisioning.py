@@ -46,11 +46,13 @@ def test_check_works_before_the_first_run(fleet):
 
 def test_it_converges(fleet):
     assert fleet.converged.status == 0, fleet.converged.output[-6000:]
+    assert set(fleet.converged.changed) == set(NODES)
     assert all(fleet.converged.changed.values())
 
 
 def test_a_second_run_changes_nothing(fleet):
     assert fleet.repeated.status == 0, fleet.repeated.output[-6000:]
+    assert set(fleet.repeated.changed) == set(NODES)
     assert not any(fleet.repeated.changed.values()), fleet.repeated.changed_tasks()
 
 
@@ -135,6 +137,14 @@ def test_health_says_ready_and_emulated(machine):
     assert {model["id"] for model in health["models"]} == {EMBEDDER, GENERATOR}
 
 
+def test_releases_and_models_came_as_asked(fleet):
+    by_index, by_pull = fleet.machines.values()
+    assert not by_index.run("ls", "/opt/npu-node/wheels").stdout.count(".whl")
+    (pulled,) = [task for task in fleet.converged.changed_tasks() if "Pull and convert" in task]
+    assert by_pull.name in pulled
+    assert EMBEDDER in pulled
+
+
 def test_an_embedding_is_right_and_from_the_npu_s_path(machine):
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Quarterly revenue rose."]
     reply = get(f"http://{machine.address}:8081/embeddings", KEY, {"texts": texts})
@@ -183,10 +193,13 @@ def test_the_firewall_lets_in_only_whom_it_should(fleet, machine):
     try:
         assert not reached("8081")
         assert not reached("8443")
-        machine.run("systemctl", "stop", "npu-node-firewall.service")
+        assert not reached("9100")
+        # What a reload of the machine's own rules does to all others.
+        machine.run("nft", "delete", "table", "inet", "npu_node")
         assert reached("8081")
+        assert reached("9100")
     finally:
-        machine.run("systemctl", "start", "npu-node-firewall.service")
+        machine.run("systemctl", "reload", "npu-node-firewall.service")
         machine.run("ip", "route", "delete", stranger)
         neighbour.run("ip", "address", "delete", f"{stranger}/32", "dev", "eth0")
 
@@ -216,6 +229,8 @@ def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):
 def test_grafana_would_find_its_dashboards(host):
     assert "url: http://127.0.0.1:9090" in host.file("/etc/grafana/provisioning/datasources/npu.yml").content_string
     assert "/etc/grafana/npu-dashboards" in host.file("/etc/grafana/provisioning/dashboards/npu.yml").content_string
+    for name in ("node.json", "fleet.json"):
+        assert json.loads(host.file(f"/etc/grafana/npu-dashboards/{name}").content_string)["panels"]
 
 
 def test_a_hung_node_is_killed_and_comes_back(host):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.ops.playbook import ANSIBLE, ROOT
 
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 INVENTORIES = sorted(path.name for path in (ANSIBLE / "inventories").iterdir())
+PROVISIONING = (ROOT / "docs" / "provisioning.md").read_text(encoding="utf-8")
 VAULT = {"vault_npu_node_api_keys": ["k" * 20], "vault_guest_ssh_keys": ["ssh-ed25519 AAAA test"]}
 
 
@@ -65,11 +67,23 @@ def test_every_default_is_described_and_every_argument_has_a_default(role):
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_has_its_parts(role):
     directory = ANSIBLE / "roles" / role
-    tasks = (directory / "tasks" / "main.yml").read_text(encoding="utf-8")
-    for part in ("preflight", "install", "verify"):
-        assert f"{part}.yml" in tasks
+    tasks = {task["ansible.builtin.import_tasks"]: task["tags"] for task in read(directory / "tasks" / "main.yml")}
+    assert tasks["preflight.yml"] == ["always"]
+    assert "install" in tasks["install.yml"]
+    assert "verify" in tasks["verify.yml"]
+    assert any("configure" in tags for tags in tasks.values())
     assert (directory / "README.md").is_file()
     assert (directory / "handlers" / "main.yml").is_file()
+
+
+@pytest.mark.parametrize("tags", re.findall(r"--tags[ =](\S+)", PROVISIONING))
+def test_the_tags_of_the_manual_run_what_they_need(ansible, tags):
+    listed = command(
+        *(ansible, "ansible-playbook", "-i", "inventories/bare-metal", "site.yml", "--list-tasks", f"--tags={tags}")
+    )
+    assert listed.count("npu_node : ") > 5
+    for needed in ("Look for the release", "Name the release"):
+        assert needed in listed or tags == "verify"
 
 
 def test_collections_are_pinned_to_those_of_the_package(ansible):

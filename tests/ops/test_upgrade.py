@@ -1,9 +1,12 @@
 """Upgrades of a fleet that is being used: one that is good, and one whose canary fails."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import threading
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -51,6 +54,7 @@ class Load:
     def __exit__(self, *_):
         self._stop.set()
         self._thread.join(120)
+        assert not self._thread.is_alive()
 
     async def _run(self):
         async with NPUClient(self._urls, api_key=KEY) as client:
@@ -61,10 +65,10 @@ class Load:
             try:
                 # Each text is new, so that no cache answers for an engine.
                 vector = await client.embed(f"caller {caller} asks for the {self.answers}th time")
+                assert len(vector) == 384
             except Exception as error:  # noqa: BLE001  (whatever it is, it counts as lost)
                 self.failures.append(repr(error))
             else:
-                assert len(vector) == 384
                 self.answers += 1
             await asyncio.sleep(PAUSE_S)
 
@@ -79,13 +83,24 @@ def health(url):
         return json.load(reply)
 
 
+def wait_until_ready(url):
+    """An earlier test may have left a node that listens and still loads."""
+    for _ in range(120):
+        with contextlib.suppress(urllib.error.URLError):
+            if health(url)["status"] == "ready":
+                return
+        time.sleep(1)
+    raise AssertionError(f"{url} did not become ready")
+
+
 def versions(urls):
     return [health(url)["version"] for url in urls]
 
 
 def upgrade(fleet, wheel):
     """Bring the fleet to another release, as an operator does; the NPU's proof has been given before."""
-    return finish(start(fleet.inventory, "--tags=node", npu_node_wheel=str(wheel), npu_node_smoke=False), 900)
+    release = {"npu_node_wheel": str(wheel), "npu_node_index_requirement": ""}
+    return finish(start(fleet.inventory, "--tags=node", **release, npu_node_smoke=False), 900)
 
 
 def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, urls, tmp_path):
@@ -95,6 +110,8 @@ def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, u
         "0.1.2",
         ("worker_node/serving/canary.py", '"nd,nd->n", output.vectors', '"nd,nd->n", -output.vectors'),
     )
+    for url in urls:
+        wait_until_ready(url)
     with Load(urls) as load:
         upgraded = upgrade(fleet, good)
         after_upgrade = load.answers
