@@ -31,9 +31,10 @@ test: install       ## run the whole suite on real models, with coverage
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest --cov --cov-report=term
 
+# ARGUMENTS are pytest's.
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest tests/ops --numprocesses=2 --dist=loadgroup
+	$(BIN)/python -m pytest tests/ops $(ARGUMENTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

@@ -22,13 +22,6 @@ GENERATOR = "smollm2-135m-instruct"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def pytest_collection_modifyitems(items):
-    """Two processes share the work; tests of one machine stay together, since its fixtures make it once a process."""
-    for item in items:
-        group = next((name for name in ("fleet", "hardware") if name in item.fixturenames), item.path.name)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def ansible():
     """The directory of Ansible's commands."""

@@ -1,7 +1,6 @@
 """Machines for the roles: containers that boot systemd, made of nothing but a distribution's own packages."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -64,27 +63,14 @@ def run(*command, timeout=60, check=True, **options):
     return done
 
 
-@contextlib.contextmanager
-def one_at_a_time(name):
-    """Only one process is in the block: two that make the same image would spoil it for each other."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def image(distribution):
     """The image of a distribution, made once and kept; its name."""
-    with one_at_a_time(distribution.name):
-        return _image(distribution)
-
-
-def _image(distribution):
     recipe = f"{distribution.suite} {_PACKAGES}"
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     name = f"localhost/npu-ops-{distribution.name}:{digest}"
     if run("podman", "image", "exists", name, check=False).returncode == 0:
         return name
+    CACHE.mkdir(parents=True, exist_ok=True)
     archive = CACHE / f"{distribution.name}-{digest}.tar"
     if not archive.exists():
         part = archive.with_suffix(".part.tar")
