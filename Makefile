@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OPS    := .venv-ops
+OPS_TESTS ?= tests/ops
 
 .PHONY: install demo serve test test-ops check format bench clean
 .DEFAULT_GOAL := help
@@ -31,10 +32,9 @@ test: install       ## run the whole suite on real models, with coverage
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest --cov --cov-report=term
 
-# ARGUMENTS are pytest's.
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest tests/ops $(ARGUMENTS)
+	$(BIN)/python -m pytest $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt
