@@ -1,9 +1,8 @@
 """The rooms of the source and which may know of which: one direction of dependency, held by reading the imports."""
 
 import ast
+import functools
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,13 +52,19 @@ MAY_IMPORT = {
 HTTP_ROOMS = {"api", "app", "server", "sidecar"}
 
 
+@functools.cache
+def import_statements(path):
+    """The import statements of a file, at its top or anywhere inside."""
+    statements = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports_of(path):
-    """The modules that a file imports, at its top or anywhere inside."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """The modules that a file imports."""
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+        elif node.level == 0:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
@@ -72,34 +77,58 @@ NODE_FILES = sorted((ROOT / "worker_node").rglob("*.py"))
 CLIENT_FILES = sorted((ROOT / "backend_client").rglob("*.py"))
 
 
+def reject(violations):
+    """Fail with every violation, so that one run shows all that has to be fixed."""
+    assert not violations, "\n".join(["", *violations])
+
+
 def test_there_is_something_to_hold():
     assert len(NODE_FILES) > 30
     assert len(CLIENT_FILES) > 3
 
 
-@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_room_imports_only_rooms_below_it(path):
-    room = room_of(path)
-    allowed = MAY_IMPORT[room] | EVERYWHERE | {room}
-    for module in imports_of(path):
-        parts = module.split(".")
-        assert parts[0] != "backend_client", f"{path} imports {module}"
-        if parts[0] == "worker_node" and len(parts) > 1 and parts[1] in MAY_IMPORT:
-            assert parts[1] in allowed, f"{room} must not know of {parts[1]}: {path} imports {module}"
+def test_imports_are_absolute():
+    files = [*NODE_FILES, *CLIENT_FILES]
+    reject(
+        [f"{path}: relative import" for path in files for node in import_statements(path) if getattr(node, "level", 0)]
+    )
 
 
-@pytest.mark.parametrize("path", NODE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_edge_knows_http(path):
-    if room_of(path) not in HTTP_ROOMS:
-        assert not [module for module in imports_of(path) if module.startswith("aiohttp")]
+def test_a_room_imports_only_rooms_below_it():
+    violations = []
+    for path in NODE_FILES:
+        room = room_of(path)
+        if room not in MAY_IMPORT:
+            violations.append(f"{path}: {room} is missing from MAY_IMPORT")
+            continue
+        allowed = MAY_IMPORT[room] | EVERYWHERE | {room}
+        for module in imports_of(path):
+            parts = module.split(".")
+            if parts[0] == "backend_client":
+                violations.append(f"{path} imports {module}")
+            if parts[0] == "worker_node" and len(parts) > 1 and parts[1] in MAY_IMPORT and parts[1] not in allowed:
+                violations.append(f"{room} must not know of {parts[1]}: {path} imports {module}")
+    reject(violations)
 
 
-@pytest.mark.parametrize("path", CLIENT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_client_knows_nothing_of_the_node(path):
-    assert not [module for module in imports_of(path) if module.startswith("worker_node")]
+def test_only_the_edge_knows_http():
+    paths = [path for path in NODE_FILES if room_of(path) not in HTTP_ROOMS]
+    reject(
+        [f"{path} imports {module}" for path in paths for module in imports_of(path) if module.startswith("aiohttp")]
+    )
 
 
-@pytest.mark.parametrize("path", [*NODE_FILES, *CLIENT_FILES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_stay_small(path):
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 350, f"{path} has {lines} lines: more than one concept?"
+def test_the_client_knows_nothing_of_the_node():
+    reject(
+        [
+            f"{path} imports {module}"
+            for path in CLIENT_FILES
+            for module in imports_of(path)
+            if module.startswith("worker_node")
+        ]
+    )
+
+
+def test_files_stay_small():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*NODE_FILES, *CLIENT_FILES]}
+    reject([f"{path} has {lines} lines: more than one concept?" for path, lines in lengths.items() if lines > 350])
