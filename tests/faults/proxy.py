@@ -40,16 +40,16 @@ NO_FAULT = Fault()
 class FaultProxy:
     """Stands in front of one server. Set `fault`; it holds from the next request on, also on open connections.
 
-    `requests` counts requests other than probes.
+    `requests` counts requests other than probes. `listen_on`: host and port, 0 for a free one.
     """
 
-    def __init__(self, upstream: str):
+    def __init__(self, upstream: str, *, listen_on: tuple[str, int] = ("127.0.0.1", 0)):
         self.host, _, port = upstream.removeprefix("http://").partition(":")
         self.port = int(port)
         self.fault = NO_FAULT
         self.requests = 0
         self.url = ""
-        self._listen_port = 0
+        self._listen_host, self._listen_port = listen_on
         self._server = None
         self._connections: set[asyncio.Task] = set()
 
@@ -68,9 +68,9 @@ class FaultProxy:
 
     async def listen(self):
         """Take connections, again on the same port after `stop`."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._listen_port)
+        self._server = await asyncio.start_server(self._accept, self._listen_host, self._listen_port)
         self._listen_port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._listen_port}"
+        self.url = f"http://{self._listen_host}:{self._listen_port}"
 
     async def stop(self):
         """Refuse connections and reset those that are open: the host is dead."""

@@ -1,0 +1,214 @@
+"""The mixed load: calls through the client, and raw requests to the nodes. Every call is checked when it ends."""
+
+import asyncio
+import json
+import random
+import time
+from contextlib import aclosing
+
+import aiohttp
+import jsonschema_rs
+import numpy as np
+
+from backend_client import ContextLengthExceeded, NPUError, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client.errors import EmbedManyFailed
+from benchmarks import workload
+from benchmarks.chaos.invariants import OVERRUN_S
+from benchmarks.chaos.world import EMBEDDER, GENERATOR, SECOND_ENCODER
+
+TOKENS = 8
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+HOSTILE = {"type": "object", "properties": {f"k{i}": {"type": "string", "maxLength": 2000} for i in range(360)}}
+# What a node may answer to a request that is right, while things break around it.
+_TYPED = {429, 503, 504, 408}
+
+
+class Load:
+    """`kinds` lists every kind of call with its share of the arrivals."""
+
+    def __init__(self, client, nodes, references, report, lag, seed):
+        self.client = client
+        self.nodes = nodes
+        self.references = references
+        self.report = report
+        self.lag = lag
+        self.rng = random.Random(seed + 1)
+        self.texts = workload.texts(64, seed=seed)
+        self.short = [" ".join(text.split()[:10]) for text in self.texts]
+        self.prompts = workload.prompts(6, 30, seed=seed)
+        self.long_prompts = workload.prompts(3, 700, seed=seed)
+        self.spaces = {}
+        self.began = time.monotonic()
+        self.kinds = {
+            self.embed: 10,
+            self.embed_alias: 4,
+            self.embed_many: 1,
+            self.generate: 2,
+            self.stream: 2,
+            self.long_stream: 0.5,
+            self.left_stream: 0.5,
+            self.too_long: 0.3,
+            self.schema: 0.7,
+            self.hostile_schema: 0.3,
+        }
+
+    async def take_references(self, url):
+        """Ask one node, undisturbed, for the right answers."""
+        async with aiohttp.ClientSession(url) as http:
+            for model, texts in ((EMBEDDER, self.texts + self.short), (SECOND_ENCODER, self.short)):
+                async with http.post("/embeddings", json={"texts": texts, "model": model}) as reply:
+                    body = await reply.json()
+                rows = np.asarray(body["embeddings"], dtype=np.float32)
+                self.references.vectors[body["space"]] = dict(zip(texts, rows, strict=True))
+            prompts = self.prompts + self.long_prompts
+            for prompt in prompts:
+                await self._take_answer(http, prompt)
+            for together in (4, len(prompts), 3 * len(prompts)):
+                await asyncio.gather(*(self._take_answer(http, prompts[i % len(prompts)]) for i in range(together)))
+
+    async def _take_answer(self, http, prompt):
+        wanted = {"prompt": prompt, "model": GENERATOR, "max_new_tokens": TOKENS}
+        async with http.post("/inference", json=wanted) as reply:
+            self.references.add_answer(prompt, (await reply.json())["text"])
+
+    async def run(self, seconds, rate, on_call):
+        """Calls arrive at random, `rate` a second on average, whether or not earlier ones have ended."""
+        calls = set()
+        end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            kind = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
+            on_call()
+            call = asyncio.create_task(self.call(kind))
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+            await asyncio.sleep(min(self.rng.expovariate(rate), end - now))
+        if calls:
+            await asyncio.gather(*calls)
+
+    async def call(self, kind, timeout=None):
+        """One call of a kind: by its deadline it ends, with a right answer or a typed error."""
+        timeout = timeout or round(10 ** self.rng.uniform(-1.5, 1.3), 3)
+        began = time.monotonic()
+        name = kind.__name__
+        try:
+            outcome = await kind(timeout)
+        except (NPUUnavailableError, StreamInterrupted, EmbedManyFailed) as error:
+            outcome = type(error).__name__
+            self.report.attempts += len(error.attempts)
+        except NPUError as error:
+            outcome = type(error).__name__
+            self._violated(began, f"{name}: {outcome}: {error.message}; nothing was wrong with the call")
+        except Exception as error:  # noqa: BLE001  (that is the invariant)
+            outcome = type(error).__name__
+            self._violated(began, f"{name}: {outcome} is not an error of the client: {error}")
+        ended = time.monotonic()
+        late = ended - began - timeout - self.lag.between(began + timeout - 1.0, ended)
+        self.report.overruns.append(max(0.0, late))
+        if late > OVERRUN_S:
+            self._violated(began, f"{name}: {outcome} came {late * 1e3:.0f} ms after the deadline of {timeout} s")
+        self.report.outcomes[name, outcome] += 1
+
+    def _violated(self, began, what):
+        self.report.violated(f"{began - self.began:.1f} s: {what}")
+
+    # Through the client
+
+    async def embed(self, timeout):
+        text = self.rng.choice(self.texts)
+        result = await self.client.embed_result(text, model=EMBEDDER, timeout=timeout)
+        return self._vectors("embed", EMBEDDER, result.space, [text], [result.vector])
+
+    async def embed_alias(self, timeout):
+        text = self.rng.choice(self.short)
+        result = await self.client.embed_result(text, model="prod", timeout=timeout)
+        return self._vectors("embed_alias", "prod", result.space, [text], [result.vector])
+
+    async def embed_many(self, timeout):
+        model = self.rng.choice([EMBEDDER, "prod"])
+        texts = [self.rng.choice(self.short) for _ in range(150)]
+        result = await self.client.embed_many_result(texts, model=model, timeout=timeout)
+        return self._vectors("embed_many", model, result.space, texts, result.vectors)
+
+    async def generate(self, timeout):
+        prompt = self.rng.choice(self.prompts)
+        result = await self.client.generate(prompt, model=GENERATOR, max_new_tokens=TOKENS, timeout=timeout)
+        return self._answer("generate", prompt, result.text)
+
+    async def stream(self, timeout, prompts=None):
+        prompt = self.rng.choice(prompts or self.prompts)
+        options = {"model": GENERATOR, "max_new_tokens": TOKENS, "timeout": timeout}
+        parts = [piece async for piece in self.client.stream(prompt, **options)]
+        return self._answer("stream", prompt, "".join(parts))
+
+    async def long_stream(self, timeout):
+        return await self.stream(timeout, self.long_prompts)
+
+    async def left_stream(self, timeout):
+        """A reader who leaves after the first piece."""
+        stream = self.client.stream(self.rng.choice(self.prompts), model=GENERATOR, timeout=timeout)
+        async with aclosing(stream) as pieces:
+            async for _ in pieces:
+                break
+        return "left"
+
+    async def too_long(self, timeout):
+        try:
+            await self.client.generate("word " * 12_000, model=GENERATOR, timeout=timeout)
+        except (ContextLengthExceeded, RequestRejected):
+            return "rejected"
+        self._violated(time.monotonic(), "a prompt longer than the context was answered")
+        return "answered"
+
+    # Straight to a node, as stock clients do
+
+    async def schema(self, timeout):
+        status, body = await self._post(timeout, SCHEMA)
+        if status == 200:
+            choice = body["choices"][0]
+            if choice["finish_reason"] == "stop" and not jsonschema_rs.is_valid(
+                SCHEMA, json.loads(choice["message"]["content"])
+            ):
+                self._violated(time.monotonic(), "an answer that does not match its schema")
+        elif status not in _TYPED and status is not None:
+            self._violated(time.monotonic(), f"schema: {status} {body}")
+        return str(status)
+
+    async def hostile_schema(self, timeout):
+        status, body = await self._post(timeout, HOSTILE)
+        if status not in {400, None} | _TYPED:
+            self._violated(time.monotonic(), f"hostile schema: {status} {str(body)[:200]}")
+        return str(status)
+
+    async def _post(self, timeout, schema):
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        message = {"role": "user", "content": "Describe a cat as JSON."}
+        body = {"model": GENERATOR, "messages": [message], "max_tokens": 24, "response_format": form}
+        headers = {"X-Request-Timeout-Ms": str(max(1, int(timeout * 1000)))}
+        url = self.rng.choice(self.nodes).proxy.url + "/v1/chat/completions"
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                aiohttp.ClientSession() as http,
+                http.post(url, json=body, headers=headers) as reply,
+            ):
+                return reply.status, await reply.json()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None, None  # cut, refused or silent: the network's doing
+
+    def _vectors(self, kind, model, space, texts, vectors):
+        if problem := self.references.check_vectors(space, texts, np.asarray(vectors, dtype=np.float32)):
+            self._violated(time.monotonic(), f"{kind}: {problem}")
+        bound = self.spaces.setdefault(model, space)
+        if bound != space:
+            self._violated(time.monotonic(), f"{kind}: {model} was in {bound} and is now in {space}")
+        return "ok"
+
+    def _answer(self, kind, prompt, text):
+        if text not in self.references.answers[prompt]:
+            self._violated(time.monotonic(), f"{kind}: a greedy answer that no undisturbed node gave")
+        return "ok"

@@ -1,0 +1,222 @@
+"""The nodes of a chaos run: real ones, each behind a proxy and with a model store of its own; and one name for all."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos.schedule import NODES
+from tests.faults.proxy import Fault as Reply
+from tests.faults.proxy import FaultProxy
+from tests.support.nodes import start_node
+from tests.support.tiny_encoder import write_encoder
+from worker_node.models.store import ModelStore
+
+FLEET_NAME = "fleet.chaos.invalid"
+SECOND_ENCODER = "tiny-encoder"
+EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
+
+
+def prepare_stores(root, store):
+    """Make a store of its own for each node: links to the installed models, and a second, tiny encoder."""
+    source = root / "encoder"
+    write_encoder(source)
+    first = ModelStore(root / "store0")
+    first.convert(source, SECOND_ENCODER)
+    for number in range(NODES):
+        directory = root / f"store{number}"
+        for model in (EMBEDDER, GENERATOR):
+            shutil.copytree(store.root / model, directory / model, copy_function=_link)
+        if number:
+            shutil.copytree(first.root / SECOND_ENCODER, directory / SECOND_ENCODER)
+
+
+def _link(source, target):
+    # Manifests are damaged in a run, so each store has its own; weights are shared.
+    if Path(source).suffix == ".json":
+        shutil.copyfile(source, target)
+    else:
+        os.link(source, target)
+
+
+class Node:
+    """One node and what can happen to it. All methods that wait are coroutines."""
+
+    def __init__(self, stack, number, root, port):
+        self.number = number
+        self.store = root / f"store{number}"
+        self.proxy = FaultProxy("http://127.0.0.1:1", listen_on=(f"127.0.0.{number + 2}", port))
+        self.alias_of = EMBEDDER
+        self._stack = stack
+        self._compiled = root / f"compiled{number}"
+        self.node = None
+
+    async def start(self, *, ready=False):
+        """Start the process, and let the proxy through to it."""
+        models = [
+            {"name": name, "streams": 1, "aliases": ["prod"] if name == self.alias_of else []}
+            for name in (EMBEDDER, SECOND_ENCODER)
+        ]
+        models.append({"name": GENERATOR, "cache_size_gb": 1})
+        self.node = await asyncio.to_thread(
+            self._stack.enter_context,
+            start_node(
+                "--log-level",
+                "error",
+                ready=ready,
+                NPU_NODE_MODELS=json.dumps(models),
+                NPU_NODE_MODEL_STORE=str(self.store),
+                NPU_NODE_COMPILE_CACHE=str(self._compiled),
+                NPU_NODE_EMBEDDING_CACHE="0",
+                NPU_NODE_WATCHDOG_S="8",
+                NPU_NODE_QUARANTINE_S="10",
+                NPU_NODE_CANARY_INTERVAL_S="10",
+            ),
+        )
+        self.proxy.port = int(self.node.url.rpartition(":")[2])
+        if not self.proxy.listening:
+            await self.proxy.listen()
+
+    @property
+    def process(self):
+        return psutil.Process(self.node.process.pid)
+
+    def engine_pid(self, model):
+        """The process id of a model's engine, or None."""
+        _, body = self.node.health()
+        return next((m["engines"][0]["pid"] for m in body["models"] if m["id"] == model), None)
+
+    # What the schedule's kinds do: each method strikes, waits, and undoes.
+
+    async def engine_kill(self, _seconds, model):
+        with contextlib.suppress(ProcessLookupError):
+            if pid := await asyncio.to_thread(self.engine_pid, model):
+                os.kill(pid, signal.SIGKILL)
+
+    async def engine_hang(self, seconds, model):
+        pid = await asyncio.to_thread(self.engine_pid, model)
+        with contextlib.suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                os.kill(pid, signal.SIGCONT)
+
+    async def node_freeze(self, seconds, _detail):
+        self.node.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.node.process.send_signal(signal.SIGCONT)
+
+    async def node_kill(self, seconds, _detail):
+        self.node.process.kill()
+        await self.proxy.stop()
+        await asyncio.to_thread(self.node.process.wait)
+        await asyncio.sleep(seconds)
+        await self.start()
+
+    async def node_restart(self, _seconds, _detail):
+        await asyncio.to_thread(self.node.terminate)
+        await self.start()
+
+    async def alias_change(self, seconds, detail):
+        self.alias_of = SECOND_ENCODER if self.alias_of == EMBEDDER else EMBEDDER
+        await self.node_restart(seconds, detail)
+
+    async def slow_replies(self, seconds, delay):
+        await self._replies(seconds, Reply(latency=delay))
+
+    async def cut_replies(self, seconds, after):
+        await self._replies(seconds, Reply(cut_after=after))
+
+    async def silent_network(self, seconds, _detail):
+        await self._replies(seconds, Reply(silent=True, probes=True))
+
+    async def refused_connections(self, seconds, _detail):
+        await self.proxy.stop()
+        await asyncio.sleep(seconds)
+        await self.proxy.listen()
+
+    async def unwritable_disk(self, seconds, _detail):
+        # What a full disk does to a process, for this process only: no file can grow.
+        pid = self.node.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+    async def damaged_store(self, seconds, how):
+        # The one that nothing is served from by its own name: what is loaded must not be disturbed either.
+        manifest = self.store / SECOND_ENCODER / "npu-node.json"
+        content = manifest.read_bytes()
+        if how == "missing":
+            manifest.unlink()
+        else:
+            manifest.write_bytes(content[: len(content) // 2] if how == "truncated" else b"\x00garbage")
+        await asyncio.sleep(seconds)
+        manifest.write_bytes(content)
+
+    async def _replies(self, seconds, fault):
+        self.proxy.fault = fault
+        await asyncio.sleep(seconds)
+        self.proxy.fault = Reply()
+
+
+class FrozenResolver:
+    """Resolves FLEET_NAME to the proxies; while `frozen`, look-ups of it do not return."""
+
+    def __init__(self, hosts):
+        self._hosts = hosts
+        self._thawed = threading.Event()
+        self._thawed.set()
+        self._original = socket.getaddrinfo
+
+    def freeze(self):
+        self._thawed.clear()
+
+    def thaw(self):
+        self._thawed.set()
+
+    @contextlib.contextmanager
+    def installed(self):
+        socket.getaddrinfo = self._resolve
+        try:
+            yield self
+        finally:
+            self.thaw()
+            socket.getaddrinfo = self._original
+
+    def _resolve(self, host, port, *args, **kwargs):
+        if host != FLEET_NAME:
+            return self._original(host, port, *args, **kwargs)
+        self._thawed.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self._hosts]
+
+
+@contextlib.asynccontextmanager
+async def world(root, store):
+    """Three nodes that serve, under the addresses 127.0.0.2 to .4 at one port."""
+    await asyncio.to_thread(prepare_stores, root, store)
+    with contextlib.ExitStack() as stack:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.2", 0))
+            port = probe.getsockname()[1]
+        nodes = [Node(stack, number, root, port) for number in range(NODES)]
+        for node in nodes:
+            await node.start(ready=True)
+        try:
+            yield nodes, port
+        finally:
+            for node in nodes:
+                with contextlib.suppress(ProcessLookupError):
+                    node.node.process.send_signal(signal.SIGCONT)
+                await node.proxy.stop()
