@@ -6,10 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# From the bottom up. A room may import itself, rooms in its set, and the two that everything stands on.
-EVERYWHERE = {"domain", "errors"}
+# From the bottom up. A room may import itself, rooms in its set, and those that everything stands on.
+EVERYWHERE = {"domain", "environment", "errors"}
 MAY_IMPORT = {
     "domain": set(),
+    "environment": set(),
     "errors": set(),
     "devices": set(),
     "models": set(),
@@ -132,3 +133,24 @@ def test_the_client_knows_nothing_of_the_node():
 def test_files_stay_small():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*NODE_FILES, *CLIENT_FILES]}
     reject([f"{path} has {lines} lines: more than one concept?" for path, lines in lengths.items() if lines > 350])
+
+
+STARTS = {"Popen", "run", "create_subprocess_exec", "call", "check_call", "check_output"}
+
+
+def starts_process(node):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in STARTS:
+        return False
+    module = node.func.value.id if isinstance(node.func.value, ast.Name) else None
+    return module == "subprocess" or node.func.attr == "create_subprocess_exec"
+
+
+def test_every_child_process_gets_an_environment_that_was_chosen():
+    reject(
+        [
+            f"{path}:{node.lineno} starts a process that inherits the node's secrets: give it an env"
+            for path in NODE_FILES
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if starts_process(node) and "env" not in {keyword.arg for keyword in node.keywords}
+        ]
+    )

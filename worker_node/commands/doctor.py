@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 
+from worker_node.environment import native_environment
+
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _kernel_log() -> str | None:
     """What dmesg shows; None where it is missing or this user may not read it."""
     try:
-        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True)  # noqa: S607
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace")

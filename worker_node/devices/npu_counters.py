@@ -28,7 +28,7 @@ class NpuCounters:
 
 
 def read_counters(directory: Path) -> NpuCounters:
-    """Read all counters below `directory` (usually /sys/class/accel/accel0/device)."""
+    """Read all counters below `directory` (of the NPU: /sys/class/accel/accel<n>/device)."""
     return NpuCounters(
         busy_time_us=read_counter(directory / BUSY_TIME_FILE),
         memory_bytes=read_counter(directory / "npu_memory_utilization"),

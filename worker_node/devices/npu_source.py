@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker_node.devices.accel import find_npu
 from worker_node.devices.emulation import StandInCounter
 from worker_node.devices.npu_counters import BUSY_TIME_FILE, NpuCounters, read_counters, read_stand_in
-
-SYSFS = Path("/sys/class/accel/accel0/device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,11 @@ class NpuSource:
 def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]:
     """The source for as long as the block runs.
 
+    Without a `directory` the counters are those of the accelerator whose driver is the NPU's.
     An emulated NPU has a stand-in counter, unless a `directory` is given: then its counters are read and never written.
     """
     if directory is not None or not emulated:
-        yield NpuSource(emulated, (directory or SYSFS) / BUSY_TIME_FILE, stand_in=False)
+        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False)
         return
     counter = StandInCounter()
     try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from worker_node.devices.accel import find_npu
+
 ACCEL_DEVICES = Path("/dev/accel")
 
 
-def npu_users(proc: Path = Path("/proc"), devices: Path = ACCEL_DEVICES) -> list[int]:
-    """The ids of all processes that have a device of `devices` open, as far as this user may see them."""
+def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
+    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them."""
+    device = device or ACCEL_DEVICES / find_npu().parent.name
     found = []
     for process in proc.iterdir():
         if not process.name.isdigit():
@@ -17,6 +20,6 @@ def npu_users(proc: Path = Path("/proc"), devices: Path = ACCEL_DEVICES) -> list
             targets = [link.readlink() for link in (process / "fd").iterdir()]
         except OSError:
             continue  # it has ended, or is somebody else's
-        if any(target.is_relative_to(devices) for target in targets):
+        if device in targets:
             found.append(int(process.name))
     return sorted(found)

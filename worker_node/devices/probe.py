@@ -11,6 +11,8 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 
+from worker_node.environment import native_environment
+
 PROBE_TIMEOUT_S = 60.0
 
 # Facts worth showing; each device has those that it has.
@@ -52,7 +54,12 @@ class Probe:
 async def probe() -> Probe:
     """Ask a child process what OpenVINO sees; never raises, never takes more than PROBE_TIMEOUT_S."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        sys.executable,
+        "-m",
+        __name__,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=native_environment(),
     )
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):

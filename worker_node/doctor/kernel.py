@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from worker_node.devices.accel import find_npu
 from worker_node.doctor.finding import Finding, error, ok, warning
 from worker_node.doctor.machine import Machine
 
@@ -130,8 +131,10 @@ def _node(machine: Machine) -> list[Finding]:
         return [
             error("device-node", "no /dev/accel/accel*", "the kernel's driver makes it: mend the above, then reboot")
         ]
-    node = f"{_NODE}/{nodes[0]}"
-    return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, nodes[0])]
+    ours = find_npu(machine.root / "sys/class/accel").parent.name
+    name = ours if ours in nodes else nodes[0]
+    node = f"{_NODE}/{name}"
+    return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, name)]
 
 
 def _access(machine: Machine, node: str) -> Finding:

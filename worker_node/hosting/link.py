@@ -32,6 +32,7 @@ from worker_node.engines.messages import (
     Step,
     TokenDelta,
 )
+from worker_node.environment import native_environment
 from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
@@ -90,6 +91,7 @@ class EngineLink(asyncio.Protocol):
                     ],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
+                    env=native_environment(),
                 )
             except BaseException:
                 ours.close()

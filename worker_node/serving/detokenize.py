@@ -25,7 +25,10 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For vocabularies in which each token stands for fixed bytes (byte-level BPE): a table look-up per token."""
+    """For vocabularies in which each token stands for fixed bytes (byte-level BPE): a table look-up per token.
+
+    A model's output layer may be wider than its vocabulary (padding): a token beyond the table has no text.
+    """
 
     def __init__(self, table: Sequence[bytes]) -> None:
         self._table = table
@@ -35,7 +38,8 @@ class ByteDetokenizer:
     def push(self, tokens: Sequence[int]) -> str:
         """See `Detokenizer.push`."""
         table = self._table
-        return self._decoder.decode(b"".join([table[token] for token in tokens]))
+        size = len(table)
+        return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
 
     def flush(self) -> str:
         """See `Detokenizer.flush`."""

@@ -158,7 +158,9 @@ class ChatTokenizer:
             raise BadRequest("the model's chat template does not take this conversation") from error
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for a special one."""
+        """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
+        if token >= len(self._table):
+            return b""
         if self._byte_level:
             return self._table[token]
         return str(self._tokenizer.decode([token])).encode()
@@ -186,7 +188,8 @@ class ChatTokenizer:
         """Return a fresh detokenizer for one generation."""
         if self._byte_level:
             return ByteDetokenizer(self._table)
-        return WindowDetokenizer(lambda tokens: str(self._tokenizer.decode(list(tokens))))
+        size = len(self._table)
+        return WindowDetokenizer(lambda tokens: str(self._tokenizer.decode([t for t in tokens if t < size])))
 
 
 def _template_message(message: Message) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from worker_node.devices.accel import find_npu
 from worker_node.devices.npu_properties import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.devices.npu_source import SYSFS, npu_source
+from worker_node.devices.npu_source import npu_source
 
 
 class Core:
@@ -56,7 +57,7 @@ def test_errors_of_openvino_are_told_without_source_positions():
 
 def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     with npu_source(None, emulated=False) as real:
-        assert (real.busy_counter, real.stand_in) == (SYSFS / "npu_busy_time_us", False)
+        assert (real.busy_counter, real.stand_in) == (find_npu() / "npu_busy_time_us", False)
     (tmp_path / "npu_busy_time_us").write_text("7\n")
     with npu_source(tmp_path, emulated=True) as scripted:
         assert (scripted.emulated, scripted.stand_in) == (True, False)

@@ -1,9 +1,11 @@
 """Streaming text equals the text of all tokens at once, whatever the cuts; stop sequences are found across pieces."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
+from worker_node.serving.tokenization import ChatTokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
 
@@ -26,6 +28,23 @@ def test_bytes_that_are_no_text_are_left_out():
     detokenizer = ByteDetokenizer(BYTES)
     assert detokenizer.push([0xFF, ord("a")]) == "a"
     assert detokenizer.push([0xE2]) + detokenizer.flush() == ""
+
+
+def test_a_token_beyond_the_vocabulary_has_no_text():
+    detokenizer = ByteDetokenizer(BYTES)
+    assert detokenizer.push([ord("a"), 256, 10**6, ord("b")]) + detokenizer.flush() == "ab"
+
+
+@pytest.mark.parametrize("byte_level", [True, False])
+def test_a_tokenizer_gives_no_text_for_tokens_beyond_its_vocabulary(store, byte_level):
+    installed = store.get("smollm2-135m-instruct")
+    chat = ChatTokenizer(installed.path, installed.context_limit)
+    chat._byte_level = byte_level  # the other kind of vocabulary is decoded by the tokenizer itself
+    [hello] = chat.encode_prompt("hello")
+    detokenizer = chat.detokenizer()
+    text = "".join(detokenizer.push([token]) for token in (hello, 49152, 10**6, hello)) + detokenizer.flush()
+    assert text == "hellohello"
+    assert chat.piece(10**6) == b""
 
 
 def sentencepiece(tokens):

@@ -1,0 +1,32 @@
+"""An engine process has none of the secrets of its node in its environment."""
+
+from pathlib import Path
+
+from tests.faults.hosting.test_engine_faults import running, until
+from worker_node.engines.base import EngineState
+from worker_node.environment import native_environment, tool_environment
+
+SECRET = "c0ffee-secret"
+SECRETS = ("NPU_NODE_API_KEYS", "OTEL_EXPORTER_OTLP_HEADERS", "HF_TOKEN", "DATABASE_URL", "OPENAI_API_KEY")
+
+
+def read_environment(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def test_an_engine_inherits_no_secret(monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("OPENVINO_LOG_LEVEL", "1")
+    async with running() as engine:
+        status = await until(engine, EngineState.READY)
+        environment = read_environment(status.pid)
+    assert SECRET.encode() not in environment
+    assert b"OPENVINO_LOG_LEVEL=1" in environment
+    assert b"PATH=" in environment
+
+
+def test_a_tool_keeps_its_own_variables_and_gets_none_of_the_nodes():
+    own = {"PIP_INDEX_URL": "https://user:password@index", "NPU_NODE_API_KEYS": SECRET, "HTTPS_PROXY": "p"}
+    assert tool_environment(own) == {"PIP_INDEX_URL": "https://user:password@index", "HTTPS_PROXY": "p"}
+    assert native_environment(own) == {}

@@ -1,0 +1,55 @@
+"""The environment variables that child processes get.
+
+The node's own environment may hold its API keys and other secrets of its service. Native code, crash reports and
+`/proc/<pid>/environ` of a child must not: engines get only what runtimes, loaders and drivers read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+_NAMES = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}
+)
+# Interpreter, loader and allocator; OpenVINO, its plugins and their libraries; Level Zero and OpenCL; test coverage.
+_PREFIXES = (
+    "COVERAGE_",
+    "DNNL_",
+    "GLIBC_",
+    "IE_NPU_",
+    "KMP_",
+    "LC_",
+    "LD_",
+    "MALLOC_",
+    "MKL_",
+    "NEO",
+    "NPUW_",
+    "OCL_",
+    "OMP_",
+    "ONEAPI_",
+    "ONEDNN_",
+    "OPENVINO_",
+    "OV_",
+    "PYTHON",
+    "RAYON_",
+    "TBB_",
+    "TOKENIZERS_",
+    "XDG_",
+    "ZEL_",
+    "ZES_",
+    "ZE_",
+)
+_OWN = "NPU_NODE_"
+
+
+def native_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What of our environment (`own`: another one) processes with native code get: an allow-list, hence no secret."""
+    own = os.environ if own is None else own
+    return {name: value for name, value in own.items() if name in _NAMES or name.startswith(_PREFIXES)}
+
+
+def tool_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our environment for a tool that the user configures through it (pip: indexes, proxies), without our settings."""
+    own = os.environ if own is None else own
+    return {name: value for name, value in own.items() if not name.startswith(_OWN)}
