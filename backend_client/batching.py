@@ -9,7 +9,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from backend_client.errors import EmbedManyFailed, NPUError, PayloadTooLarge
+from backend_client.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    EmbedManyFailed,
+    EmbedManyUnavailable,
+    NPUError,
+    NPUUnavailableError,
+    PayloadTooLarge,
+)
 from backend_client.options import BatchOptions
 from backend_client.results import BatchFailure, EmbedBatch, EmbedManyResult, Usage
 
@@ -92,32 +100,54 @@ async def embed_in_batches(
     *,
     options: BatchOptions,
     concurrency: int,
+    probing: int,
     progress: Progress | None = None,
 ) -> EmbedManyResult:
-    """Embed all texts, `concurrency` batches at a time, each with its own retries.
+    """Embed all texts, up to `concurrency` batches at a time, each with its own retries.
 
-    Raises EmbedManyFailed when some batches failed; when all did, for one kind of reason, that error itself.
+    Starts with `probing` batches (one per node); each success adds another until `concurrency` run, so that a fleet
+    that rejects everything gets few requests. A failed batch does not end the others, except for errors that every
+    batch would meet: AuthenticationFailed and ConfigurationError. Those, and any exception of `progress`, cancel the
+    rest and propagate unchanged.
+
+    Raises EmbedManyUnavailable when all failed batches failed for want of a node, EmbedManyFailed when some failed for
+    other reasons; when every batch failed for one kind of reason, that error itself.
     """
     bounds = cut(texts, options)
     batches: dict[int, list[EmbedBatch]] = {}
     failures: list[BatchFailure] = []
     queue = iter(bounds)
+    running: set[asyncio.Task[None]] = set()
+    limit = max(1, min(concurrency, probing))
     finished = 0
 
-    async def work() -> None:
-        nonlocal finished
-        for start, stop in queue:
-            try:
-                batches[start] = await _embed_or_split(texts[start:stop], embed)
-            except NPUError as error:
-                failures.append(BatchFailure(start, stop, error))
-            finished += stop - start
-            if progress is not None:
-                progress(finished, len(texts))
+    async def work(start: int, stop: int) -> None:
+        nonlocal limit, finished
+        try:
+            batches[start] = await _embed_or_split(texts[start:stop], embed)
+            limit = min(concurrency, limit + 1)
+        except (AuthenticationFailed, ConfigurationError):
+            raise
+        except NPUError as error:
+            failures.append(BatchFailure(start, stop, error))
+        finished += stop - start
+        if progress is not None:
+            progress(finished, len(texts))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(bounds))):
-            group.create_task(work())
+    try:
+        while True:
+            while len(running) < limit and (part := next(queue, None)) is not None:
+                running.add(asyncio.create_task(work(*part)))
+            if not running:
+                break
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            errors = [error for task in done if (error := task.exception()) is not None]
+            if errors:
+                raise errors[0]
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
     if failures:
         raise _failed(texts, bounds, batches, sorted(failures, key=lambda failure: failure.start))
     return _joined([part for start, _ in bounds for part in batches[start]])
@@ -165,7 +195,9 @@ def _failed(
             offset += len(part.vectors)
     count = sum(failure.stop - failure.start for failure in failures)
     first = failures[0]
-    return EmbedManyFailed(
+    unavailable = all(isinstance(failure.error, NPUUnavailableError) for failure in failures)
+    kind = EmbedManyUnavailable if unavailable else EmbedManyFailed
+    return kind(
         f"{count} of {len(texts)} texts were not embedded, in {len(failures)} batches; "
         f"texts {first.start} to {first.stop - 1}: {first.error.message}",
         vectors=vectors,

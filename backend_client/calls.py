@@ -74,8 +74,9 @@ class Calls:
     ) -> EmbedManyResult:
         """The vectors of any number of texts, in batches over all nodes, never of more than one vector space.
 
-        `timeout` bounds the whole; without one each batch has the default time of a call. Raises EmbedManyFailed when
-        some batches failed, with the vectors of the others.
+        `timeout` bounds the whole; without one each batch has the default time of a call. Raises EmbedManyFailed
+        when some batches failed, with the vectors of the others; EmbedManyUnavailable, which is also an
+        NPUUnavailableError, when that was for want of a node.
         """
         check_texts(texts)
         # One deadline for all, made once; the batches get what remains of it when they start.
@@ -90,6 +91,7 @@ class Calls:
             embed,
             options=self._options.batch,
             concurrency=self._backend.concurrency(),
+            probing=max(1, self._backend.concurrency() // self._options.batch.per_node),
             progress=progress,
         )
 

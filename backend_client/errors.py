@@ -2,6 +2,7 @@
 
     NPUError                            .attempts: what was tried, in order   .request_id: what the node's log calls it
     ├── ConfigurationError              the settings, or the way the client is used, are wrong
+    │   └── ClientClosed                the client was closed before or during the call
     ├── RequestRejected                 it would be refused again: no retry, no fallback
     │   ├── AuthenticationFailed        401, 403
     │   ├── ModelNotFound               no node serves the model
@@ -13,6 +14,7 @@
     │   └── DeadlineExceeded            the call's time was up (also a TimeoutError)
     ├── StreamInterrupted               the answer stopped in the middle         .partial_text: what had arrived
     ├── EmbedManyFailed                 some batches failed                      .vectors .failures
+    │   └── EmbedManyUnavailable        …all for want of a node (also an NPUUnavailableError)
     ├── CloudError
     │   ├── CloudUnavailable            the cloud did not answer
     │   ├── CloudRejected               the cloud refused the request (also a RequestRejected)
@@ -57,6 +59,10 @@ class NPUError(Exception):
 
 class ConfigurationError(NPUError):
     """The settings are wrong, or the client is used in a way that cannot work."""
+
+
+class ClientClosed(ConfigurationError):
+    """The client was closed before or during the call. Neither retried nor sent to the cloud."""
 
 
 class RequestRejected(NPUError):
@@ -159,6 +165,20 @@ class EmbedManyFailed(NPUError):
         super().__init__(message, attempts=attempts)
         self.vectors = vectors
         self.failures = tuple(failures)
+
+
+class EmbedManyUnavailable(EmbedManyFailed, NPUUnavailableError):
+    """Some batches could not be embedded because no node could serve them: the fleet died on the way.
+
+    `vectors` and `failures` as in EmbedManyFailed; `retry_after` is the longest that a batch names.
+    """
+
+    def __init__(
+        self, message: str, *, vectors: npt.NDArray[np.float32] | None, failures: Sequence[BatchFailure]
+    ) -> None:
+        super().__init__(message, vectors=vectors, failures=failures)
+        waits = [failure.error.retry_after for failure in failures if isinstance(failure.error, NPUUnavailableError)]
+        self.retry_after = max((wait for wait in waits if wait is not None), default=None)
 
 
 class CloudError(NPUError):
