@@ -7,19 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from itertools import accumulate
 
-import numpy as np
-
-from backend_client.errors import (
-    AuthenticationFailed,
-    ConfigurationError,
-    EmbedManyFailed,
-    EmbedManyUnavailable,
-    NPUError,
-    NPUUnavailableError,
-    PayloadTooLarge,
-)
+from backend_client.assembly import Assembly, OneSpace
+from backend_client.errors import AuthenticationFailed, ConfigurationError, NPUError, PayloadTooLarge
 from backend_client.options import BatchOptions
-from backend_client.results import BatchFailure, EmbedBatch, EmbedManyResult, Usage
+from backend_client.results import BatchFailure, EmbedBatch, EmbedManyResult
 
 EmbedTexts = Callable[[Sequence[str]], Awaitable[EmbedBatch]]
 Progress = Callable[[int, int], None]
@@ -68,16 +59,17 @@ async def embed_windowed(
     The error of a batch that failed comes when its turn does; all before it have been yielded by then.
     """
     pending: deque[asyncio.Task[list[EmbedBatch]]] = deque()
+    one = OneSpace()
     try:
         async for batch in _batches(texts, options):
             if len(pending) == window:
                 for part in await pending[0]:
-                    yield part
+                    yield one.admit(part)
                 pending.popleft()
             pending.append(asyncio.create_task(_embed_or_split(batch, embed)))
         while pending:
             for part in await pending[0]:
-                yield part
+                yield one.admit(part)
             pending.popleft()
     finally:
         for task in pending:
@@ -114,7 +106,7 @@ async def embed_in_batches(
     other reasons; when every batch failed for one kind of reason, that error itself.
     """
     bounds = cut(texts, options)
-    batches: dict[int, list[EmbedBatch]] = {}
+    rows = Assembly(len(texts))
     failures: list[BatchFailure] = []
     queue = iter(bounds)
     running: set[asyncio.Task[None]] = set()
@@ -124,7 +116,7 @@ async def embed_in_batches(
     async def work(start: int, stop: int) -> None:
         nonlocal limit, finished
         try:
-            batches[start] = await _embed_or_split(texts[start:stop], embed)
+            rows.put(start, await _embed_or_split(texts[start:stop], embed))
             limit = min(concurrency, limit + 1)
         except (AuthenticationFailed, ConfigurationError):
             raise
@@ -149,8 +141,8 @@ async def embed_in_batches(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
     if failures:
-        raise _failed(texts, bounds, batches, sorted(failures, key=lambda failure: failure.start))
-    return _joined([part for start, _ in bounds for part in batches[start]])
+        raise rows.failure(failures)
+    return rows.result()
 
 
 async def _embed_or_split(texts: Sequence[str], embed: EmbedTexts) -> list[EmbedBatch]:
@@ -162,44 +154,3 @@ async def _embed_or_split(texts: Sequence[str], embed: EmbedTexts) -> list[Embed
             raise
     middle = len(texts) // 2
     return [*await _embed_or_split(texts[:middle], embed), *await _embed_or_split(texts[middle:], embed)]
-
-
-def _joined(parts: list[EmbedBatch]) -> EmbedManyResult:
-    served: dict[str, int] = {}
-    for part in parts:
-        served[part.node] = served.get(part.node, 0) + len(part.vectors)
-    return EmbedManyResult(
-        vectors=np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32),
-        space=parts[0].space if parts else None,
-        usage=Usage(sum(part.usage.prompt_tokens for part in parts)),
-        served=served,
-        attempts=tuple(attempt for part in parts for attempt in part.attempts),
-    )
-
-
-def _failed(
-    texts: Sequence[str],
-    bounds: list[tuple[int, int]],
-    batches: dict[int, list[EmbedBatch]],
-    failures: list[BatchFailure],
-) -> NPUError:
-    if not batches and len({type(failure.error) for failure in failures}) == 1:
-        return failures[0].error
-    vectors = None
-    for start, _ in bounds:
-        offset = start
-        for part in batches.get(start, ()):
-            if vectors is None:
-                vectors = np.full((len(texts), part.vectors.shape[1]), np.nan, np.float32)
-            vectors[offset : offset + len(part.vectors)] = part.vectors
-            offset += len(part.vectors)
-    count = sum(failure.stop - failure.start for failure in failures)
-    first = failures[0]
-    unavailable = all(isinstance(failure.error, NPUUnavailableError) for failure in failures)
-    kind = EmbedManyUnavailable if unavailable else EmbedManyFailed
-    return kind(
-        f"{count} of {len(texts)} texts were not embedded, in {len(failures)} batches; "
-        f"texts {first.start} to {first.stop - 1}: {first.error.message}",
-        vectors=vectors,
-        failures=failures,
-    )

@@ -4,6 +4,7 @@
     ├── ConfigurationError              the settings, or the way the client is used, are wrong
     │   └── ClientClosed                the client was closed before or during the call
     ├── RequestRejected                 it would be refused again: no retry, no fallback
+    │   ├── InvalidArgument             an argument or option is wrong: nothing was sent (also a ValueError)
     │   ├── AuthenticationFailed        401, 403
     │   ├── ModelNotFound               no node serves the model
     │   ├── ContextLengthExceeded       the prompt, or prompt and output together, are too long
@@ -31,14 +32,15 @@
         ├── ModelMissing                404 for this model here; another node may serve it
         └── SpaceChanged                an answer in another vector space than the call's
 
-Messages say what happened, on which node, and what to do next. None holds a prompt, an answer or a key.
+Messages say what happened, on which node, and what to do next. None holds a prompt, an answer or a key. They name nodes
+and models, so they belong in the log of the service, not in its replies. Every error can be pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +57,17 @@ class NPUError(Exception):
         self.message = message
         self.attempts: tuple[Attempt, ...] = tuple(attempts)
         self.request_id = request_id
+
+    def __reduce__(self) -> tuple[Callable[..., NPUError], tuple[Any, ...]]:
+        """Pickle without calling the constructor: its keyword arguments are not in `args`."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[NPUError], args: tuple[Any, ...], state: dict[str, Any]) -> NPUError:
+    error: NPUError = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(NPUError):
@@ -82,6 +95,13 @@ class RequestRejected(NPUError):
         self.status = status
         self.code = code
         self.param = param
+
+
+class InvalidArgument(RequestRejected, ValueError):
+    """An argument or option of the call is wrong, and nothing was sent. `param` names it."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
 
 
 class AuthenticationFailed(RequestRejected):
@@ -145,7 +165,7 @@ class StreamInterrupted(NPUError):
     """
 
     def __init__(
-        self, message: str, *, partial_text: str, attempts: Sequence[Attempt] = (), request_id: str | None = None
+        self, message: str, *, partial_text: str = "", attempts: Sequence[Attempt] = (), request_id: str | None = None
     ) -> None:
         super().__init__(message, attempts=attempts, request_id=request_id)
         self.partial_text = partial_text
@@ -154,16 +174,22 @@ class StreamInterrupted(NPUError):
 class EmbedManyFailed(NPUError):
     """Some batches could not be embedded.
 
-    `vectors` is float32 (n, d) with NaN in the rows that failed, or None when no batch succeeded; `failures` names the
-    rows of each failed batch and why.
+    `vectors` is float32 (n, d), all of one `space`, with NaN in the rows that failed; both are None when no batch
+    succeeded. `failures` names the rows of each failed batch and why.
     """
 
     def __init__(
-        self, message: str, *, vectors: npt.NDArray[np.float32] | None, failures: Sequence[BatchFailure]
+        self,
+        message: str,
+        *,
+        vectors: npt.NDArray[np.float32] | None = None,
+        space: str | None = None,
+        failures: Sequence[BatchFailure] = (),
     ) -> None:
         attempts = [attempt for failure in failures for attempt in failure.error.attempts]
         super().__init__(message, attempts=attempts)
         self.vectors = vectors
+        self.space = space
         self.failures = tuple(failures)
 
 
@@ -174,9 +200,14 @@ class EmbedManyUnavailable(EmbedManyFailed, NPUUnavailableError):
     """
 
     def __init__(
-        self, message: str, *, vectors: npt.NDArray[np.float32] | None, failures: Sequence[BatchFailure]
+        self,
+        message: str,
+        *,
+        vectors: npt.NDArray[np.float32] | None = None,
+        space: str | None = None,
+        failures: Sequence[BatchFailure] = (),
     ) -> None:
-        super().__init__(message, vectors=vectors, failures=failures)
+        super().__init__(message, vectors=vectors, space=space, failures=failures)
         waits = [failure.error.retry_after for failure in failures if isinstance(failure.error, NPUUnavailableError)]
         self.retry_after = max((wait for wait in waits if wait is not None), default=None)
 
@@ -186,11 +217,18 @@ class CloudError(NPUError):
 
 
 class CloudUnavailable(CloudError):
-    """The cloud could not be reached, was busy, failed, or is left alone after failures in a row."""
+    """The cloud could not be reached, was busy, failed, did not accept our key or model, or is in quarantine.
+
+    `status` is that of its HTTP reply, if there was one.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CloudRejected(CloudError, RequestRejected):
-    """The cloud refused the request; it would refuse it again."""
+    """The cloud answered 400, 413 or 422, or cannot do what the request asks; it would refuse it again."""
 
 
 class SpendCapReached(CloudError):
@@ -245,9 +283,12 @@ class ConnectionLost(NodeError):
 
 
 class BadReply(NodeError):
-    """The reply breaks the protocol: garbage, a redirect, a length that does not fit, numbers that are none."""
+    """The reply breaks the protocol: it cannot be parsed, is a redirect, has the wrong length, or holds NaN.
 
-    harm = Harm.CONNECTION
+    The connection worked, so one of them says no more about the node than a 500 does.
+    """
+
+    harm = Harm.SERVER
 
 
 class NodeFailed(NodeError):

@@ -119,13 +119,14 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
     rows, _, columns = headers.get("X-Shape", "").partition(",")
     count, dimensions = integer(rows), integer(columns)
     space = headers.get("X-Space")
-    if count is None or dimensions is None or space is None:
-        raise BadReply("the reply lacks X-Shape or X-Space: this is not a node's /embeddings", node=node)
+    if count is None or not dimensions or not space:
+        raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
     if count != expected:
         raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
     if len(body) != count * dimensions * 4:
         raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
-    vectors = np.ndarray((count, dimensions), _FLOAT32, body)
+    # Copied: an array over `bytes` is read-only, and callers normalise in place.
+    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(body))
     if not _finite(vectors, body):
         raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
     return EmbedReply(vectors, space, route_info(headers))

@@ -123,6 +123,7 @@ def test_vectors_arrive_as_they_were_sent(rows):
     vectors = np.array(rows, "<f4").reshape(len(rows), 3)
     reply = embed_reply("n", headers(f"{len(rows)},3"), vectors.tobytes(), len(rows))
     np.testing.assert_array_equal(reply.vectors, vectors)
+    assert reply.vectors.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,7 @@ def test_vectors_arrive_as_they_were_sent(rows):
         ("1,2", np.float32([1, np.nan]).tobytes()),
         ("1,2", np.float32([1, np.inf]).tobytes()),
         ("99999999999999999999,1", b""),
+        ("1,0", b""),
     ],
 )
 def test_vectors_that_are_none_are_refused(shape, body):

@@ -8,12 +8,13 @@ import backend_client
 from backend_client import errors
 
 PUBLIC = """
-    Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure ClientOptions ClientSettings CloudClient
-    CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost ContextLengthExceeded
-    DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedOptions EmbedResult FleetOverloaded GenerateOptions
-    GenerateResult InferenceClient Ledger ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError
-    NodeFailed NodeLost NodeNotServing NodeOverloaded NodeStatus NodeUnreachable PayloadTooLarge RequestRejected
-    SpaceChanged SpendCapReached StreamInterrupted Tally Timing TokenStream Usage VectorSpaceMismatch
+    Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure ClientClosed ClientOptions ClientSettings
+    CloudClient CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost
+    ContextLengthExceeded DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedManyUnavailable EmbedOptions
+    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidArgument Ledger ModelMissing
+    ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed NodeLost NodeNotServing NodeOverloaded
+    NodeStatus NodeUnreachable PayloadTooLarge RequestRejected SpaceChanged SpendCapReached StreamInterrupted Tally
+    Timing TokenStream Usage VectorSpaceMismatch
 """
 
 
