@@ -177,6 +177,8 @@ class NodeSettings(BaseSettings):
     watchdog_s: float = Field(default=30.0, gt=0)
     canary_interval_s: float = Field(default=300.0, gt=0)
     quarantine_s: float = Field(default=300.0, gt=0)
+    crash_limit: int = Field(default=3, ge=1)
+    crash_window_s: float = Field(default=600.0, gt=0)
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -91,7 +91,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True):
-    """The pipeline cannot be built; trying again with the same files and device will not help."""
+    """The pipeline cannot be built; an immediate restart with the same files and device will not help."""
 
     message: str
 

@@ -30,7 +30,7 @@ class CanaryFailed(Exception):
 
 
 class End(Enum):
-    """How a life ended: by a crash, a hang or a limit; by wrong answers; by a load that can never work; by idleness."""
+    """How a life ended: by a crash, a hang or a limit; by wrong answers; by a load that the engine refused; by idleness."""
 
     CRASHED = auto()
     WRONG = auto()

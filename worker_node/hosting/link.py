@@ -232,4 +232,4 @@ class EngineLink(asyncio.Protocol):
 
 
 class LoadRefused(Exception):
-    """The engine reports that its model cannot be loaded on its device: another start would end the same way."""
+    """The engine reports that its model cannot be loaded on its device: an immediate restart would end the same way."""

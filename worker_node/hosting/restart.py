@@ -1,7 +1,8 @@
 """When an engine that ended is started again: pure, the clock is the caller's.
 
-Backoff doubles from `first_backoff_s` to `max_backoff_s`; `crash_limit` crashes within `crash_window_s` quarantine the
-engine for `quarantine_s`, after which it gets one try. A life of `crash_window_s` without a crash forgives the rest.
+Backoff doubles from `first_backoff_s` to `max_backoff_s`. `crash_limit` crashes within `crash_window_s` quarantine the
+engine for `quarantine_s`. After a quarantine it gets one attempt: another crash, before it has served for
+`crash_window_s`, quarantines it again. Serving for that long clears its history.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """Seconds, and how many crashes are too many."""
+    """Seconds, and how many crashes are too many.
+
+    The window is long, because an engine that takes a minute to load and crashes soon after must be quarantined too.
+    """
 
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     crash_limit: int = 3
-    crash_window_s: float = 60.0
+    crash_window_s: float = 600.0
     quarantine_s: float = 300.0
 
 
@@ -36,30 +40,34 @@ class RestartPolicy:
 
     limits: RestartLimits = field(default_factory=RestartLimits)
     _crashes: deque[float] = field(default_factory=deque)
-    _streak: int = 0
-    _last: float | None = None
+    _on_probation: bool = False
 
-    def crashed(self, now: float, reason: str) -> Verdict:
-        """Record a crash at `now` and say what to do."""
+    def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> Verdict:
+        """Record a crash at `now`, `served_s` seconds after the engine became ready (0: it never did)."""
         limits = self.limits
-        if self._last is not None and now - self._last >= limits.crash_window_s:
-            self._streak = 0
-        self._last = now
-        self._streak += 1
-        self._crashes.append(now)
-        while self._crashes and now - self._crashes[0] > limits.crash_window_s:
-            self._crashes.popleft()
-        if len(self._crashes) >= limits.crash_limit:
-            count = len(self._crashes)
+        if served_s >= limits.crash_window_s:
             self._crashes.clear()
-            return Verdict(
-                limits.quarantine_s,
-                quarantined=True,
-                reason=f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}",
-            )
-        delay = min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** (self._streak - 1))
+            self._on_probation = False
+        if self._on_probation:
+            return self._quarantine(f"it crashed again after a quarantine: {reason}")
+        self._crashes.append(now)
+        while now - self._crashes[0] > limits.crash_window_s:
+            self._crashes.popleft()
+        count = len(self._crashes)
+        if count >= limits.crash_limit:
+            return self._quarantine(f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}")
+        delay = min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** (count - 1))
         return Verdict(delay, quarantined=False, reason=reason)
+
+    def blameless(self, reason: str) -> Verdict:
+        """One request is to blame for the end, not the engine: start again soon, and count nothing."""
+        return Verdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
 
     def distrusted(self, reason: str) -> Verdict:
         """It runs, but what it answers is wrong: quarantined at once, since another start would answer the same."""
+        return self._quarantine(reason)
+
+    def _quarantine(self, reason: str) -> Verdict:
+        self._crashes.clear()
+        self._on_probation = True
         return Verdict(self.limits.quarantine_s, quarantined=True, reason=reason)

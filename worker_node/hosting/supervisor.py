@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator
 import msgspec
 import numpy as np
 
-from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import (
     TOKEN_DTYPE,
@@ -33,7 +32,7 @@ from worker_node.engines.messages import (
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.life import Canary, End, EngineLife, HostingLimits
 from worker_node.hosting.link import EngineLink
-from worker_node.hosting.restart import RestartPolicy
+from worker_node.hosting.restart import RestartPolicy, Verdict
 from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
 
 log = logging.getLogger(__name__)
@@ -72,6 +71,7 @@ class SupervisedEngine:
         self._restarts = 0
         self._wrong = 0
         self._resume_at: float | None = None
+        self._ready_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -150,24 +150,21 @@ class SupervisedEngine:
 
     async def _supervise(self) -> None:
         while True:
-            end, reason = await self._live()
+            self._ready_at = None
+            try:
+                end, reason = await self._live()
+            except Exception as error:
+                # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
+                log.exception("engine %s on %s: its supervision failed", self.spec.model_id, self.spec.device)
+                end, reason = End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)"
             if end is End.IDLE:
                 return
             if end is End.HOPELESS:
                 log.error("engine %s on %s %s", self.spec.model_id, self.spec.device, reason)
-                if self.spec.device is Device.CPU:
-                    self._set(EngineState.FAILED, reason)
-                    return
-                # A driver may come up, or be reloaded, while the node runs.
+                # A driver may come up, memory may become free, a file may be repaired while the node runs.
                 await self._pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
                 continue
-            self._restarts += 1
-            if end is End.WRONG:
-                self._proof = None
-                self._wrong += 1
-                verdict = self._policy.distrusted(reason)
-            else:
-                verdict = self._policy.crashed(time.monotonic(), reason)
+            verdict = self._judge(end, reason)
             log.warning(
                 "engine %s on %s ended: %s; next start in %.1f s",
                 self.spec.model_id,
@@ -177,6 +174,16 @@ class SupervisedEngine:
             )
             state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
             await self._pause(state, verdict.reason, verdict.delay)
+
+    def _judge(self, end: End, reason: str) -> Verdict:
+        """Count an end that was not asked for, and decide when to start again."""
+        self._restarts += 1
+        if end is End.WRONG:
+            self._proof = None
+            self._wrong += 1
+            return self._policy.distrusted(reason)
+        now = time.monotonic()
+        return self._policy.crashed(now, reason, served_s=0.0 if self._ready_at is None else now - self._ready_at)
 
     async def _pause(self, state: EngineState, reason: str, delay: float) -> None:
         """Be in `state` for `delay` seconds, then start again."""
@@ -209,6 +216,7 @@ class SupervisedEngine:
         log.info("engine %s on %s: exit status %s", self.spec.model_id, self.spec.device, status)
 
     def _on_ready(self) -> None:
+        self._ready_at = time.monotonic()
         self._set(EngineState.READY, None)
 
     async def _examine(self, loaded: Loaded) -> None:

@@ -164,7 +164,11 @@ def _placement(
         watchdog_s=settings.watchdog_s,
         canary_interval_s=settings.canary_interval_s,
         idle_unload_s=wanted.idle_unload_s,
-        restart=RestartLimits(quarantine_s=settings.quarantine_s),
+        restart=RestartLimits(
+            crash_limit=settings.crash_limit,
+            crash_window_s=settings.crash_window_s,
+            quarantine_s=settings.quarantine_s,
+        ),
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
     engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby)

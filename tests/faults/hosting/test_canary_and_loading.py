@@ -170,10 +170,11 @@ async def test_what_cannot_be_loaded_has_its_standby_loaded():
         await standby.stop()
 
 
-async def test_a_device_that_cannot_load_is_tried_again_in_case_its_driver_comes_up(tmp_path):
+@pytest.mark.parametrize("device", [Device.NPU, Device.CPU])
+async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed(tmp_path, device):
     log = tmp_path / "log"
     limits = HostingLimits(restart=RestartLimits(quarantine_s=0.05))
-    engine = make(no_canary, limits=limits, device=Device.NPU, load_error="no driver", log=str(log))
+    engine = make(no_canary, limits=limits, device=device, load_error="no driver", log=str(log))
     engine.start()
     try:
         status = await until(engine, EngineState.FAILED)

@@ -1,6 +1,7 @@
 """What happens to callers when an engine process crashes, hangs, or cannot load: scripted faults in real processes."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec, GenerateJob
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
+from worker_node.hosting.link import EngineLink
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 
@@ -87,7 +89,7 @@ async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
         assert await collect(engine, 1, 2) == [1, 2]
 
 
-async def test_three_crashes_in_a_minute_quarantine_with_the_reason():
+async def test_three_crashes_quarantine_with_the_reason():
     async with running() as engine:
         for _ in range(3):
             await until(engine, EngineState.READY)
@@ -95,7 +97,7 @@ async def test_three_crashes_in_a_minute_quarantine_with_the_reason():
                 await collect(engine, CRASH)
             await until(engine, EngineState.BACKING_OFF, EngineState.STARTING, EngineState.QUARANTINED)
         status = await until(engine, EngineState.QUARANTINED)
-        assert "3 crashes within 60 s" in status.reason
+        assert "3 crashes within 600 s" in status.reason
         assert status.retry_after > 200
         with pytest.raises(EngineUnavailable):
             await collect(engine, 1)
@@ -117,7 +119,7 @@ async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
         assert not psutil.pid_exists(before.pid)
 
 
-async def test_what_cannot_be_loaded_says_why_and_is_not_tried_again(tmp_path):
+async def test_what_cannot_be_loaded_says_why_and_is_not_tried_again_at_once(tmp_path):
     log = tmp_path / "log"
     async with running(load_error="no such device", log=str(log)) as engine:
         status = await until(engine, EngineState.FAILED)
@@ -125,6 +127,32 @@ async def test_what_cannot_be_loaded_says_why_and_is_not_tried_again(tmp_path):
         assert log.read_text().count("load") == 1
         with pytest.raises(EngineUnavailable, match="no such device"):
             await collect(engine, 1)
+
+
+async def test_a_supervision_that_fails_is_taken_up_again():
+    answers = iter([ValueError("a bug"), None])
+
+    async def flawed(_engine):
+        if error := next(answers):
+            raise error
+
+    async with running(canary=flawed) as engine:
+        status = await until(engine, EngineState.READY)
+        assert status.restarts == 1
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
+    spawn = EngineLink.spawn
+    failures = iter([OSError(errno.EAGAIN, "no process to be had")])
+
+    async def scarce(wanted):
+        if error := next(failures, None):
+            raise error
+        return await spawn(wanted)
+
+    monkeypatch.setattr(EngineLink, "spawn", scarce)
+    async with running() as engine:
+        assert (await until(engine, EngineState.READY)).restarts == 1
 
 
 async def test_an_engine_whose_canary_fails_is_never_ready():

@@ -1,5 +1,6 @@
 """Restart decisions over an injected clock."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,27 +14,40 @@ def test_backoff_doubles():
     assert [policy.crashed(float(i), "died").delay for i in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
 
 
-def test_three_crashes_in_a_minute_quarantine_with_the_reason():
+def test_three_crashes_within_the_window_quarantine_with_the_reason():
     policy = RestartPolicy()
     assert not policy.crashed(0.0, "signal 9").quarantined
     assert not policy.crashed(10.0, "signal 9").quarantined
-    verdict = policy.crashed(59.0, "signal 11")
+    verdict = policy.crashed(599.0, "signal 11")
     assert verdict.quarantined
     assert verdict.delay == LIMITS.quarantine_s
-    assert "3 crashes within 60 s" in verdict.reason
+    assert "3 crashes within 600 s" in verdict.reason
     assert "signal 11" in verdict.reason
 
 
-def test_three_crashes_spread_over_more_than_a_minute_do_not():
+@pytest.mark.parametrize("gap", [1.0, 31.0, 70.0, 299.0])
+def test_crashes_that_go_on_lead_to_quarantine(gap):
     policy = RestartPolicy()
-    assert not any(policy.crashed(t, "died").quarantined for t in (0.0, 31.0, 62.0, 93.0))
+    assert [policy.crashed(gap * n, "died", served_s=gap / 2).quarantined for n in range(3)] == [False, False, True]
 
 
-def test_a_quiet_minute_forgives():
+def test_rare_crashes_do_not_lead_to_quarantine():
+    policy = RestartPolicy()
+    assert not any(policy.crashed(301.0 * n, "died", served_s=300.0).quarantined for n in range(20))
+
+
+def test_serving_for_the_window_clears_the_history():
     policy = RestartPolicy()
     policy.crashed(0.0, "died")
     assert policy.crashed(5.0, "died").delay == 1.0
-    assert policy.crashed(65.0 + 5.0, "died").delay == 0.5
+    assert policy.crashed(610.0, "died", served_s=600.0).delay == 0.5
+    assert not policy.crashed(615.0, "died").quarantined
+
+
+def test_an_end_that_a_request_is_to_blame_for_counts_nothing():
+    policy = RestartPolicy()
+    assert [policy.blameless("died").delay for _ in range(10)] == [LIMITS.first_backoff_s] * 10
+    assert policy.crashed(0.0, "died").delay == LIMITS.first_backoff_s
 
 
 def test_wrong_answers_quarantine_at_once():
@@ -41,12 +55,26 @@ def test_wrong_answers_quarantine_at_once():
     assert (verdict.quarantined, verdict.delay, verdict.reason) == (True, 7.0, "canary failed")
 
 
-def test_after_a_quarantine_the_engine_gets_another_try():
+@pytest.mark.parametrize("cause", ["crashes", "wrong answers"])
+@pytest.mark.parametrize("served_s", [0.0, 1.0, 599.0])
+def test_after_a_quarantine_there_is_one_attempt(cause, served_s):
     policy = RestartPolicy()
-    for t in (0.0, 1.0, 2.0):
-        verdict = policy.crashed(t, "died")
-    assert verdict.quarantined
-    assert not policy.crashed(2.0 + LIMITS.quarantine_s, "died").quarantined
+    if cause == "crashes":
+        assert [policy.crashed(float(n), "died").quarantined for n in range(3)][-1]
+    else:
+        assert policy.distrusted("garbage").quarantined
+    now = 2.0
+    for _ in range(4):
+        now += LIMITS.quarantine_s + served_s
+        verdict = policy.crashed(now, "died", served_s=served_s)
+        assert verdict.quarantined
+        assert "again after a quarantine" in verdict.reason
+
+
+def test_serving_for_the_window_ends_the_probation():
+    policy = RestartPolicy()
+    policy.distrusted("garbage")
+    assert not policy.crashed(1000.0, "died", served_s=600.0).quarantined
 
 
 @given(st.lists(st.floats(0.0, 120.0), min_size=1, max_size=40))
