@@ -20,6 +20,8 @@ from worker_node.serving.registry import EmbeddingModel, ModelState, ServedModel
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
+# An unloaded model is as available as configured: a request that needs it has it loaded.
+_AVAILABLE = frozenset({ModelState.READY, ModelState.UNLOADED})
 
 
 def routes() -> list[web.RouteDef]:
@@ -36,18 +38,33 @@ def node_status(node: Node) -> str:
     """The node's status: one of `STATUSES`."""
     if node.state.draining:
         return "draining"
-    states = {model.state() for model in node.registry.models}
-    if states <= {ModelState.READY, ModelState.UNLOADED}:
+    states = [model.state() for model in node.registry.models]
+    if all(state in _AVAILABLE for state in states):
         return "ready"
-    if states & {ModelState.READY, ModelState.DEGRADED, ModelState.UNLOADED}:
-        return "starting" if ModelState.LOADING in states else "degraded"
+    if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
+        return "degraded"
     return "starting" if ModelState.LOADING in states else "failed"
+
+
+def status_reason(node: Node) -> str | None:
+    """Which models do not serve as configured, and why; None when all do."""
+    parts = []
+    for model in node.registry.models:
+        state = model.state()
+        if state not in _AVAILABLE:
+            serving = model.serving()
+            where = f" on {serving.device}" if serving is not None else ""
+            parts.append(f"{model.id} is {state}{where}: {model.placements[0].engine.status.reason}")
+    if node.state.draining:
+        parts.insert(0, "the node is shutting down")
+    return "; ".join(parts) or None
 
 
 def report(node: Node) -> dict[str, Any]:
     """The body of /health."""
     return {
         "status": node_status(node),
+        "reason": status_reason(node),
         "version": __version__,
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),

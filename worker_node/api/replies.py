@@ -38,6 +38,7 @@ class Health(Reply):
     """GET /health."""
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
+    reason: str | None = None
     version: str
     uptime_s: float
     devices: list[dict[str, Any]]

@@ -43,17 +43,21 @@ class _Served:
         return self.installed.id
 
     def state(self) -> ModelState:
-        """`degraded` when a placement other than the preferred one serves, or an engine is being restarted;
-        `unloaded` when the preferred one is loaded as soon as it is needed."""
+        """`ready` and `degraded` models take requests: `degraded` ones on a placement other than the preferred one.
+
+        `loading`: no engine serves, but one is being started, for the first time or again. `unloaded`: the preferred
+        engine is loaded when a request needs it.
+        """
         states = [placement.engine.status.state for placement in self.placements]
         if states[0] is EngineState.READY:
             return ModelState.READY
         if states[0] is EngineState.UNLOADED:
             return ModelState.READY if EngineState.READY in states else ModelState.UNLOADED
-        if EngineState.READY in states or EngineState.BACKING_OFF in states:
+        if EngineState.READY in states:
             return ModelState.DEGRADED
-        if EngineState.STARTING in states:
+        if EngineState.STARTING in states or EngineState.BACKING_OFF in states:
             return ModelState.LOADING
+        # A placement that is loaded on demand takes requests, too.
         return ModelState.DEGRADED if EngineState.UNLOADED in states else ModelState.FAILED
 
     def serving(self) -> Placement | None:

@@ -1,0 +1,61 @@
+"""The status of a node, from the states of its engines: one model that is down takes no other out of service."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from worker_node.api.health import node_status, status_reason
+from worker_node.api.keys import NodeState
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.serving.registry import EmbeddingModel
+
+READY, STARTING, BACKING_OFF = EngineState.READY, EngineState.STARTING, EngineState.BACKING_OFF
+FAILED, QUARANTINED, UNLOADED = EngineState.FAILED, EngineState.QUARANTINED, EngineState.UNLOADED
+
+
+def node(draining=False, **models):
+    """A node whose models have one engine for each state given."""
+    served = []
+    for name, states in models.items():
+        placements = [
+            SimpleNamespace(device=device, engine=SimpleNamespace(status=EngineStatus(state, f"it is {state}")))
+            for device, state in zip((Device.NPU, Device.CPU), states, strict=False)
+        ]
+        served.append(EmbeddingModel(SimpleNamespace(id=name), placements, None, "s", 1))
+    state = NodeState(0.0)
+    state.draining = draining
+    return SimpleNamespace(registry=SimpleNamespace(models=tuple(served)), state=state)
+
+
+@pytest.mark.parametrize(
+    ("models", "status"),
+    [
+        ({"a": [READY], "b": [READY]}, "ready"),
+        ({"a": [READY, FAILED]}, "ready"),
+        ({"a": [UNLOADED], "b": [READY]}, "ready"),
+        ({"a": [READY], "b": [STARTING]}, "degraded"),
+        ({"a": [READY], "b": [BACKING_OFF]}, "degraded"),
+        ({"a": [READY], "b": [FAILED]}, "degraded"),
+        ({"a": [QUARANTINED, READY]}, "degraded"),
+        ({"a": [FAILED, READY], "b": [STARTING]}, "degraded"),
+        ({"a": [QUARANTINED, UNLOADED]}, "degraded"),
+        ({"a": [STARTING], "b": [STARTING]}, "starting"),
+        ({"a": [BACKING_OFF]}, "starting"),
+        ({"a": [FAILED], "b": [STARTING]}, "starting"),
+        ({"a": [FAILED], "b": [QUARANTINED]}, "failed"),
+    ],
+)
+def test_a_node_is_degraded_as_soon_as_any_model_serves(models, status):
+    assert node_status(node(**models)) == status
+
+
+def test_the_reason_names_the_models_that_do_not_serve_as_configured():
+    reason = status_reason(node(a=[READY], b=[STARTING], c=[QUARANTINED, READY]))
+    assert reason == "b is loading: it is starting; c is degraded on CPU: it is quarantined"
+    assert status_reason(node(a=[READY], b=[UNLOADED])) is None
+
+
+def test_a_draining_node_says_so_whatever_its_models_do():
+    wanted = node(draining=True, a=[READY])
+    assert (node_status(wanted), status_reason(wanted)) == ("draining", "the node is shutting down")
