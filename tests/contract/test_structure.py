@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "scheduling": set(),
     "grammars": set(),
     "dialogue": set(),
-    "engines": {"devices"},
+    "engines": {"devices", "scheduling"},
     "hosting": {"engines", "devices"},
     "settings": {"models", "devices"},
     "serving": {

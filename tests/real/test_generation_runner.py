@@ -1,5 +1,7 @@
 """The continuous generation engine itself, on real weights, without a process around it."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
@@ -47,7 +49,7 @@ def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another
 
 
 def test_interactive_work_goes_before_batch_work_that_came_first(runner):
-    """GenAI has some of the batch already; the interactive request passes all that it has not."""
+    """GenAI has some of the batch already, and gives back all but what it has finished."""
     long = np.arange(100, 400, dtype="<i4")
     batch = range(10, 18)
     for job_id in batch:
@@ -55,11 +57,12 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     finished = []
     while not finished:
         finished += ended(step(runner))
+    before = len(finished)
     runner.submit(GenerateJob(9, np.roll(long, 9).tobytes(), 1, FAR, ignore_eos=True))
     while runner.has_work:
         finished += ended(step(runner))
     assert sorted(finished) == [9, *batch]
-    assert finished.index(9) < 5
+    assert finished.index(9) == before
     assert [job_id for job_id in finished if job_id != 9] == list(batch)
 
 
@@ -76,6 +79,38 @@ def test_what_waits_in_line_can_be_cancelled_and_expires(runner):
     while runner.has_work:
         finished += ended(step(runner))
     assert finished == [21, 22, 23]
+
+
+def answers(runner, jobs, *, later=None):
+    """The token ids of each job; `later` is submitted after the first step."""
+    tokens = defaultdict(list)
+    for job in jobs:
+        runner.submit(job)
+    while runner.has_work:
+        for event in step(runner):
+            assert isinstance(event, Step), event
+            for delta in event.deltas:
+                tokens[delta.id] += delta.tokens
+        if later is not None:
+            assert not tokens, "the first step finishes no prompt"
+            runner.submit(later)
+            later = None
+    return tokens
+
+
+def test_a_batch_prompt_that_was_taken_back_half_done_has_the_same_answer(runner):
+    prompt = np.arange(1000, 1600, dtype="<i4")
+    batch = [
+        GenerateJob(job_id, np.roll(prompt, job_id).tobytes(), 8, FAR, interactive=False) for job_id in range(30, 33)
+    ]
+    undisturbed = answers(runner, batch)
+    fresh = [
+        GenerateJob(job.id + 10, np.roll(prompt, job.id + 10).tobytes(), 8, FAR, interactive=False) for job in batch
+    ]
+    first_time = answers(runner, fresh, later=GenerateJob(39, prompt[:50].tobytes(), 4, FAR))
+    assert next(iter(first_time)) == 39
+    assert answers(runner, fresh) == {job_id: ids for job_id, ids in first_time.items() if job_id != 39}
+    assert answers(runner, batch) == undisturbed
 
 
 def ended(events):

@@ -18,9 +18,9 @@ import openvino as ov
 
 from worker_node.domain import Device
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.batching import BatchLimits, Waiting, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
+from worker_node.scheduling.texts import BatchLimits, Waiting
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
 # and a run costs as much as some 30 tokens. A GPU wants its batches large.
@@ -76,7 +76,7 @@ class EmbeddingRunner:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._finished) or bool(self._jobs.queue and self._idle)
+        return bool(self._finished) or bool(len(self._jobs.queue) and self._idle)
 
     @property
     def wake_fd(self) -> int:
@@ -126,7 +126,7 @@ class EmbeddingRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, GenerateJob):
             raise TypeError("an embedding engine was sent a generation")
-        self._jobs.add(job, time.monotonic())
+        self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:
         self._jobs.cancel(job_id)
@@ -137,10 +137,10 @@ class EmbeddingRunner:
         for job_id in self._jobs.expire(now):
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
         if self._lone and len(self._jobs.queue) == 1 and len(self._idle) == len(self._slots) and not self._lone.batch:
-            self._start(self._lone, self._jobs.take([0], now))
-        while self._idle and self._jobs.queue:
-            picked = plan_batch(self._jobs.queue, self._limits, free_slots=len(self._idle) - 1, now=now)
-            self._start(self._idle.pop(), self._jobs.take(picked, now))
+            self._start(self._lone, self._jobs.take(self._limits, now))
+        while self._idle and len(self._jobs.queue):
+            batch = self._jobs.take(self._limits, now, free_slots=len(self._idle) - 1)
+            self._start(self._idle.pop(), batch)
 
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
         shape = (len(batch), max(w.length for w in batch))

@@ -1,4 +1,4 @@
-"""The books of an embedding engine: which rows of which job wait, run and are done. No device, no clock of its own."""
+"""Row-level bookkeeping of an embedding engine's jobs: what waits, runs and is done. No device, no clock of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.batching import Waiting
 from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob, EngineStats
+from worker_node.scheduling.deadlines import Deadlines
+from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class _Open:
     job: EmbedJob
     rows: list[npt.NDArray[np.int32]]
     missing: int
+    waiting: int
     vectors: npt.NDArray[np.float32] | None = None
     started: float | None = None
     device_tokens: float = 0.0
@@ -37,13 +39,14 @@ class _Open:
 
 @dataclass(slots=True)
 class EmbeddingJobs:
-    """All jobs that an engine holds; `queue` has their waiting rows, oldest first."""
+    """All jobs that an engine holds; `queue` has their waiting rows. Every operation is O(log n) a row."""
 
-    queue: list[Waiting] = field(default_factory=list)
+    queue: TextQueue = field(default_factory=TextQueue)
     runs: int = 0
     rows: int = 0
     _running: int = 0
     _open: dict[int, _Open] = field(default_factory=dict)
+    _deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -52,35 +55,43 @@ class EmbeddingJobs:
         """How many texts wait and run, and how many runs there were."""
         return EngineStats(len(self.queue), self._running, self.runs, self.rows)
 
-    def add(self, job: EmbedJob, now: float) -> None:
+    def add(self, job: EmbedJob) -> None:
         """Queue the texts of a job."""
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
-        self._open[job.id] = _Open(job, rows, missing=len(rows))
-        self.queue += [Waiting(job.id, row, length, now, job.interactive) for row, length in enumerate(job.lengths)]
+        self._open[job.id] = _Open(job, rows, missing=len(rows), waiting=len(rows))
+        self._deadlines.add(job.id, job.deadline)
+        for row, length in enumerate(job.lengths):
+            self.queue.add(Waiting(job.id, row, length, job.interactive))
 
     def cancel(self, job_id: int) -> None:
-        """Nobody waits for a job any more: drop what waits of it; what runs of it goes nowhere."""
-        if self._open.pop(job_id, None) is not None:
-            self.queue = [w for w in self.queue if w.job_id != job_id]
+        """Cancel a job: its waiting rows are dropped, the vectors of its running rows ignored."""
+        job = self._open.pop(job_id, None)
+        if job is None:
+            return
+        if job.waiting:
+            for row in range(len(job.rows)):
+                self.queue.remove(job_id, row)
+        self._deadlines.compact(self._open, len(self._open))
 
     def expire(self, now: float) -> list[int]:
         """Cancel the jobs whose deadline passed while rows of them waited; return their ids."""
-        late = [job_id for job_id in {w.job_id for w in self.queue} if self._open[job_id].job.deadline <= now]
+        late = [job_id for job_id in self._deadlines.due(now, self._open) if self._open[job_id].waiting]
         for job_id in late:
             self.cancel(job_id)
         return late
 
-    def take(self, picked: Sequence[int], now: float) -> list[Waiting]:
-        """Take rows out of the queue by index, in the given order, to run them now."""
-        batch = [self.queue[index] for index in picked]
+    def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+        """Take the rows of the next run out of the queue, shortest first; see `TextQueue.take`."""
+        batch = self.queue.take(limits, free_slots)
+        if not batch:
+            return batch
         self.runs += 1
         self.rows += len(batch)
         self._running += len(batch)
-        taken = set(picked)
-        self.queue = [w for index, w in enumerate(self.queue) if index not in taken]
         for waiting in batch:
             job = self._open[waiting.job_id]
+            job.waiting -= 1
             if job.started is None:
                 job.started = now
         return batch
@@ -123,6 +134,7 @@ class EmbeddingJobs:
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
+                self._deadlines.compact(self._open, len(self._open))
                 yield Embedded(
                     job_id,
                     job.vectors.tobytes(),

@@ -16,9 +16,9 @@ import openvino as ov
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.batching import BatchLimits, plan_batch
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
+from worker_node.scheduling.texts import BatchLimits
 
 
 class StaticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class StaticEmbeddingRunner:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs.queue)
+        return len(self._jobs.queue) > 0
 
     @property
     def wake_fd(self) -> None:
@@ -73,7 +73,7 @@ class StaticEmbeddingRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, GenerateJob):
             raise TypeError("an embedding engine was sent a generation")
-        self._jobs.add(job, time.monotonic())
+        self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:
         self._jobs.cancel(job_id)
@@ -82,9 +82,9 @@ class StaticEmbeddingRunner:
         now = time.monotonic()
         for job_id in self._jobs.expire(now):
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        if not self._jobs.queue:
+        batch = self._jobs.take(self._limits, now)
+        if not batch:
             return
-        batch = self._jobs.take(plan_batch(self._jobs.queue, self._limits, free_slots=1, now=now), now)
         length = bucket_for(max(w.length for w in batch), self._options.buckets)
         shape = (self._options.batch, length)
         ids, mask = self._jobs.padded(batch, shape)

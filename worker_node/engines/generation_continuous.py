@@ -4,11 +4,13 @@
 takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
 
 GenAI serves requests in the order in which it gets them. So it gets no more of them than fill its next steps; the
-others stand in a line that knows priorities and deadlines.
+others wait in a queue that knows priorities and deadlines. Batch prompts that GenAI has not finished are taken back
+when an interactive request arrives, so that it is part of the next step.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +35,14 @@ from worker_node.engines.messages import (
     TokenDelta,
 )
 from worker_node.engines.sampling import generation_config
-from worker_node.engines.waiting import WaitingLine
+from worker_node.scheduling.jobs import JobQueue, Pick
 
 # What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
 # has another to be filled up with.
 _STEPS_AHEAD = 2
 _PROMPTS_AHEAD = 2
+# A sequence cannot be interrupted, so batch work never holds all of them.
+_BATCH_SEQUENCES = 0.75
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -60,15 +64,15 @@ class ContinuousOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 @dataclass(slots=True)
 class _Running:
-    job: GenerateJob
+    pick: Pick[GenerateJob]
     handle: genai.GenerationHandle
     handed_over: float
     started: bool = False
+    generated: int = 0
 
     @property
-    def prefill(self) -> int:
-        """Tokens of its prompt."""
-        return len(self.job.tokens) // TOKEN_DTYPE.itemsize
+    def job(self) -> GenerateJob:
+        return self.pick.job
 
 
 class ContinuousRunner:
@@ -77,15 +81,19 @@ class ContinuousRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, ContinuousOptions)
-        self._line: WaitingLine[GenerateJob] = WaitingLine()
+        self._queue: JobQueue[GenerateJob] = JobQueue()
         self._running: dict[int, _Running] = {}
+        self._batch_limit = max(1, int(self._options.max_num_seqs * _BATCH_SEQUENCES))
+        self._taken_back: set[int] = set()
+        # GenAI's own, because a job that was taken back is a new request to it.
+        self._handles = itertools.count()
         self._steps = 0
         self._stepped = 0
 
     @property
     def has_work(self) -> bool:
         # A cancelled sequence keeps its blocks of the KV cache until the scheduler's next step, so there is one.
-        return bool(self._line or self._running or self._pipeline.has_non_finished_requests())
+        return bool(len(self._queue) or self._running or self._pipeline.has_non_finished_requests())
 
     @property
     def wake_fd(self) -> int | None:
@@ -97,7 +105,7 @@ class ContinuousRunner:
         running = min(metrics.scheduled_requests, len(self._running))
         # GenAI tells its cache's use in per cent, and as of its last step too; with nothing running all of it is free.
         return EngineStats(
-            waiting=len(self._line) + len(self._running) - running,
+            waiting=len(self._queue) + len(self._running) - running,
             running=running,
             runs=self._steps,
             rows=self._stepped,
@@ -127,42 +135,77 @@ class ContinuousRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, EmbedJob):
             raise TypeError("a generation engine was sent an embedding")
-        self._line.add(job, time.monotonic())
+        self._queue.add(job)
 
     def _hand_over(self, now: float, emit: Outbox) -> None:
-        ahead = [running.prefill for running in self._running.values() if not running.started]
+        if self._queue.interactive_waiting:
+            self._take_back_batch()
+        ahead = [running.job.prompt_tokens for running in self._running.values() if not running.started]
+        batch = sum(not running.job.interactive for running in self._running.values())
         while len(self._running) < self._options.max_num_seqs and (
             len(ahead) < _PROMPTS_AHEAD or sum(ahead) < _STEPS_AHEAD * self._options.max_num_batched_tokens
         ):
-            job = self._line.next(now)
-            if job is None:
+            pick = self._queue.next(batch=batch < self._batch_limit)
+            if pick is None:
                 return
-            failure = self._add(job, now)
+            failure = self._add(pick, now)
             if failure is None:
-                ahead.append(self._running[job.id].prefill)
+                ahead.append(pick.job.prompt_tokens)
+                batch += not pick.job.interactive
             else:
                 emit(failure)
+                if pick.owed:
+                    self._queue.credit.charge(-pick.job.prompt_tokens - pick.job.max_new_tokens)
 
-    def _add(self, job: GenerateJob, now: float) -> Failed | None:
+    def _take_back_batch(self) -> None:
+        """Take back the batch prompts that GenAI has not finished, but for those that batch work is owed.
+
+        What was computed of them stays in the prefix cache; without one it is lost, so it happens once to a job.
+        """
+        for running in reversed(list(self._running.values())):
+            job = running.job
+            if running.started or job.interactive or running.pick.owed:
+                continue
+            if not self._options.enable_prefix_caching and job.id in self._taken_back:
+                continue
+            self._taken_back.add(job.id)
+            del self._running[job.id]
+            running.handle.cancel()
+            self._queue.add(job, first=True)
+
+    def _add(self, pick: Pick[GenerateJob], now: float) -> Failed | None:
+        job = pick.job
         prompt = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
-            handle = self._pipeline.add_request(job.id, ov.Tensor(prompt), generation_config(job, self._defaults))
+            config = generation_config(job, self._defaults)
+            handle = self._pipeline.add_request(next(self._handles), ov.Tensor(prompt), config)
         except RuntimeError as error:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             return Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1])
-        self._running[job.id] = _Running(job, handle, now)
+        self._running[job.id] = _Running(pick, handle, now)
         return None
 
     def cancel(self, job_id: int) -> None:
-        if self._line.remove(job_id):
+        if self._queue.remove(job_id):
+            self._taken_back.discard(job_id)
             return
-        running = self._running.pop(job_id, None)
+        running = self._running.get(job_id)
         if running is not None:
             running.handle.cancel()
+            self._release(running)
+
+    def _release(self, running: _Running) -> None:
+        """A running job ends: batch work is owed again what it did not use of its share."""
+        job = running.job
+        del self._running[job.id]
+        self._taken_back.discard(job.id)
+        if running.pick.owed:
+            self._queue.credit.charge(running.generated - job.max_new_tokens)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
         now = time.monotonic()
-        for job in self._line.expired(now):
+        for job in self._queue.expired(now):
+            self._taken_back.discard(job.id)
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
         for job_id in [i for i, r in self._running.items() if r.job.deadline <= now]:
             self.cancel(job_id)
@@ -193,10 +236,13 @@ class ContinuousRunner:
             finish = _FINISH.get(output.finish_reason)
         status = handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
-            del self._running[job_id]
+            self._release(running)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
+        running.generated += len(tokens)
+        if running.job.interactive:
+            self._queue.served(len(tokens) + (0 if running.started or not tokens else running.job.prompt_tokens))
         if status == genai.GenerationStatus.FINISHED:
-            del self._running[job_id]
+            self._release(running)
             finish = finish or "length"
         elif not tokens:
             return None

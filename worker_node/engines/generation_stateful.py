@@ -32,7 +32,7 @@ from worker_node.engines.messages import (
 )
 from worker_node.engines.sampling import generation_config
 from worker_node.engines.token_streamer import TokenStreamer
-from worker_node.engines.waiting import WaitingLine
+from worker_node.scheduling.jobs import JobQueue, Pick
 
 
 class StatefulOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,20 +58,21 @@ class StatefulRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, StatefulOptions)
-        self._line: WaitingLine[GenerateJob] = WaitingLine()
+        self._queue: JobQueue[GenerateJob] = JobQueue()
         self._current: GenerateJob | None = None
         self._cancelled = False
+        self._generated = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._line)
+        return len(self._queue) > 0
 
     @property
     def wake_fd(self) -> None:
         return None
 
     def stats(self) -> EngineStats:
-        return EngineStats(waiting=len(self._line), running=int(self._current is not None))
+        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -98,26 +99,35 @@ class StatefulRunner:
     def submit(self, job: Job) -> None:
         if isinstance(job, EmbedJob):
             raise TypeError("a generation engine was sent an embedding")
-        self._line.add(job, time.monotonic())
+        self._queue.add(job)
 
     def cancel(self, job_id: int) -> None:
         if self._current is not None and self._current.id == job_id:
             self._cancelled = True
         else:
-            self._line.remove(job_id)
+            self._queue.remove(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:
         now = time.monotonic()
-        for late in self._line.expired(now):
+        for late in self._queue.expired(now):
             emit(Failed(late.id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        job = self._line.next(now)
-        if job is None:
+        pick = self._queue.next()
+        if pick is None:
             return
-        self._current, self._cancelled = job, False
+        self._current, self._cancelled, self._generated = pick.job, False, 0
         try:
-            self._generate(job, emit, poll)
+            self._generate(pick.job, emit, poll)
         finally:
             self._current = None
+            self._account(pick)
+
+    def _account(self, pick: Pick[GenerateJob]) -> None:
+        """Settle the share of batch work once it is known how long the answer is."""
+        job = pick.job
+        if job.interactive:
+            self._queue.served(job.prompt_tokens + self._generated)
+        elif pick.owed:
+            self._queue.credit.charge(self._generated - job.max_new_tokens)
 
     def _generate(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
         refusal = self._refusal(job)
@@ -133,6 +143,7 @@ class StatefulRunner:
 
         def on_tokens(tokens: list[int]) -> bool:
             nonlocal started
+            self._generated += len(tokens)
             emit(Step([delta(tokens, None, self._meter.so_far())]))
             started = None
             poll()
@@ -160,12 +171,11 @@ class StatefulRunner:
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
-        length = len(job.tokens) // TOKEN_DTYPE.itemsize
-        if length > self._options.max_prompt_len:
+        if job.prompt_tokens > self._options.max_prompt_len:
             return Failed(
                 job.id,
                 "context_length_exceeded",
-                f"the prompt has {length} tokens and this NPU engine takes {self._options.max_prompt_len}",
+                f"the prompt has {job.prompt_tokens} tokens and this NPU engine takes {self._options.max_prompt_len}",
             )
         if job.logprobs:
             return Failed(job.id, "unsupported_parameter", "the NPU engine does not give logprobs; place it elsewhere")

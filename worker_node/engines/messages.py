@@ -63,6 +63,11 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     logprobs: bool = False
     grammar: str | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.tokens) // TOKEN_DTYPE.itemsize
+
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     """Nobody waits for job `id` any more."""

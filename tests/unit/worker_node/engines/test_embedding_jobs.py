@@ -1,6 +1,7 @@
-"""The books of an embedding engine: every row comes back to its own job, and its cost with it."""
+"""Row-level bookkeeping of embedding jobs: every row comes back to its own job, and its cost with it."""
 
 import itertools
+import math
 
 import numpy as np
 from hypothesis import given
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
 from worker_node.engines.embedding_static import bucket_for
 from worker_node.engines.messages import EmbedJob
+from worker_node.scheduling.texts import BatchLimits, LengthBuckets
 
 FAR = 1e12
+ALL = BatchLimits()
+ONE = BatchLimits(max_rows=1)
 
 
 def job(job_id, *rows, deadline=FAR):
@@ -27,9 +31,9 @@ def run(books, batch, length, cost=None):
 
 def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
     books = EmbeddingJobs()
-    books.add(job(1, [7, 8], [9]), 0.0)
-    books.add(job(2, [5, 5, 5]), 0.0)
-    done = run(books, books.take([1, 2, 0], 1.0), 4, RunCost(12, busy_us=300, busy_shared=True))
+    books.add(job(1, [7, 8], [9]))
+    books.add(job(2, [5, 5, 5]))
+    done = run(books, books.take(ALL, 1.0), 4, RunCost(12, busy_us=300, busy_shared=True))
     vectors = {event.id: np.frombuffer(event.vectors, "<f4").reshape(-1, 2).tolist() for event in done}
     assert vectors == {1: [[7, 2], [9, 1]], 2: [[5, 3]]}
     assert {event.id: (event.busy_us, event.device_tokens) for event in done} == {1: (200, 8), 2: (100, 4)}
@@ -39,31 +43,77 @@ def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
 
 def test_without_a_counter_no_busy_time_is_claimed():
     books = EmbeddingJobs()
-    books.add(job(1, [1], [2]), 0.0)
-    assert run(books, books.take([0], 1.0), 1, RunCost(1, busy_us=5)) == []
-    (event,) = run(books, books.take([0], 1.0), 1, RunCost(1, busy_us=None))
+    books.add(job(1, [1], [2]))
+    assert run(books, books.take(ONE, 1.0), 1, RunCost(1, busy_us=5)) == []
+    (event,) = run(books, books.take(ONE, 1.0), 1, RunCost(1, busy_us=None))
     assert event.busy_us is None
 
 
 def test_unused_rows_attend_to_one_token():
     books = EmbeddingJobs()
-    books.add(job(1, [3, 4]), 0.0)
-    ids, mask = books.padded(books.take([0], 0.0), (3, 4))
+    books.add(job(1, [3, 4]))
+    ids, mask = books.padded(books.take(ALL, 0.0), (3, 4))
     assert ids.tolist() == [[3, 4, 0, 0], [0] * 4, [0] * 4]
     assert mask.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
 
 
 def test_what_nobody_waits_for_is_dropped():
     books = EmbeddingJobs()
-    books.add(job(1, [1], [2], deadline=5.0), 0.0)
-    books.add(job(2, [3]), 0.0)
-    running = books.take([0], 0.0)
+    books.add(job(1, [1], [2], deadline=5.0))
+    books.add(job(2, [3]))
+    running = books.take(ONE, 0.0)
     assert books.expire(5.0) == [1]
     assert list(books.finish(running, np.zeros((1, 2), "<f4"), RunCost(1), 6.0)) == []
-    assert [w.job_id for w in books.queue] == [2]
+    assert len(books.queue) == 1
     books.cancel(2)
-    assert not books.queue
+    assert len(books.queue) == 0
     assert len(books) == 0
+
+
+def test_a_job_whose_rows_all_run_is_not_expired():
+    books = EmbeddingJobs()
+    books.add(job(1, [1], [2], deadline=5.0))
+    running = books.take(ALL, 0.0)
+    assert books.expire(6.0) == []
+    assert [event.id for event in books.finish(running, np.zeros((2, 2), "<f4"), RunCost(2), 6.0)] == [1]
+
+
+def test_interactive_texts_run_next_however_old_the_batch_texts_are():
+    books = EmbeddingJobs()
+    batch = EmbedJob(1, np.ones(2000 * 8, "<i4").tobytes(), [8] * 2000, FAR, interactive=False)
+    books.add(batch)
+    limits = BatchLimits(max_tokens=512, max_rows=16)
+    books.take(limits, now=0.0)
+    for number in range(20):
+        hours = 3600.0 * number
+        books.take(limits, now=hours)
+        books.add(job(10 + number, [4] * 8))
+        assert [text.job_id for text in books.take(limits, now=hours + 1)] == [10 + number]
+
+
+def test_the_work_per_batch_does_not_grow_with_the_queue(monkeypatch):
+    """Counted in texts looked at, since a clock would measure the machine."""
+    looked_at = 0
+    original = LengthBuckets._in_order
+
+    def counting(self, positions, anchor):
+        nonlocal looked_at
+        for text in original(self, positions, anchor):
+            looked_at += 1
+            yield text
+
+    monkeypatch.setattr(LengthBuckets, "_in_order", counting)
+    per_batch = {}
+    for rows in (512, 8192):
+        books = EmbeddingJobs()
+        lengths = [1 + row % 200 for row in range(rows)]
+        books.add(EmbedJob(1, np.ones(sum(lengths), "<i4").tobytes(), lengths, FAR))
+        batches = looked_at = 0
+        while books.take(BatchLimits(max_tokens=512, run_overhead_tokens=32), 0.0):
+            batches += 1
+        per_batch[rows] = looked_at / rows
+    assert math.isclose(per_batch[512], per_batch[8192], rel_tol=1.0)
+    assert per_batch[8192] < 3
 
 
 @given(st.integers(1, 256))

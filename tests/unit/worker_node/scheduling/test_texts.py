@@ -1,0 +1,105 @@
+"""Batches: nothing lost, nothing over budget, the oldest first, like with like, interactive before batch."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.scheduling.shares import BatchCredit
+from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
+
+LIMITS = BatchLimits(max_tokens=512, max_rows=16)
+
+lengths = st.lists(st.integers(1, 300), min_size=1, max_size=80)
+limits = st.builds(
+    BatchLimits, max_tokens=st.integers(1, 600), max_rows=st.integers(1, 20), run_overhead_tokens=st.floats(0, 100)
+)
+
+
+def queue_of(values, *, interactive=True, job_id=1):
+    queue = TextQueue()
+    for row, length in enumerate(values):
+        queue.add(Waiting(job_id, row, length, interactive))
+    return queue
+
+
+def taken(queue, limits, free_slots=1):
+    return [text.length for text in queue.take(limits, free_slots)]
+
+
+@given(lengths, limits, st.integers(1, 4))
+def test_a_batch_keeps_its_bounds_and_serves_the_oldest(values, limits, free):
+    batch = queue_of(values).take(limits, free)
+    assert 0 in [text.row for text in batch]
+    padded = len(batch) * batch[-1].length
+    assert len(batch) == 1 or padded <= limits.max_tokens
+    assert len(batch) <= limits.max_rows
+    assert [text.length for text in batch] == sorted(text.length for text in batch)
+    # No text is padded by more than a run of its own would cost.
+    anchor = values[0]
+    assert all(batch[-1].length - text.length <= limits.run_overhead_tokens for text in batch if text.length < anchor)
+
+
+@given(lengths, limits, st.integers(1, 4))
+def test_repeated_batches_drain_any_queue(values, limits, free):
+    queue = queue_of(values)
+    rows = []
+    while batch := queue.take(limits, free):
+        rows += [text.row for text in batch]
+    assert sorted(rows) == list(range(len(values)))
+    assert len(queue) == 0
+
+
+@given(lengths, st.data())
+def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
+    queue = queue_of(values)
+    gone = data.draw(st.sets(st.integers(0, len(values) - 1)))
+    for row in gone:
+        assert queue.remove(1, row)
+        assert not queue.remove(1, row)
+    rows = set()
+    while batch := queue.take(LIMITS):
+        rows |= {text.row for text in batch}
+    assert rows == set(range(len(values))) - gone
+    lane = queue._interactive
+    assert (lane.tokens, lane._texts, lane._buckets, lane._lengths) == (0, {}, {}, [])
+
+
+def test_an_empty_queue_gives_no_batch():
+    assert TextQueue().take(LIMITS) == []
+
+
+def test_texts_of_like_length_run_together():
+    assert taken(queue_of([10, 200, 11, 190, 12]), BatchLimits(max_tokens=36)) == [10, 11, 12]
+    assert taken(queue_of([10, 200, 11, 190, 9]), BatchLimits(max_rows=3)) == [9, 10, 11]
+
+
+def test_a_text_that_would_cost_more_padding_than_a_run_of_its_own_waits():
+    assert taken(queue_of([10, 60, 12, 40]), BatchLimits(run_overhead_tokens=16)) == [10, 12]
+
+
+def test_free_slots_share_the_queue():
+    assert len(queue_of([20] * 16).take(LIMITS, 2)) == 8
+
+
+def test_a_text_over_the_budget_still_runs_alone():
+    assert taken(queue_of([2000, 5]), LIMITS) == [2000]
+
+
+def test_batch_texts_get_their_share_and_no_more_while_interactive_texts_keep_coming():
+    queue = queue_of([10] * 1000, interactive=False)
+    served = {True: 0, False: 0}
+    limits = BatchLimits(max_tokens=100)
+    for job_id in range(2, 402):
+        for row in range(10):
+            queue.add(Waiting(job_id, row, 10))
+        batch = queue.take(limits)
+        served[batch[0].interactive] += sum(text.length for text in batch)
+    share = served[False] / sum(served.values())
+    assert abs(share - 0.1) < 0.01
+
+
+def test_batch_texts_that_ran_in_idle_time_owe_nothing_for_it():
+    queue = queue_of([10] * 500, interactive=False)
+    limits = BatchLimits(max_tokens=100)
+    for _ in range(20):
+        queue.take(limits)
+    assert queue.credit == BatchCredit()
