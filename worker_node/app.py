@@ -35,9 +35,10 @@ def make_app(node: Node) -> web.Application:
     app[LIBRARY] = library = _library(node)
 
     async def close_library(_app: web.Application) -> None:
-        await library.residence.close()
+        await library.close()
 
-    app.on_cleanup.append(close_library)
+    # Before the connections are closed: a reply that tells of a pull ends with it.
+    app.on_shutdown.append(close_library)
     app[dashboard.HISTORY] = History()
     app.cleanup_ctx.append(dashboard.keep_history)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))

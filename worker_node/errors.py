@@ -20,7 +20,7 @@
     ├── DeadlineExceeded            504 deadline_exceeded
     ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
     ├── ConfigurationError          (start-up)              settings or a model directory are wrong
-    └── ModelError                  (offline work)          download, verification or conversion failed
+    └── ModelError                  502 model_error         download, verification or conversion failed
         ├── DownloadFailed
         ├── HashMismatch
         └── ConversionFailed
@@ -195,6 +195,9 @@ class ConfigurationError(NodeError):
 
 class ModelError(NodeError):
     """Work on model files failed; the store is as it was before."""
+
+    status = 502
+    code = "model_error"
 
 
 class DownloadFailed(ModelError):

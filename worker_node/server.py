@@ -82,6 +82,8 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # Service managers send it for a reload, and its default action is to end the process.
+    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: settings are read at start; restart the node instead")
     try:
         async with running_node(settings, profile) as (node, url):
             on_listening(url)
@@ -90,7 +92,7 @@ async def run(
                 manager.stopping()
                 await _drain(node)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

@@ -66,7 +66,7 @@ def read_embedding_canary(directory: Path) -> EmbeddingCanary:
     path = directory / CANARY_FILE
     try:
         canary = msgspec.json.decode(path.read_bytes(), type=EmbeddingCanary)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(
             f"{path}: not a readable canary ({error}); remove the model and pull it again"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,15 @@ def read_directory(path: Path) -> InstalledModel:
             f"{path}: not a model directory that can be loaded; missing: {', '.join([MANIFEST_FILE, *missing])} "
             "(npu-node convert makes one of GGUF, safetensors and OpenVINO files)"
         )
+    try:
+        return _without_manifest(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not readable ({error})") from error
+
+
+def _without_manifest(path: Path) -> InstalledModel:
     config = _read_config(path / "config.json")
+    files = sizes(path)
     return InstalledModel(
         id=path.resolve().name.lower(),
         kind=ModelKind.GENERATION,
@@ -49,7 +58,12 @@ def read_directory(path: Path) -> InstalledModel:
         quantization=compression_of(path / MODEL_FILE),
         family=family_of(str(config.get("model_type", "")), chat_template(path)),
         source=f"directory {path}",
-        files=sizes(path),
+        files=files,
+        # Of names, sizes and times: hashing gigabytes of weights at every look would take seconds.
+        digest=hashlib.sha256(
+            repr((sorted(files.items()), (path / MODEL_FILE).stat().st_mtime_ns)).encode()
+        ).hexdigest(),
+        installed_at=(path / MODEL_FILE).stat().st_mtime,
     )
 
 
@@ -91,5 +105,5 @@ def compression_of(graph: Path) -> str:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{path}: not readable ({error})") from error

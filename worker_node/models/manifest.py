@@ -6,6 +6,7 @@ installed model.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class InstalledModel:
     `context_limit` counts tokens. `dimensions` and `space` belong to embedding models: two vectors may be
     compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
     what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
-    should answer.
+    should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time.
     """
 
     id: str
@@ -80,6 +81,8 @@ class InstalledModel:
     files: dict[str, int] = field(default_factory=dict)
     fidelity: Fidelity | None = None
     max_prompt_len: int | None = None
+    digest: str = ""
+    installed_at: float = 0.0
 
     @property
     def size(self) -> int:
@@ -111,14 +114,15 @@ def read_model(directory: Path) -> InstalledModel:
     path = directory / MANIFEST_FILE
     remedy = f"remove the model (rm -r {directory}) and pull it again"
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
+        encoded, installed_at = path.read_bytes(), path.stat().st_mtime
+        manifest = msgspec.json.decode(encoded, type=Manifest)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{path}: not a readable manifest ({error}); {remedy}") from error
     if manifest.version != MANIFEST_VERSION:
         raise ConfigurationError(f"{path}: manifest version {manifest.version}, known is {MANIFEST_VERSION}; {remedy}")
     for name, size in manifest.files.items():
         file = directory / name
-        if not file.is_file():
+        if "\0" in name or not file.is_file():
             raise ConfigurationError(f"{file}: missing; {remedy}")
         if (found := file.stat().st_size) != size:
             raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
@@ -141,4 +145,6 @@ def read_model(directory: Path) -> InstalledModel:
         files=manifest.files,
         fidelity=manifest.fidelity,
         max_prompt_len=manifest.max_prompt_len,
+        digest=hashlib.sha256(encoded).hexdigest(),
+        installed_at=installed_at,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from worker_node.models.preparation import prepare_entry, prepare_local
 from worker_node.models.progress import Progress, Silent
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
+
+log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "NPU_NODE_MODEL_STORE"
 
@@ -45,8 +48,21 @@ class ModelStore:
         return sorted({path.parent for path in found if not path.parent.name.startswith(".")})
 
     def installed(self) -> list[InstalledModel]:
-        """Every model that is ready to load, by id; raises ConfigurationError when one is damaged."""
-        return [read_directory(path) for path in self.directories()]
+        """Every model that is ready to load, by id; damaged ones are left out and logged."""
+        models: list[InstalledModel] = []
+        for path in self.directories():
+            try:
+                models.append(read_directory(path))
+            except ConfigurationError as error:
+                log.warning("a model is left out: %s", error.message)
+        return models
+
+    def locate(self, name: str) -> Path:
+        """The directory of the installed model of that id or alias, damaged or not. Raises ModelNotFound."""
+        directory = self._directory(name)
+        if directory is None:
+            raise ModelNotFound(f"model {name!r} is not installed", param="model")
+        return directory
 
     def get(self, name: str) -> InstalledModel:
         """The installed model of that id or alias.
@@ -107,9 +123,7 @@ class ModelStore:
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
-        directory = self._directory(name)
-        if directory is None:
-            raise ModelNotFound(f"model {name!r} is not installed", param="model")
+        directory = self.locate(name)
         with staging.exclusive(self.root, directory.name):
             if directory.is_dir():
                 staging.discard(directory, directory.name)

@@ -52,6 +52,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
         wanted = [tokens[index] for index in missing]
         with (
             errors_of(route),
+            model.activity.working(),
             placement.admission.permit(len(wanted), context.deadline, interactive=context.interactive),
         ):
             operation.submitted(placement.engine)

@@ -66,6 +66,7 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
         with (
             errors_of(place.route),
+            prepared.model.activity.working(),
             place.placement.admission.permit(1, context.deadline, interactive=context.interactive),
         ):
             watch = _Watch(operation, registry.telemetry.token_counter(place.route))

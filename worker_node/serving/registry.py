@@ -12,6 +12,7 @@ from worker_node.engines.base import EngineState
 from worker_node.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.manifest import InstalledModel
+from worker_node.serving.activity import Activity
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.placement import Placement
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
@@ -36,6 +37,7 @@ class _Served:
     installed: InstalledModel
     placements: Sequence[Placement]
     aliases: Sequence[str] = field(default=(), kw_only=True)
+    activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
 
     @property
     def id(self) -> str:

@@ -1,10 +1,10 @@
-"""Which models are in memory, and until when: loaded at a request's word, kept for a while, unloaded after."""
+"""Which models are in memory, and until when: a model is loaded on demand and unloaded when it was idle for long."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from worker_node.engines.base import EngineState
@@ -15,13 +15,22 @@ _RETRY_S = 0.5
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How long a model stays after it became idle, counted from `since` at the earliest."""
+
+    seconds: float
+    since: float
+    task: asyncio.Task[None]
+
+
 @dataclass(slots=True)
 class Residence:
-    """Loads and unloads models. `clock` is monotonic seconds."""
+    """Loads and unloads models. `clock` is monotonic seconds; `sleep` waits by that clock."""
 
     clock: Callable[[], float] = time.monotonic
-    _until: dict[str, float] = field(default_factory=dict)
-    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _kept: dict[str, _Kept] = field(default_factory=dict)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded.
@@ -43,15 +52,19 @@ class Residence:
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """From now on unload the model when it has been idle for `seconds`; None keeps it for good."""
         self._forget(model)
-        if seconds is None:
-            return
-        self._until[model.id] = self.clock() + seconds
-        self._tasks[model.id] = asyncio.create_task(self._expire(model), name=f"keep {model.id}")
+        if seconds is not None:
+            task = asyncio.create_task(self._expire(model), name=f"keep {model.id}")
+            self._kept[model.id] = _Kept(seconds, self.clock(), task)
 
     def expires_in(self, model: ServedModel) -> float | None:
-        """Seconds until the model is unloaded; None if it stays."""
-        until = self._until.get(model.id)
-        return None if until is None else max(0.0, until - self.clock())
+        """Seconds until the model is unloaded if nothing more is asked of it; None if it stays."""
+        kept = self._kept.get(model.id)
+        if kept is None:
+            return None
+        idle_since = model.activity.idle_since
+        if idle_since is None:
+            return kept.seconds
+        return max(0.0, max(idle_since, kept.since) + kept.seconds - self.clock())
 
     async def unload(self, model: ServedModel) -> None:
         """Free the model's memory: now, or as soon as it runs nothing more."""
@@ -61,32 +74,35 @@ class Residence:
 
     async def close(self) -> None:
         """Plan nothing any more."""
-        tasks = list(self._tasks.values())
+        tasks = [kept.task for kept in self._kept.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()
-        self._until.clear()
+        self._kept.clear()
 
     def _forget(self, model: ServedModel) -> None:
-        self._until.pop(model.id, None)
-        if (task := self._tasks.pop(model.id, None)) is not None:
-            task.cancel()
+        if (kept := self._kept.pop(model.id, None)) is not None:
+            kept.task.cancel()
 
     async def _expire(self, model: ServedModel) -> None:
-        await asyncio.sleep(max(0.0, self._until[model.id] - self.clock()))
         while True:
-            if await self._unload_idle(model):
+            await model.activity.idle()
+            if left := self.expires_in(model):
+                await self.sleep(left)
+            elif await self._unload_idle(model):
                 break
-            await asyncio.sleep(_RETRY_S)
-        self._until.pop(model.id, None)
-        self._tasks.pop(model.id, None)
+            else:
+                await self.sleep(_RETRY_S)
+        self._kept.pop(model.id, None)
 
     @staticmethod
     async def _unload_idle(model: ServedModel) -> bool:
-        """Unload every engine that is ready; False if one still has work."""
-        idle = True
+        """Unload every engine that is ready; False if one still has work, or is being loaded."""
+        idle = model.activity.idle_since is not None
         for placement in model.placements:
-            if placement.engine.status.state is EngineState.READY:
+            state = placement.engine.status.state
+            if state is EngineState.READY:
                 idle = await placement.engine.unload() and idle
+            elif state is EngineState.STARTING:
+                idle = False
         return idle

@@ -80,6 +80,15 @@ async def test_a_model_is_unloaded_and_loaded_again(http, node):
     assert all(model["expires_at"].startswith("2318") for model in running["models"])
 
 
+@pytest.mark.parametrize("route", ["generate", "chat"])
+async def test_unloading_an_unloaded_model_does_not_load_it(http, node, route):
+    for _ in range(2):
+        _, unloaded = await post(http, f"{node.url}/api/{route}", model=EMBEDDER, keep_alive=0, stream=False)
+        assert unloaded["done_reason"] == "unload"
+        assert node.engine_pids()["all-minilm-l6-v2"] is None
+    await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", keep_alive=-1)
+
+
 async def test_an_unloaded_model_is_loaded_for_any_dialect(http, node):
     await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
     reply, _ = await post(http, node.url + "/v1/embeddings", model=EMBEDDER, input="x")

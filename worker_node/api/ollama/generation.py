@@ -17,7 +17,7 @@ from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import frame
 from worker_node.api.ollama.options import Format, KeepAlive, Options, grammar_of, seconds_of
-from worker_node.api.ollama.residents import resident
+from worker_node.api.ollama.residents import resident, served
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
     Finished,
@@ -159,9 +159,9 @@ def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
 async def _generate(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, GenerateBody)
-    model, loading = await resident(request, body.model, context)
     if not body.prompt:
-        return await _load_or_unload(request, context, model, body, {"response": ""})
+        return await _load_or_unload(request, context, body, {"response": ""})
+    model, loading = await resident(request, body.model, context)
     prompt: str | tuple[Message, ...] = body.prompt
     if not body.raw:
         system = (Message("system", body.system),) if body.system else ()
@@ -175,10 +175,10 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 async def _chat(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    model, loading = await resident(request, body.model, context)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
-        return await _load_or_unload(request, context, model, body, empty)
+        return await _load_or_unload(request, context, body, empty)
+    model, loading = await resident(request, body.model, context)
     prompt = _conversation(body.messages)
     wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
     if wanted.tool_use is not None and wanted.grammar is not None:
@@ -187,7 +187,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _load_or_unload(
-    request: web.Request, context: RequestContext, model: ServedModel, body: _Common, empty: dict[str, Any]
+    request: web.Request, context: RequestContext, body: _Common, empty: dict[str, Any]
 ) -> web.StreamResponse:
     """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
     residence = request.app[LIBRARY].residence
@@ -197,9 +197,11 @@ async def _load_or_unload(
         return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
     if seconds == 0:
         reason = "unload"
-        await residence.unload(model)
-    elif body.keep_alive is not None:
-        residence.keep(model, seconds)
+        await residence.unload(await served(request, body.model))
+    else:
+        model, _ = await resident(request, body.model, context)
+        if body.keep_alive is not None:
+            residence.keep(model, seconds)
     done = frame(body.model, **empty, done=True, done_reason=reason)
     if body.stream is False:
         return web.Response(body=orjson.dumps(done), content_type="application/json", charset="utf-8")

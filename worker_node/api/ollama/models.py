@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from worker_node.api.ollama.residents import served
 from worker_node.api.sse import LineStream
 from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
-from worker_node.models.manifest import MANIFEST_FILE, InstalledModel
+from worker_node.models.manifest import InstalledModel
 from worker_node.serving.registry import GenerationModel, ServedModel
 
 _NEVER = "2318-01-01T00:00:00Z"
@@ -138,7 +137,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     name, library = body.wanted(), request.app[LIBRARY]
     if library.store.catalog.find(name) is None:
         raise ModelNotFound(f"pull model manifest: {name[:200]!r} is not in this node's catalog", param="model")
-    progress = _Progress(asyncio.get_running_loop())
+    progress = _Progress()
     pulling = asyncio.create_task(library.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())
     if body.stream is False:
@@ -158,10 +157,9 @@ async def _pull(request: web.Request) -> web.StreamResponse:
 
 
 class _Progress:
-    """Carries the progress of a pull from its thread to the reply; of several updates the reader gets the latest."""
+    """Carries the progress of a pull to the reply; of several updates the reader gets the latest."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._news = asyncio.Event()
         self._stages: list[dict[str, Any]] = []
         self._total: int | None = None
@@ -169,11 +167,19 @@ class _Progress:
 
     def stage(self, name: str, total: int | None = None) -> None:
         """See `models.progress.Progress`."""
-        self._loop.call_soon_threadsafe(self._begin, name, total)
+        self._total = total
+        self._stages.append({"status": name, **({} if total is None else {"total": total, "completed": 0})})
+        self._news.set()
 
     def update(self, done: int) -> None:
         """See `models.progress.Progress`."""
-        self._loop.call_soon_threadsafe(self._advance, done)
+        if self._total is None:
+            return
+        if self._stages and "total" in self._stages[-1]:
+            self._stages[-1]["completed"] = done
+        else:
+            self._stages.append({"status": "downloading", "total": self._total, "completed": done})
+        self._news.set()
 
     def end(self) -> None:
         """There is nothing more to tell."""
@@ -186,20 +192,6 @@ class _Progress:
             self._news.clear()
             await self._news.wait()
         return self._stages.pop(0) if self._stages else None
-
-    def _begin(self, name: str, total: int | None) -> None:
-        self._total = total
-        self._stages.append({"status": name, **({} if total is None else {"total": total, "completed": 0})})
-        self._news.set()
-
-    def _advance(self, done: int) -> None:
-        if self._total is None:
-            return
-        if self._stages and "total" in self._stages[-1]:
-            self._stages[-1]["completed"] = done
-        else:
-            self._stages.append({"status": "downloading", "total": self._total, "completed": done})
-        self._news.set()
 
 
 async def _delete(request: web.Request) -> web.Response:
@@ -221,7 +213,7 @@ def _entry(model: InstalledModel) -> dict[str, Any]:
         "name": f"{model.id}:latest",
         "model": f"{model.id}:latest",
         "size": model.size,
-        "digest": hashlib.sha256((model.path / MANIFEST_FILE).read_bytes()).hexdigest(),
+        "digest": model.digest,
         "details": _details(model),
     }
 
@@ -239,7 +231,7 @@ def _details(model: InstalledModel) -> dict[str, Any]:
 
 
 def _modified(model: InstalledModel) -> str:
-    return _utc(datetime.fromtimestamp((model.path / MANIFEST_FILE).stat().st_mtime, UTC))
+    return _utc(datetime.fromtimestamp(model.installed_at, UTC))
 
 
 def _utc(time: datetime) -> str:

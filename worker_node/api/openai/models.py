@@ -8,7 +8,6 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.keys import NODE
-from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.serving.registry import ServedModel
 
 
@@ -33,7 +32,7 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "id": model.id,
         "object": "model",
         # When it was installed here.
-        "created": int((model.installed.path / MANIFEST_FILE).stat().st_mtime),
+        "created": int(model.installed.installed_at),
         "owned_by": "npu-node",
         "kind": model.installed.kind,
         "context_limit": model.installed.context_limit,

@@ -1,0 +1,59 @@
+"""Signals to a node without models, so that it starts in a moment."""
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+
+import aiohttp
+import pytest
+
+from tests.support.nodes import start_node
+
+pytestmark = pytest.mark.real
+
+
+def test_a_hangup_changes_nothing(tmp_path):
+    with start_node(NPU_NODE_MODELS="[]", NPU_NODE_MODEL_STORE=str(tmp_path)) as node:
+        node.process.send_signal(signal.SIGHUP)
+        assert node.health()[0] == 200
+        assert node.terminate() == 0
+
+
+def test_a_stop_does_not_wait_for_a_pull(tmp_path):
+    """The index of packages takes the connection and never answers: a download would go on for as long."""
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        asked, held = threading.Event(), []
+
+        def take():
+            held.append(index.accept()[0])
+            asked.set()
+
+        threading.Thread(target=take, daemon=True).start()
+        environment = {
+            "NPU_NODE_MODELS": "[]",
+            "NPU_NODE_MODEL_STORE": str(tmp_path),
+            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_EXTRA_INDEX_URL": "",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+        async def pull(node):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(node.url + "/api/pull", json={"model": "all-minilm"}) as reply,
+            ):
+                lines = [json.loads(await reply.content.readline()) for _ in range(2)]
+                assert await asyncio.to_thread(asked.wait, 30)
+                node.process.send_signal(signal.SIGTERM)
+                rest = await reply.content.read()
+                return lines, rest, await asyncio.to_thread(node.process.wait, 10)
+
+        with start_node(**environment) as node:
+            lines, rest, status = asyncio.run(pull(node))
+        held[0].close()
+    assert [line["status"].split()[0] for line in lines] == ["pulling", "downloading"]
+    assert "shutting down" in rest.decode()
+    assert status == 0

@@ -1,0 +1,119 @@
+"""Models by name, with damaged ones in the store; and pulls, of which there is one for each model."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from worker_node.errors import DownloadFailed, ModelNotFound
+from worker_node.models.catalog import Catalog
+from worker_node.models.store import ModelStore
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.library import Library
+from worker_node.serving.pulls import Pulls
+from worker_node.serving.registry import Registry
+from worker_node.serving.residence import Residence
+from worker_node.telemetry import Telemetry
+
+DAMAGES = {
+    "not JSON": {"npu-node.json": b"{"},
+    "not UTF-8": {"npu-node.json": b'{"id": "\xff\xfe"}'},
+    "of another form": {"npu-node.json": b'{"version": "one"}'},
+    "empty": {"npu-node.json": b""},
+    "no manifest and no weights": {"openvino_model.xml": b"<net/>"},
+    "a directory for a manifest": {"npu-node.json/x": b""},
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ModelStore(tmp_path)
+
+
+@pytest.fixture
+def library(store):
+    registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
+    return Library(registry, store, Residence(), lambda installed: pytest.fail(f"{installed.id} was built"))
+
+
+@pytest.mark.parametrize("files", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store, library, files, caplog):
+    for name, content in files.items():
+        file = store.root / "broken" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    assert await library.installed() == []
+    assert "broken" in caplog.text
+    with pytest.raises(ModelNotFound, match="damaged"):
+        await library.find("broken")
+    await library.delete("broken")
+    assert not (store.root / "broken").exists()
+    with pytest.raises(ModelNotFound):
+        await library.delete("broken")
+
+
+async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, library, monkeypatch):
+    monkeypatch.setattr(store, "get", lambda _name: SimpleNamespace(id="broken"))
+
+    def build(_installed):
+        raise RuntimeError("the tokenizer is damaged")
+
+    library._build = build
+    with pytest.raises(ModelNotFound, match="damaged"):
+        await library.find("broken")
+
+
+class Listener:
+    def __init__(self):
+        self.told = []
+
+    def stage(self, name, total=None):
+        self.told.append((name, total))
+
+    def update(self, done):
+        self.told.append(done)
+
+
+async def test_several_callers_share_one_pull_and_each_is_told():
+    begun, go = [], asyncio.Event()
+
+    async def pull(name, progress):
+        begun.append(name)
+        progress.stage("downloading", 10)
+        await go.wait()
+        progress.update(10)
+
+    pulls, first, second = Pulls(pull), Listener(), Listener()
+    one = asyncio.create_task(pulls.run("m", first))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    two = asyncio.create_task(pulls.run("m", second))
+    await asyncio.sleep(0)
+    one.cancel()
+    go.set()
+    await two
+    assert begun == ["m"]
+    assert first.told == second.told == [("downloading", 10), 10], "a caller who leaves does not end the pull"
+    await pulls.run("m", first)
+    assert begun == ["m", "m"]
+
+
+async def test_a_failure_reaches_every_caller_and_closing_ends_what_runs():
+    async def fail(_name, _progress):
+        raise DownloadFailed("no network")
+
+    with pytest.raises(DownloadFailed, match="no network"):
+        await Pulls(fail).run("m", Listener())
+
+    async def hang(_name, _progress):
+        await asyncio.Event().wait()
+
+    pulls = Pulls(hang)
+    waiting = asyncio.create_task(pulls.run("m", Listener()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await pulls.close()
+    with pytest.raises(DownloadFailed, match="shutting down"):
+        await waiting
+    with pytest.raises(DownloadFailed, match="shutting down"):
+        await pulls.run("m", Listener())

@@ -1,0 +1,113 @@
+"""A pull in a process of its own, which can be ended at any moment: `python -m worker_node.models.pulling ROOT NAME`.
+
+Downloads block in native code and in other people's libraries. Killing the process ends them all, since what it starts
+is tethered to it. It writes one JSON line for each step and one at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from worker_node.environment import tool_environment
+from worker_node.errors import DownloadFailed, NodeError
+from worker_node.models.progress import Progress
+from worker_node.models.store import ModelStore
+from worker_node.models.tether import tie_to_parent
+
+
+class Stage(msgspec.Struct, tag="stage"):
+    """A new stage begins; see `Progress.stage`."""
+
+    name: str
+    total: int | None
+
+
+class Update(msgspec.Struct, tag="update"):
+    """See `Progress.update`."""
+
+    done: int
+
+
+class Ended(msgspec.Struct, tag="ended"):
+    """The pull is over; `problem` is why it failed, None if it did not."""
+
+    problem: str | None
+
+
+_DECODER = msgspec.json.Decoder(Stage | Update | Ended)
+
+
+async def pull(root: Path, name: str, progress: Progress) -> None:
+    """Install a model of the catalog. When this is cancelled, everything that it started is killed.
+
+    Raises DownloadFailed, saying what failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, str(os.getpid()), str(root), name),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        env=tool_environment(),
+    )
+    ended: Ended | None = None
+    try:
+        assert process.stdout is not None  # noqa: S101  (it was asked for)
+        async for line in process.stdout:
+            message = _DECODER.decode(line)
+            if isinstance(message, Stage):
+                progress.stage(message.name, message.total)
+            elif isinstance(message, Update):
+                progress.update(message.done)
+            else:
+                ended = message
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if ended is None:
+        raise DownloadFailed(f"pulling {name} ended with status {process.returncode}; the node's log has the rest")
+    if ended.problem is not None:
+        raise DownloadFailed(ended.problem)
+
+
+class _Lines:
+    """Progress as lines on standard output."""
+
+    encode: ClassVar = msgspec.json.Encoder().encode
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """See `Progress.stage`."""
+        self.write(Stage(name, total))
+
+    def update(self, done: int) -> None:
+        """See `Progress.update`."""
+        self.write(Update(done))
+
+    def write(self, message: Stage | Update | Ended) -> None:
+        """Write one line, at once."""
+        sys.stdout.buffer.write(self.encode(message) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def main(parent: int, root: Path, name: str) -> None:
+    """Pull, and say how it ended."""
+    tie_to_parent(parent)
+    lines = _Lines()
+    try:
+        ModelStore(root).pull(name, lines)
+    except NodeError as error:
+        lines.write(Ended(error.message))
+    else:
+        lines.write(Ended(None))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

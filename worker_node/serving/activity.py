@@ -1,0 +1,45 @@
+"""Whether a model is in use, and since when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Activity:
+    """Counts the requests that a model works on. `clock` is monotonic seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _running: int = 0
+    _since: float = 0.0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
+        self._idle.set()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A request is being worked on while the block runs."""
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._since = self.clock()
+                self._idle.set()
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the last request ended; None while one runs."""
+        return None if self._running else self._since
+
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        await self._idle.wait()

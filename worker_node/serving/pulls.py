@@ -1,0 +1,72 @@
+"""Pulls in progress: one for each model, however many ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from worker_node.errors import DownloadFailed
+from worker_node.models.progress import Progress
+
+Pull = Callable[[str, Progress], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Listeners:
+    """Progress for everybody who waits for one pull."""
+
+    all: list[Progress] = field(default_factory=list)
+    _stage: tuple[str, int | None] | None = None
+
+    def add(self, progress: Progress) -> None:
+        if self._stage is not None:
+            progress.stage(*self._stage)
+        self.all.append(progress)
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self._stage = (name, total)
+        for progress in self.all:
+            progress.stage(name, total)
+
+    def update(self, done: int) -> None:
+        for progress in self.all:
+            progress.update(done)
+
+
+@dataclass(slots=True)
+class Pulls:
+    """Runs pulls. One goes on when its caller leaves, so that asking again finds it further on; `close` ends all."""
+
+    pull: Pull
+    _running: dict[str, tuple[asyncio.Task[None], _Listeners]] = field(default_factory=dict)
+    _closed: bool = False
+
+    async def run(self, model_id: str, progress: Progress) -> None:
+        """Wait for the model's pull, begun if there is none. Raises DownloadFailed, also when the node is stopped."""
+        if self._closed:
+            raise DownloadFailed("the node is shutting down; pull again when it is back")
+        if model_id not in self._running:
+            listeners = _Listeners()
+            task = asyncio.create_task(self._run(model_id, listeners), name=f"pull {model_id}")
+            self._running[model_id] = (task, listeners)
+        task, listeners = self._running[model_id]
+        listeners.add(progress)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise DownloadFailed("the node is shutting down; pull again when it is back")
+        task.result()
+
+    async def close(self) -> None:
+        """End every pull, and what it started."""
+        self._closed = True
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, model_id: str, listeners: _Listeners) -> None:
+        try:
+            await self.pull(model_id, listeners)
+        finally:
+            self._running.pop(model_id, None)
