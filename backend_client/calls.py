@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from backend_client import arguments
 from backend_client.batching import Progress, embed_in_batches, embed_windowed
 from backend_client.jobs import Backend, EmbedJob, GenerateJob, split_options
 from backend_client.options import ClientOptions
@@ -24,13 +25,13 @@ from backend_client.results import (
     GenerateResult,
 )
 from backend_client.stream import TokenStream
-from backend_client.wire import check_texts
 
 
 class Calls:
     """Embedding and generation over a backend. Use as `async with`, or `close()` it.
 
-    Every method raises RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
+    Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
+    RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
     DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
     """
 
@@ -41,13 +42,13 @@ class Calls:
 
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """The vector of a text."""
-        batch = await self._backend.embed(self._embed_job([text], options))
+        batch = await self._backend.embed(self._one_text("embed", text, options))
         vector: list[float] = batch.vectors[0].tolist()
         return vector
 
     async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
         """The vector of a text, its vector space, and who made it."""
-        batch = await self._backend.embed(self._embed_job([text], options))
+        batch = await self._backend.embed(self._one_text("embed_result", text, options))
         return EmbedResult(
             vector=batch.vectors[0].tolist(),
             space=batch.space,
@@ -64,13 +65,13 @@ class Calls:
         )
 
     async def embed_many(
-        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:
         """The vectors of any number of texts, float32 (n, d), in their order; see `embed_many_result`."""
         return (await self.embed_many_result(texts, progress=progress, **options)).vectors
 
     async def embed_many_result(
-        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> EmbedManyResult:
         """The vectors of any number of texts, in batches over all nodes, never of more than one vector space.
 
@@ -78,16 +79,18 @@ class Calls:
         when some batches failed, with the vectors of the others; EmbedManyUnavailable, which is also an
         NPUUnavailableError, when that was for want of a node.
         """
-        check_texts(texts)
+        given = arguments.options("embed_many", options, EmbedOptions)
+        arguments.plain_function(progress, "progress")
+        every = arguments.text_list(texts)
         # One deadline for all, made once; the batches get what remains of it when they start.
-        whole = self._deadline(options["timeout"], 0.0) if options.get("timeout") is not None else None
+        whole = self._deadline(given, 0.0) if "timeout" in given else None
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            job = self._embed_job(part, options)
+            job = self._embed_job(part, given)
             return await self._backend.embed(job.within(whole) if whole else job)
 
         return await embed_in_batches(
-            texts,
+            every,
             embed,
             options=self._options.batch,
             concurrency=self._backend.concurrency(),
@@ -102,9 +105,10 @@ class Calls:
 
         `timeout` bounds each batch. Raises what a batch failed with when its turn comes; all before it were yielded.
         """
+        given = arguments.options("embed_stream", options, EmbedOptions)
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            return await self._backend.embed(self._embed_job(part, options))
+            return await self._backend.embed(self._embed_job(part, given))
 
         batches = embed_windowed(_each(texts), embed, options=self._options.batch, window=self._backend.concurrency())
         async with aclosing(batches):
@@ -113,14 +117,14 @@ class Calls:
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
-        return await self._backend.generate(self._generate_job(prompt, options))
+        return await self._backend.generate(self._generate_job("generate", prompt, options))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
         """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
 
         Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
         """
-        job = self._generate_job(prompt, options)
+        job = self._generate_job("stream", prompt, options)
         return TokenStream(lambda: self._backend.open_stream(job))
 
     def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
@@ -139,27 +143,31 @@ class Calls:
     ) -> None:
         await self.close()
 
-    def _deadline(self, timeout: float | None, default: float) -> Deadline:
-        return Deadline.after(default if timeout is None else timeout, self._clock)
+    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
+        return Deadline.after(given.get("timeout", default), self._clock)
 
-    def _embed_job(self, texts: Sequence[str], options: EmbedOptions) -> EmbedJob:
-        check_texts(texts)
-        deadline = self._deadline(options.get("timeout"), self._options.timeouts.embed)
-        common, others = split_options(options)
-        return EmbedJob(texts=texts, deadline=deadline, **common, **others)
+    def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
+        given = arguments.options(method, options, EmbedOptions)
+        return self._embed_job([arguments.text(text, "text")], given)
 
-    def _generate_job(self, prompt: str, options: GenerateOptions) -> GenerateJob:
-        check_texts([prompt])
-        deadline = self._deadline(options.get("timeout"), self._options.timeouts.generate)
-        common, others = split_options(options)
-        sampling: dict[str, Any] = others
-        return GenerateJob(prompt=prompt, deadline=deadline, sampling=sampling, **common)
+    def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+        common, others = split_options(given)
+        return EmbedJob(texts=texts, deadline=self._deadline(given, self._options.timeouts.embed), **common, **others)
+
+    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> GenerateJob:
+        given = arguments.options(method, options, GenerateOptions)
+        deadline = self._deadline(given, self._options.timeouts.generate)
+        common, sampling = split_options(given)
+        return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
 
 
 async def _each(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
+    index = 0
     if isinstance(texts, AsyncIterable):
         async for text in texts:
-            yield text
+            yield arguments.text(text, f"texts[{index}]")
+            index += 1
     else:
-        for text in texts:
-            yield text
+        for text in arguments.ordered(texts):
+            yield arguments.text(text, f"texts[{index}]")
+            index += 1

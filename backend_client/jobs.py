@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
-from backend_client.errors import ConfigurationError
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority
 
@@ -85,11 +84,7 @@ class Backend(Protocol):
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Common options without `timeout`, and the others. Raises ConfigurationError for a priority that is none."""
-    if not options:
-        return {}, {}
+    """Common options without `timeout`, and the others."""
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
-    others = {name: value for name, value in options.items() if name not in _COMMON and value is not None}
-    if common.get("priority", "interactive") not in {"interactive", "batch"}:
-        raise ConfigurationError("priority is interactive or batch")
+    others = {name: value for name, value in options.items() if name not in _COMMON}
     return common, others

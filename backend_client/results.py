@@ -16,7 +16,7 @@ Device = Literal["NPU", "GPU", "CPU"]
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes.
+    """What every call takes; None means not given. Calls check names and types against these declarations.
 
     `timeout`: seconds for the whole call, retries and fallback included. `model`: as the nodes name it, else their
     default. `require_device`: no other device may run it. `local_only`: never the cloud, whatever the settings say.
@@ -24,27 +24,27 @@ class CallOptions(TypedDict, total=False):
 
     timeout: float | None
     model: str | None
-    priority: Priority
+    priority: Priority | None
     require_device: Device | None
-    local_only: bool
+    local_only: bool | None
 
 
 class EmbedOptions(CallOptions, total=False):
     """`truncate`: cut a text that is too long instead of refusing it."""
 
-    truncate: bool
+    truncate: bool | None
 
 
 class GenerateOptions(CallOptions, total=False):
     """Sampling; what is not given is the node's default (greedy). `raw` skips the model's chat template."""
 
     max_new_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    stop: str | list[str]
-    seed: int
-    raw: bool
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    stop: str | list[str] | None
+    seed: int | None
+    raw: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pydantic import SecretStr
 
 from backend_client import client, fallback
+from backend_client.arguments import text_list
 from backend_client.batching import Progress
 from backend_client.calls import Calls
 from backend_client.ledger import Ledger
@@ -101,16 +102,16 @@ class Blocking(Generic[C]):
         return self._thread.run(self._client.embed_result(text, **options))
 
     def embed_many(
-        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:
-        """See `Calls.embed_many`. `progress` is called in the client's thread."""
-        return self._thread.run(self._client.embed_many(texts, progress=progress, **options))
+        """See `Calls.embed_many`. `texts` is read in this thread, `progress` is called in the client's."""
+        return self._thread.run(self._client.embed_many(text_list(texts), progress=progress, **options))
 
     def embed_many_result(
-        self, texts: Sequence[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> EmbedManyResult:
-        """See `Calls.embed_many_result`. `progress` is called in the client's thread."""
-        return self._thread.run(self._client.embed_many_result(texts, progress=progress, **options))
+        """See `Calls.embed_many_result`. `texts` is read in this thread, `progress` is called in the client's."""
+        return self._thread.run(self._client.embed_many_result(text_list(texts), progress=progress, **options))
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
         """See `Calls.embed_stream`. `texts` is read in the client's thread."""

@@ -15,6 +15,8 @@ from backend_client.resilience.deadline import Deadline
 from backend_client.results import Timing, Usage
 
 _FLOAT32 = np.dtype("<f4")
+# The largest value that nodes accept.
+_LONGEST_MS = 999_999_999
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -40,7 +42,7 @@ class WireCall:
             "Content-Type": "application/json",
             "Accept": accept,
             "X-Request-ID": self.request_id,
-            "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
+            "X-Request-Timeout-Ms": str(min(self.deadline.remaining_ms(), _LONGEST_MS)),
         }
         if self.priority != "interactive":
             headers["X-Priority"] = self.priority
@@ -93,13 +95,6 @@ def encode(body: Mapping[str, Any]) -> bytes:
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
     raise RequestRejected("the request has a value that JSON cannot carry, or text that is not Unicode")
-
-
-def check_texts(texts: Sequence[str]) -> None:
-    """Raise RequestRejected, naming the index, for what is not a text."""
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise RequestRejected(f"texts[{index}] is {type(text).__name__}, not str", param="texts")
 
 
 def route_info(headers: Mapping[str, str]) -> RouteInfo:

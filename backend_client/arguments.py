@@ -1,0 +1,160 @@
+"""Checks the arguments of a call before anything is sent.
+
+Every function raises InvalidArgument, which names the argument and its type and repeats no value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import types
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from backend_client.errors import InvalidArgument
+
+_INVALID = object()
+# Returns the value as it is sent, or _INVALID.
+_Reader = Callable[[Any], Any]
+
+
+def text(value: object, name: str) -> str:
+    """`value`, if it is a text that can be sent."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {_type(value)}, not str", param=name.partition("[")[0])
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            # Raised outside of the handler: that error holds the text.
+            pass
+        else:
+            return value
+        raise InvalidArgument(f"{name} is not Unicode: it has a lone surrogate", param=name.partition("[")[0])
+    return value
+
+
+def text_list(values: Iterable[str]) -> list[str]:
+    """The texts of any iterable, in its order."""
+    return [text(value, f"texts[{index}]") for index, value in enumerate(ordered(values))]
+
+
+def ordered(values: Iterable[str]) -> Iterable[str]:
+    """`values`, if its order is that of the vectors and it is not one text by mistake."""
+    problem = None
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        problem = "one text; give a list of texts, or call embed for one text"
+    elif isinstance(values, Mapping | AbstractSet):
+        problem = "without an order; give a list of texts"
+    elif isinstance(values, AsyncIterable):
+        problem = "asynchronous; give a list of texts, or call embed_stream"
+    else:
+        try:
+            return iter(values)
+        except TypeError:
+            problem = "not iterable; give a list of texts"
+    raise InvalidArgument(f"texts is {_type(values)}, {problem}", param="texts")
+
+
+def plain_function(value: object, name: str) -> None:
+    """Check a callback: a function that may be called without being awaited, or None."""
+    if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
+        kind = "a coroutine function" if callable(value) else _type(value)
+        raise InvalidArgument(f"{name} is {kind}; give a plain function", param=name)
+
+
+def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, Any]:
+    """The options that were given, as the TypedDict `declared` types them; None means not given."""
+    if not given:
+        return {}
+    rules = _rules(declared)
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        rule = rules.get(name)
+        if rule is None:
+            raise InvalidArgument(_unknown(method, name, rules), param=name)
+        if value is None:
+            continue
+        read[name] = rule[0](value)
+        if read[name] is _INVALID:
+            raise InvalidArgument(f"{name} must be {rule[1]}; {method}() got {_got(value)}", param=name)
+    return read
+
+
+def _unknown(method: str, name: str, known: Iterable[str]) -> str:
+    if name == "stream":
+        return f"{method}() has no option stream: call stream(prompt) for an answer piece by piece"
+    close = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
+    return f"{method}() has no option {name}: {hint}"
+
+
+@cache
+def _rules(declared: type) -> dict[str, tuple[_Reader, str]]:
+    """For each option of a TypedDict: how to read a value, and what to call the values that are accepted."""
+    return {name: _rule(hint) for name, hint in get_type_hints(declared).items()}
+
+
+def _rule(hint: Any) -> tuple[_Reader, str]:
+    origin = get_origin(hint)
+    if origin in {Union, types.UnionType}:
+        rules = [_rule(part) for part in get_args(hint) if part is not types.NoneType]
+        return lambda value: _first(rules, value), " or ".join(name for _, name in rules)
+    if origin is Literal:
+        words = get_args(hint)
+        names = " or ".join(map(repr, words))
+        return lambda value: value if isinstance(value, str) and value in words else _INVALID, names
+    if origin is list and get_args(hint) == (str,):
+        return _strings, "a list of str"
+    known: dict[Any, tuple[_Reader, str]] = {
+        int: (_integer, "an int"),
+        float: (_number, "a finite number"),
+        str: (lambda value: value if isinstance(value, str) and value else _INVALID, "a str that is not empty"),
+    }
+    if hint in known:
+        return known[hint]
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return lambda value: value, "anything"
+    return lambda value: value if isinstance(value, kind) else _INVALID, f"a {kind.__name__}"
+
+
+def _first(rules: Iterable[tuple[_Reader, str]], value: Any) -> Any:
+    return next((read for reader, _ in rules if (read := reader(value)) is not _INVALID), _INVALID)
+
+
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _INVALID
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return _INVALID
+    try:
+        number = float(value)
+    except OverflowError:
+        return _INVALID
+    if not math.isfinite(number):
+        return _INVALID
+    return int(value) if isinstance(value, Integral) else number
+
+
+def _strings(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        return _INVALID
+    return list(value)
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
+
+
+def _got(value: object) -> str:
+    """What a refused value is, without the value."""
+    if isinstance(value, str):
+        return "another str" if value else "an empty str"
+    return "another number" if type(value) in {int, float} else f"a value of type {_type(value)}"

@@ -1,0 +1,182 @@
+"""What a caller gets wrong is reported before anything is sent, and never counts against a node."""
+
+import asyncio
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from backend_client import (
+    CloudClient,
+    CloudSettings,
+    InferenceClient,
+    InvalidArgument,
+    NPUClient,
+    RequestRejected,
+    sync,
+)
+from backend_client.fleet.breaker import BreakerState
+from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
+from tests.faults.served import served_in_thread
+
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+async def client(scripted):
+    async with NPUClient([scripted.url]) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "options", "message"),
+    [
+        ("generate", "p", {"stream": True}, r"call stream\(prompt\)"),
+        ("generate", "p", {"temprature": 0.5}, "did you mean temperature"),
+        ("generate", "p", {"max_tokens": 5}, "has no option max_tokens"),
+        ("generate", "p", {"truncate": True}, "has no option truncate"),
+        ("generate", "p", {"max_new_tokens": "5"}, "max_new_tokens must be an int"),
+        ("generate", "p", {"max_new_tokens": True}, "max_new_tokens must be an int"),
+        ("generate", "p", {"temperature": float("nan")}, "temperature must be a finite number"),
+        ("generate", "p", {"stop": ["a", 5]}, "stop must be"),
+        ("generate", "p", {"raw": "yes"}, "raw must be a bool"),
+        ("generate", ["p"], {}, "prompt is list, not str"),
+        ("generate", b"p", {}, "prompt is bytes"),
+        ("generate", None, {}, "prompt is NoneType"),
+        ("embed", "t", {"priority": "urgent"}, "priority must be 'interactive' or 'batch'"),
+        ("embed", "t", {"priority": np.array(["batch", "batch"])}, "priority must be"),
+        ("embed", "t", {"require_device": "npu"}, "require_device must be 'NPU' or"),
+        ("embed", "t", {"timeout": float("inf")}, "timeout must be a finite number"),
+        ("embed", "t", {"timeout": 10**400}, "timeout must be a finite number"),
+        ("embed", "t", {"timeout": "5"}, "timeout must be a finite number"),
+        ("embed", "t", {"model": ""}, "model must be a str that is not empty"),
+        ("embed", "t", {"model": b"m"}, "model must be"),
+        ("embed", ["t"], {}, "text is list, not str"),
+        ("embed", "\ud800", {}, "not Unicode"),
+        ("embed_many", "hello", {}, "texts is str, one text"),
+        ("embed_many", b"hello", {}, "texts is bytes, one text"),
+        ("embed_many", {"a": 1}, {}, "texts is dict, without an order"),
+        ("embed_many", {"a", "b"}, {}, "texts is set, without an order"),
+        ("embed_many", None, {}, "texts is NoneType, not iterable"),
+        ("embed_many", 5, {}, "texts is int, not iterable"),
+        ("embed_many", np.array("scalar"), {}, "texts is ndarray, not iterable"),
+        ("embed_many", np.array([["a"], ["b"]]), {}, r"texts\[0\] is ndarray"),
+        ("embed_many", ["a", None], {}, r"texts\[1\] is NoneType"),
+        ("embed_many", ["a", float("nan")], {}, r"texts\[1\] is float"),
+        ("embed_many", ["a", "\ud800"], {}, r"texts\[1\] is not Unicode"),
+        ("embed_many", ["a"], {"progress": 5}, "progress is int"),
+        ("embed_many", ["a"], {"progress": asyncio.sleep}, "progress is a coroutine function"),
+        ("embed_many", ["a"], {"batch_size": 5}, "has no option batch_size"),
+    ],
+)
+async def test_a_wrong_argument_is_named_and_nothing_is_sent(scripted, client, method, argument, options, message):
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        await getattr(client, method)(argument, **options)
+    assert isinstance(caught.value, RequestRejected | ValueError)
+    assert caught.value.param in {*options, "text", "texts", "prompt"}
+    assert not scripted.requests
+    assert all(status.breaker is BreakerState.CLOSED for status in client.status())
+
+
+async def texts_as_they_come():
+    for text in ("a", "b"):
+        yield text
+
+
+async def test_an_asynchronous_iterable_is_for_embed_stream(scripted, client):
+    with pytest.raises(InvalidArgument, match="call embed_stream"):
+        await client.embed_many(texts_as_they_come())
+    assert [len(batch.vectors) async for batch in client.embed_stream(texts_as_they_come())] == [2]
+    with pytest.raises(InvalidArgument, match="one text"):
+        [_ async for _ in client.embed_stream("hello")]
+    with pytest.raises(InvalidArgument, match=r"texts\[1\] is int"):
+        [_ async for _ in client.embed_stream(["a", 1])]
+
+
+async def test_a_stream_reports_a_wrong_option_at_the_call(client):
+    with pytest.raises(InvalidArgument, match="did you mean max_new_tokens"):
+        client.stream("p", max_new_token=5)
+
+
+@pytest.mark.parametrize("given", [iter, tuple, np.array, lambda texts: (text for text in texts)])
+async def test_any_ordered_iterable_of_texts_is_embedded(client, given):
+    texts = [f"text {index}" for index in range(150)]
+    np.testing.assert_array_equal(await client.embed_many(given(texts)), vectors_for(texts))
+
+
+async def test_none_means_not_given_and_numpy_numbers_are_numbers(scripted, client):
+    await client.generate(
+        "p",
+        timeout=np.float32(5),
+        max_new_tokens=np.int64(9),
+        temperature=Fraction(1, 2),
+        stop=("x",),
+        top_p=None,
+        seed=None,
+        raw=None,
+        priority=None,
+        model=None,
+        local_only=None,
+    )
+    [body] = scripted.bodies
+    assert body | {"model": ""} == {
+        "prompt": "p",
+        "model": "",
+        "max_new_tokens": 9,
+        "temperature": 0.5,
+        "stop": ["x"],
+    }
+
+
+async def test_the_longest_timeout_that_a_node_accepts_is_sent(scripted, client):
+    await client.embed("text", timeout=1e12)
+    assert scripted.requests[0].headers["X-Request-Timeout-Ms"] == "999999999"
+
+
+async def test_a_time_that_is_up_is_a_deadline_and_not_a_mistake(client):
+    with pytest.raises(TimeoutError):
+        await client.embed("text", timeout=-1)
+
+
+async def test_the_cloud_is_not_billed_for_a_misspelt_option(cloud):
+    settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="m")
+    async with InferenceClient(NPUClient([DEAD]), CloudClient(settings)) as client, CloudClient(settings) as direct:
+        for calls in (client, direct):
+            with pytest.raises(InvalidArgument):
+                await calls.generate("prompt", stream=True)
+            with pytest.raises(InvalidArgument):
+                calls.stream("prompt", temprature=1)
+    assert not cloud.requests
+
+
+async def test_one_malformed_reply_is_no_connection_failure(scripted, client):
+    """Two connection failures open the breaker; replies that cannot be read count as a 500 does."""
+
+    async def garbage(_):
+        return web.Response(body=b"{", content_type="application/json") if len(scripted.requests) <= 3 else None
+
+    scripted.respond = garbage
+    with pytest.raises(Exception, match="not JSON"):
+        await client.generate("prompt")
+    assert client.status()[0].breaker is BreakerState.CLOSED
+    assert (await client.generate("prompt")).text == "".join(ANSWER)
+
+
+def test_the_blocking_client_reads_a_generator_in_the_thread_of_its_caller():
+    import threading
+
+    read_in = set()
+
+    def texts():
+        for index in range(3):
+            read_in.add(threading.current_thread())
+            yield f"text {index}"
+
+    with served_in_thread(ScriptedNode()) as url, sync.NPUClient([url]) as client:
+        np.testing.assert_array_equal(client.embed_many(texts()), vectors_for([f"text {index}" for index in range(3)]))
+        with pytest.raises(InvalidArgument, match="one text"):
+            client.embed_many("hello")
+        with pytest.raises(InvalidArgument, match="stream"):
+            client.generate("p", stream=True)
+    assert read_in == {threading.current_thread()}
