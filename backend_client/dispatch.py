@@ -69,6 +69,7 @@ class Dispatcher:
 
         Raises NPUUnavailableError or one of its kind when no node served it, RequestRejected when one refused it.
         """
+        self._prober.note_call()
         try:
             return await self._retrier.run(
                 lambda: self._attempt(call, send),
@@ -110,7 +111,7 @@ class Dispatcher:
         url = lease.node.url
         try:
             async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
-                lease.on_lost = lambda: scope.reschedule(asyncio.get_running_loop().time())
+                lease.on_lost = lambda: _end_now(scope)
                 return await work
         except TimeoutError:
             # A node's 504 is a TimeoutError too.
@@ -150,7 +151,7 @@ class Dispatcher:
                     raise
             try:
                 async with asyncio.timeout(call.deadline.remaining()):
-                    await self._prober.news()
+                    await self._prober.wait_for_probe()
             except TimeoutError:
                 continue
 
@@ -161,6 +162,12 @@ class Dispatcher:
             url not in call.tries.nodes and refusal(node, call.need, now) is None
             for url, node in self._pool.nodes.items()
         )
+
+
+def _end_now(scope: asyncio.Timeout) -> None:
+    """End a timeout scope at once. A scope that is ending already cannot be rescheduled, and need not be."""
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
 
 
 def _verdict(last: NodeError, attempts: int) -> NPUError:

@@ -16,6 +16,7 @@ from backend_client.fleet.pool import Pool
 from backend_client.options import ClientOptions
 from backend_client.resilience.budget import RetryBudget
 from backend_client.resilience.retry import Retrier
+from backend_client.resilience.supervision import supervise
 from backend_client.transport import Transport
 
 
@@ -74,14 +75,15 @@ class Runtime:
             prober.watch(node)
         if self._sources:
             self.pool.complete = False
-            self._follower = asyncio.create_task(self._follow(prober), name="node discovery")
+            self._follower = supervise(lambda: self._follow(prober), "node discovery")
         return running
 
     async def known(self) -> None:
-        """Wait until every node's first probe has ended."""
+        """Wait until every node's first probe has ended, or a new one after a time without calls."""
         running = self.start()
+        running.prober.note_call()
         while self.pool.unknown:
-            await running.prober.news()
+            await running.prober.wait_for_probe()
 
     def add(self, urls: Iterable[str]) -> None:
         """Take nodes in; they get requests once a probe has passed."""
@@ -117,5 +119,5 @@ class Runtime:
         )
         await follower.look()
         self.pool.complete = True
-        prober.tell()
+        prober.notify()
         await follower.follow()

@@ -61,8 +61,14 @@ class HttpTransport:
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
         self._urls: dict[tuple[str, str], URL] = {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=options.connections_per_node),
+        self._session = self._make_session(options, options.connections_per_node)
+        # Probes have connections of their own: a probe that waits for one of 128 busy connections says nothing about
+        # the node.
+        self._probes = self._make_session(options, 0)
+
+    def _make_session(self, options: ClientOptions, connections_per_node: int) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=connections_per_node),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -72,10 +78,11 @@ class HttpTransport:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+        await self._probes.close()
 
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
-        status, _, body = await self._exchange(node, "GET", "/health", None, {}, _SMALL)
+        status, _, body = await self._exchange(self._probes, node, "GET", "/health", None, {}, _SMALL)
         data = wire.parse_json(node, body)
         try:
             return HealthReport.model_validate(data)
@@ -154,16 +161,25 @@ class HttpTransport:
     async def _post(
         self, node: str, path: str, call: WireCall, accept: str, limit: int
     ) -> tuple[Mapping[str, str], bytes]:
-        status, headers, body = await self._exchange(node, "POST", path, call.encoded, call.headers(accept), limit)
+        status, headers, body = await self._exchange(
+            self._session, node, "POST", path, call.encoded, call.headers(accept), limit
+        )
         if status != 200:
             raise self._status_error(node, status, headers, body, call)
         return headers, body
 
     async def _exchange(
-        self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], limit: int
+        self,
+        session: aiohttp.ClientSession,
+        node: str,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        limit: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
-            async with self._session.request(
+            async with session.request(
                 method, self._url(node, path), data=body, headers=headers, allow_redirects=False
             ) as response:
                 return response.status, response.headers, await _read(response, limit)

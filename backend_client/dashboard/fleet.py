@@ -54,7 +54,8 @@ class FleetWatch:
 
     async def look(self) -> None:
         """Ask every node that there is now for its state, all at once."""
-        nodes = self._client.status()
+        # `health` counts as a call: the page shows fresh probes even where nothing else uses the client.
+        nodes = await self._client.health()
         answers = await asyncio.gather(*(self._ask(node.url) for node in nodes))
         for node, (state, trouble) in zip(nodes, answers, strict=True):
             seen = self._note(node)

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from backend_client.client import NPUClient
 from backend_client.dashboard.fleet import FleetWatch, StateUnavailable
 from backend_client.errors import ConfigurationError
+from backend_client.resilience.supervision import supervise
 
 _HOST = "127.0.0.1"
 # As long as the client's own probes wait. A state is some 10 kB; a megabyte is not one.
@@ -71,7 +72,7 @@ async def served(client: NPUClient, api_key: SecretStr | None, port: int = 0) ->
     """
     reader = StateReader(api_key)
     fleet = FleetWatch(client, reader)
-    watcher = asyncio.create_task(fleet.watch(), name="fleet watch")
+    watcher = supervise(fleet.watch, "fleet watch")
     runner = web.AppRunner(_app(fleet), access_log=None)
     await runner.setup()
     try:

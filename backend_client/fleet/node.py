@@ -35,7 +35,8 @@ class Hold:
 class Node:
     """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
 
-    `probe_failures` counts probes that failed since the last good one; `replied_at` is when it last answered a
+    `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
+    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a
     request; `returned_at` is when it came back after an absence, for slow start. `foreign` is the load of other
     clients by model, as of the last report.
     """
@@ -47,6 +48,8 @@ class Node:
     trouble: str | None = None
     probed: bool = False
     probe_failures: int = 0
+    checked_at: float = float("-inf")
+    stale: bool = False
     replied_at: float = float("-inf")
     returned_at: float | None = None
     outstanding: Counter[str] = field(default_factory=Counter)

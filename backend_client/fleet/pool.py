@@ -79,8 +79,8 @@ class Pool:
 
     @property
     def unknown(self) -> bool:
-        """Whether some node's first probe has not ended yet, or some node is not even known."""
-        return not self.complete or any(not node.probed for node in self.nodes.values())
+        """Whether some node's state is not known: it was not probed yet or not lately, or discovery has not ended."""
+        return not self.complete or any(node.stale or not node.probed for node in self.nodes.values())
 
     def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any.
@@ -149,7 +149,7 @@ class Pool:
         first = not node.probed
         back = report.serving and not (node.report is not None and node.report.serving)
         recovered = node.probe_failures > 0
-        node.probed = True
+        self._probed(node)
         node.probe_failures = 0
         node.trouble = None
         if node.report is not None and node.report.status != report.status:
@@ -166,7 +166,7 @@ class Pool:
         """A probe failed. A `silent` one (it timed out) does not count when the node has answered a request since
         `began`.
         """
-        node.probed = True
+        self._probed(node)
         if silent and node.replied_at >= began:
             return
         node.probe_failures += 1
@@ -180,6 +180,11 @@ class Pool:
                 lease.lost = True
                 if lease.on_lost is not None:
                     lease.on_lost()
+
+    def _probed(self, node: Node) -> None:
+        node.probed = True
+        node.stale = False
+        node.checked_at = self.clock()
 
     def _left(self, node: Node, why: str) -> None:
         node.trouble = why

@@ -78,5 +78,16 @@ class HealthReport(_Part):
 
     @property
     def serving(self) -> bool:
-        """Whether the node takes requests."""
-        return self.status in SERVING
+        """Whether the node takes requests: it is not draining, and some model serves.
+
+        `status` says nothing else about usability: while one model loads, the others serve. A node that hides its
+        models (the API key is wrong) is taken at its word, so that its 401 reaches the caller.
+        """
+        if not self.lists_models:
+            return self.status in SERVING
+        return self.status != "draining" and any(model.serving for model in self.models)
+
+    @property
+    def lists_models(self) -> bool:
+        """Whether the report has a list of models; without a valid API key it has none."""
+        return "models" in self.model_fields_set

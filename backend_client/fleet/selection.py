@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from backend_client.fleet.node import Node, Requirement
-from backend_client.fleet.report import ModelReport
+from backend_client.fleet.report import HealthReport, ModelReport
 
 
 class Because(Enum):
@@ -36,6 +36,8 @@ class Refusal:
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
     report = node.report
+    if node.stale:
+        return Refusal(node.url, Because.UNKNOWN, "has not been probed lately")
     if report is None:
         because = Because.DOWN if node.probed else Because.UNKNOWN
         return Refusal(node.url, because, node.trouble or "has not been probed yet")
@@ -43,8 +45,13 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         why = f"left alone for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
         return Refusal(node.url, Because.DOWN, why)
     if not report.serving:
-        return Refusal(node.url, Because.NOT_SERVING, f"is {report.status}")
-    return _model_refusal(node, need, now)
+        return Refusal(node.url, Because.NOT_SERVING, _not_serving(report, need))
+    return _model_refusal(node, need, now) if report.lists_models else None
+
+
+def _not_serving(report: HealthReport, need: Requirement) -> str:
+    states = [f"{model.id} {model.state}" for model in report.models if need.model in {None, model.id}]
+    return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
 
 
 def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:

@@ -99,7 +99,7 @@ class Fleet(RuleBasedStateMachine):
 
     def may_serve(self, url):
         node = self.pool.nodes[url]
-        serving = node.report is not None and node.report.status in {"ready", "degraded"}
+        serving = node.report is not None and node.report.status != "draining"  # its models are always ready here
         hold = node.holds.get((EMBEDDER, None))
         return (
             serving

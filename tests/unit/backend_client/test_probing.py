@@ -1,0 +1,180 @@
+"""Probes: what they decide, how often they run, and that they never end, in virtual time."""
+
+import asyncio
+import logging
+
+import pytest
+
+from backend_client import AuthenticationFailed, ClientOptions, NPUUnavailableError
+from backend_client.fleet.report import HealthReport
+from backend_client.options import ProbeOptions
+from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm
+from tests.unit.backend_client.virtual_time import in_virtual_time
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+def states(status, embedder, writer):
+    body = report(status).model_dump(exclude_unset=True)
+    for model in body["models"]:
+        model["state"] = embedder if model["id"] == EMBEDDER else writer
+    return HealthReport.model_validate(body)
+
+
+@pytest.mark.parametrize("status", ["starting", "degraded", "failed", "ready"])
+@in_virtual_time
+async def test_a_model_that_serves_is_used_whatever_the_node_calls_itself(status):
+    [node] = nodes = fleet(1)
+    node.health = states(status, "ready", "loading")
+    async with client_of(nodes) as client:
+        assert (await client.embed_result("text")).node == node.url
+        with pytest.raises(NPUUnavailableError, match="loading"):
+            await client.generate("prompt", model=WRITER)
+        node.health = states(status, "failed", "ready")
+        await asyncio.sleep(1.2)
+        assert (await client.generate("prompt")).text == "Paris"
+        with pytest.raises(NPUUnavailableError, match="failed"):
+            await client.embed("text")
+
+
+@in_virtual_time
+async def test_a_draining_node_gets_nothing_though_its_models_are_ready():
+    nodes = fleet(2)
+    nodes[0].health = states("draining", "ready", "ready")
+    async with warm(nodes) as client:
+        for _ in range(10):
+            await client.embed("text")
+        assert not nodes[0].requests
+
+
+@in_virtual_time
+async def test_a_node_that_hides_its_models_is_asked_so_that_its_401_is_seen():
+    nodes = fleet(2)
+    for node in nodes:
+        node.health = HealthReport.model_validate({"status": "ready", "version": "2"})
+        node.embed = AuthenticationFailed("wrong key", node=node.url, status=401)
+    async with client_of(nodes) as client:
+        with pytest.raises(AuthenticationFailed):
+            await client.embed("text")
+
+
+@in_virtual_time
+async def test_a_probe_that_meets_a_bug_is_logged_and_goes_on(caplog):
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+
+        async def broken():
+            raise RuntimeError("a bug")
+
+        nodes[0].health = broken
+        with caplog.at_level(logging.ERROR):
+            await asyncio.sleep(5)
+        assert "RuntimeError" in caplog.text
+        assert not client.status()[0].usable
+        nodes[0].revive()
+        for _ in range(100):
+            await client.embed("text")
+            await asyncio.sleep(0.1)
+        assert client.status()[0].usable
+        assert nodes[0].requests
+
+
+@pytest.mark.parametrize("shift", [-2e-10, 0.0, 2e-10])
+@in_virtual_time
+async def test_a_call_that_ends_just_as_its_node_is_lost_does_not_end_the_probes(shift, caplog):
+    """The deadline of a call and the second failed probe of its node fall on the same turn of the event loop."""
+    [node] = nodes = fleet(1)
+    options = ClientOptions(probe=ProbeOptions(jitter=0.0))
+    async with warm(nodes, options=options) as client:
+        await asyncio.sleep(1000.5 - now())
+        node.freeze()
+        # The probes begin at 1001.0 and 1002.0; the second one fails at 1002.8.
+        with pytest.raises(NPUUnavailableError), caplog.at_level(logging.ERROR):
+            await client.embed("text", timeout=1002.8 - now() + shift)
+        assert now() == pytest.approx(1002.8)
+        await asyncio.sleep(0.1)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert not client.status()[0].usable
+
+
+@in_virtual_time
+async def test_idle_clients_probe_rarely():
+    [node] = nodes = fleet(1)
+    clients = [client_of(nodes, seed=seed) for seed in range(40)]
+    for client in clients:
+        await client.embed("text")
+    began = now()
+    await asyncio.sleep(600)
+    late = [time for time in node.probes if time > began + 120]
+    assert len(late) / 480 < 2  # a second, of all 40 together
+    for client in clients:
+        await client.close()
+
+
+@in_virtual_time
+async def test_a_client_in_use_probes_every_second():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        began = now()
+        while now() < began + 60:
+            await client.embed("text")
+            await asyncio.sleep(0.5)
+        assert 50 <= sum(time > began for time in node.probes) <= 70
+
+
+@in_virtual_time
+async def test_the_first_call_after_idling_waits_for_a_fresh_probe():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        await asyncio.sleep(300)
+        nodes[0].freeze()
+        began = now()
+        assert {(await client.embed_result("text")).node for _ in range(10)} == {nodes[1].url}
+        assert now() - began < 0.1
+        assert not nodes[0].requests
+
+
+@in_virtual_time
+async def test_what_was_down_while_the_client_idled_is_probed_before_it_is_given_up():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        node.die()
+        await asyncio.sleep(300)
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text")
+        await asyncio.sleep(300)
+        node.revive()
+        began = now()
+        while True:
+            try:
+                await client.embed("text")
+                break
+            except NPUUnavailableError:
+                await asyncio.sleep(0.05)
+        assert now() - began <= 5.0
+
+
+@in_virtual_time
+async def test_a_blocked_event_loop_is_not_the_silence_of_a_node():
+    nodes = fleet(2)
+    options = ClientOptions(probe=ProbeOptions(retry_interval=0.0))
+    async with warm(nodes, options=options) as client:
+        loop = asyncio.get_running_loop()
+        for _ in range(200):
+            loop.now += 2.0  # the caller's code blocks: longer than a probe may take
+            await asyncio.sleep(0.01)
+            assert all(status.usable for status in client.status())
+
+
+@in_virtual_time
+async def test_a_dead_node_is_found_out_in_a_loop_that_is_always_late():
+    nodes = fleet(1)
+    async with warm(nodes) as client:
+        nodes[0].health = hang
+        loop = asyncio.get_running_loop()
+        for _ in range(100):
+            loop.now += 2.0
+            await asyncio.sleep(0.001)
+        assert not client.status()[0].usable

@@ -1,0 +1,75 @@
+"""Supervised background tasks, in virtual time."""
+
+import asyncio
+import logging
+
+import pytest
+
+from backend_client.resilience.supervision import supervise
+from tests.unit.backend_client.virtual_time import in_virtual_time
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def fails():
+    raise ValueError("the secret prompt")
+
+
+async def returns():
+    pass
+
+
+async def is_cancelled_from_inside():
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+@pytest.mark.parametrize("end", [fails, returns, is_cancelled_from_inside])
+@in_virtual_time
+async def test_a_task_that_ends_is_logged_and_restarted_with_backoff(end, caplog):
+    starts = []
+
+    async def work():
+        starts.append(now())
+        await end()
+
+    with caplog.at_level(logging.ERROR):
+        task = supervise(work, "probe of node 1")
+        await asyncio.sleep(60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    pauses = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    assert pauses[:7] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
+    assert max(pauses) == pytest.approx(5.0)
+    assert len(caplog.records) == len(starts)
+    assert "probe of node 1" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@in_virtual_time
+async def test_a_task_that_ran_for_long_is_restarted_soon():
+    starts = []
+
+    async def work():
+        starts.append(now())
+        await asyncio.sleep(31 if len(starts) > 5 else 0)
+        raise ValueError
+
+    task = supervise(work, "work")
+    await asyncio.sleep(100)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert starts[7] - starts[6] == pytest.approx(31.1)
+
+
+@in_virtual_time
+async def test_cancelling_ends_it_also_during_the_pause():
+    task = supervise(fails, "work")
+    await asyncio.sleep(20)
+    task.cancel()
+    await asyncio.wait([task], timeout=0.01)
+    assert task.cancelled()
