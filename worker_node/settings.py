@@ -175,6 +175,7 @@ class NodeSettings(BaseSettings):
     drain_timeout_s: float = Field(default=25.0, ge=0, le=25.0)
     load_timeout_s: float = Field(default=600.0, gt=0)
     watchdog_s: float = Field(default=30.0, gt=0)
+    run_timeout_s: float = Field(default=180.0, gt=0)
     canary_interval_s: float = Field(default=300.0, gt=0)
     quarantine_s: float = Field(default=300.0, gt=0)
     crash_limit: int = Field(default=3, ge=1)

@@ -7,7 +7,7 @@ import pytest
 
 from worker_node.domain import Device
 from worker_node.engines.generation_continuous import ContinuousRunner
-from worker_node.engines.messages import EngineSpec, Failed, GenerateJob, Step
+from worker_node.engines.messages import EngineSpec, Failed, GenerateJob, NativeCall, Step
 
 pytestmark = pytest.mark.real
 
@@ -29,7 +29,27 @@ def step(runner):
     """What one step brings forth."""
     events = []
     runner.step(events.append, lambda: None)
-    return events
+    return [event for event in events if not isinstance(event, NativeCall)]
+
+
+def test_a_step_announces_its_tokens_and_jobs(runner):
+    events = []
+    runner.submit(GenerateJob(7, np.arange(100, 400, dtype="<i4").tobytes(), 2, FAR, ignore_eos=True))
+    while runner.has_work:
+        runner.step(events.append, lambda: None)
+    calls = [event for event in events if isinstance(event, NativeCall)]
+    # 300 tokens of the prompt in steps of at most 256; then a token a step.
+    assert [(call.stage, call.jobs) for call in calls] == [("step", [7])] * len(calls)
+    assert calls[0].units == 257
+    assert calls[-1].units == 1
+
+
+def test_the_compilation_of_a_grammar_is_announced_for_its_job_alone(runner):
+    events = []
+    runner.submit(GenerateJob(8, np.arange(100, 140, dtype="<i4").tobytes(), 8, FAR, grammar='root ::= "a"'))
+    while runner.has_work:
+        runner.step(events.append, lambda: None)
+    assert events[0] == NativeCall("prepare", 12, [8])
 
 
 def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another(runner):

@@ -1,8 +1,14 @@
 """An engine that misbehaves on demand, for fault tests only. It runs in a real engine process.
 
-Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `log` (a file that records what
-the engine was told). A prompt's first token id picks the fault: CRASH kills the process, HANG stops its loop, and any
-other is echoed token by token.
+Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
+before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
+told). A prompt's first token id picks the fault:
+
+    CRASH   kills the process when the job arrives     HANG     stops its loop
+    POISON  kills it in the job's first step           STALL    never ends, while the loop beats
+    BREAK   kills it while the job is prepared
+
+Any other is echoed token by token.
 """
 
 import os
@@ -12,10 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.engines.messages import Embedded, EmbedJob, EngineStats, Loaded, Step, TokenDelta
+from worker_node.engines.messages import Embedded, EmbedJob, EngineStats, Loaded, NativeCall, Step, TokenDelta
 
 CRASH = 666
+POISON = 667
+BREAK = 668
 HANG = 777
+STALL = 888
 DIMENSIONS = 4
 
 
@@ -23,6 +32,8 @@ class ScriptedRunner:
     def __init__(self, spec):
         self._options = spec.options
         self._running = {}
+        self._fresh = []
+        self._stalled_at = None
 
     has_work = property(lambda self: bool(self._running))
     wake_fd = None
@@ -37,20 +48,35 @@ class ScriptedRunner:
     def submit(self, job):
         tokens = np.frombuffer(job.tokens, "<i4").tolist()
         if tokens[:1] == [CRASH]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         if tokens[:1] == [HANG]:
             time.sleep(3600)
         self._note(f"submit {job.id}")
         self._running[job.id] = (job, tokens)
+        self._fresh.append(job.id)
 
     def cancel(self, job_id):
         self._note(f"cancel {job_id}")
         self._running.pop(job_id, None)
 
     def step(self, emit, poll):
-        time.sleep(self._options.get("step_s", 0))
+        fresh, self._fresh = [job_id for job_id in self._fresh if job_id in self._running], []
+        for job_id in fresh:
+            if self._running[job_id][1][:1] == [BREAK]:
+                emit(NativeCall("prepare", 1, [job_id]))
+                die()
+        if self._options.get("announce") and self._running:
+            emit(NativeCall("prefill" if fresh else "step", len(self._running), list(self._running)))
+        time.sleep(self._options.get("step_s", 0) + (self._options.get("prefill_s", 0) if fresh else 0))
         deltas = []
         for job_id, (job, tokens) in list(self._running.items()):
+            if tokens[:1] == [POISON]:
+                self._note(f"die with {len(self._running)}")
+                die()
+            if tokens[:1] == [STALL]:
+                self._stalled_at = self._stalled_at or time.monotonic()
+                time.sleep(0.01)
+                continue
             if isinstance(job, EmbedJob):
                 del self._running[job_id]
                 vectors = np.full((len(job.lengths), DIMENSIONS), 0.5, "<f4")
@@ -66,7 +92,8 @@ class ScriptedRunner:
             emit(Step(deltas))
 
     def stats(self):
-        return EngineStats(running=len(self._running))
+        oldest = None if self._stalled_at is None else (1, time.monotonic() - self._stalled_at)
+        return EngineStats(running=len(self._running), oldest_run=oldest)
 
     def close(self):
         self._note("close")
@@ -75,3 +102,7 @@ class ScriptedRunner:
         if path := self._options.get("log"):
             with Path(path).open("a") as log:
                 log.write(line + "\n")
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -40,7 +40,8 @@ class Runner(Protocol):
     """A pipeline and the queue before it, inside an engine process.
 
     The loop calls `submit` and `cancel` as commands arrive and `step` while `has_work`; nothing is called from two
-    threads. A runner that works in native threads meanwhile makes `wake_fd` readable when something has finished.
+    threads. Before a native call that blocks the loop a runner emits a `NativeCall`. One that works in native threads
+    meanwhile makes `wake_fd` readable when something has finished, and reports its oldest run in `stats`.
     """
 
     @property

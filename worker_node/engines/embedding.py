@@ -50,6 +50,7 @@ class _Slot:
     request: ov.InferRequest
     batch: list[Waiting] = field(default_factory=list)
     tokens: int = 0
+    started: float = 0.0
 
 
 class EmbeddingRunner:
@@ -69,6 +70,7 @@ class EmbeddingRunner:
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
+        self._last_run: tuple[int, float] | None = None
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the descriptor
         # wakes the engine's loop.
         self._finished: deque[_Slot] = deque()
@@ -83,7 +85,14 @@ class EmbeddingRunner:
         return self._wake
 
     def stats(self) -> EngineStats:
-        return self._jobs.stats()
+        now = time.monotonic()
+        active = [slot for slot in (*self._slots, self._lone) if slot is not None and slot.batch]
+        oldest = min(active, key=lambda slot: slot.started, default=None)
+        return msgspec.structs.replace(
+            self._jobs.stats(),
+            oldest_run=None if oldest is None else (oldest.tokens, now - oldest.started),
+            last_run=self._last_run,
+        )
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -148,6 +157,7 @@ class EmbeddingRunner:
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
         slot.request.set_tensor("input_ids", ov.Tensor(ids))
         slot.request.set_tensor("attention_mask", ov.Tensor(mask))
+        slot.started = time.monotonic()
         slot.request.start_async()
 
     def _collect(self, emit: Outbox) -> None:
@@ -158,6 +168,7 @@ class EmbeddingRunner:
         while self._finished:
             slot = self._finished.popleft()
             slot.request.wait()
+            self._last_run = (slot.tokens, time.monotonic() - slot.started)
             output = slot.request.get_tensor("embedding").data
             for event in self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic()):
                 emit(event)

@@ -17,7 +17,7 @@ import openvino as ov
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded, NativeCall
 from worker_node.scheduling.texts import BatchLimits
 
 
@@ -89,6 +89,7 @@ class StaticEmbeddingRunner:
         shape = (self._options.batch, length)
         ids, mask = self._jobs.padded(batch, shape)
         request = self._requests[length]
+        emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
         self._meter.begin()
         try:
             request.infer({"input_ids": ids, "attention_mask": mask})

@@ -31,6 +31,7 @@ from worker_node.engines.messages import (
     GenerateJob,
     Job,
     Loaded,
+    NativeCall,
     Step,
     TokenDelta,
 )
@@ -148,6 +149,8 @@ class ContinuousRunner:
             pick = self._queue.next(batch=batch < self._batch_limit)
             if pick is None:
                 return
+            if pick.job.grammar is not None:
+                emit(NativeCall("prepare", len(pick.job.grammar), [pick.job.id]))  # GenAI compiles it now
             failure = self._add(pick, now)
             if failure is None:
                 ahead.append(pick.job.prompt_tokens)
@@ -212,6 +215,8 @@ class ContinuousRunner:
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
         self._hand_over(now, emit)
         if self._pipeline.has_non_finished_requests():
+            if self._running:
+                emit(NativeCall("step", self._step_tokens(), list(self._running)))
             self._pipeline.step()
             self._steps += 1
             self._stepped += len(self._running)
@@ -222,6 +227,13 @@ class ContinuousRunner:
                 emit(failure)
         if deltas:
             emit(Step(deltas))
+
+    def _step_tokens(self) -> int:
+        """How many tokens the next step computes, at most."""
+        prompts = sum(running.job.prompt_tokens for running in self._running.values() if not running.started)
+        if self._options.dynamic_split_fuse:
+            prompts = min(prompts, self._options.max_num_batched_tokens)
+        return prompts + len(self._running)
 
     def _read(self, job_id: int, running: _Running, deltas: list[TokenDelta]) -> Event | None:
         handle = running.handle

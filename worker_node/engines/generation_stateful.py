@@ -27,6 +27,7 @@ from worker_node.engines.messages import (
     GenerateJob,
     Job,
     Loaded,
+    NativeCall,
     Step,
     TokenDelta,
 )
@@ -152,6 +153,7 @@ class StatefulRunner:
         streamer = TokenStreamer(on_tokens)
         ids = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
+        emit(NativeCall("prefill", ids.shape[1], [job.id]))
         self._meter.begin()
         try:
             result = self._pipeline.generate(inputs, generation_config(job, self._defaults), streamer)

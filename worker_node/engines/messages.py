@@ -107,6 +107,18 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", array_like=True):
     message: str
 
 
+class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True):
+    """The engine enters a native call for `jobs` and is silent until it returns: its next event says that it has.
+
+    `stage` is what is called: prepare (nothing of the job has run on the device), prefill, step, run. `units` is the
+    call's size in tokens, or in characters of a grammar.
+    """
+
+    stage: str
+    units: int
+    jobs: list[int]
+
+
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
     natural logarithms, one a token.
@@ -160,7 +172,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """How busy an engine is. `waiting` and `running` count jobs, or texts for embeddings.
 
     `runs` and `rows` are cumulative: their quotient is the mean batch. `kv_cache_usage` is a share of 1, None where
-    there is no paged cache.
+    there is no paged cache. `oldest_run` is the oldest run that the device works on while the engine's loop turns, and
+    `last_run` the one that ended last: tokens, padding included, and seconds.
     """
 
     waiting: int = 0
@@ -168,6 +181,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     runs: int = 0
     rows: int = 0
     kv_cache_usage: float | None = None
+    oldest_run: tuple[int, float] | None = None
+    last_run: tuple[int, float] | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
@@ -176,4 +191,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     stats: EngineStats
 
 
-Event = Loaded | LoadFailed | Broken | Step | Embedded | Failed | Heartbeat
+Event = Loaded | LoadFailed | Broken | NativeCall | Step | Embedded | Failed | Heartbeat

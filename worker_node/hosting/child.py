@@ -18,7 +18,7 @@ import sys
 import time
 
 from worker_node.engines.base import DeviceBroken, Runner
-from worker_node.engines.messages import Broken, Cancel, EngineSpec, Heartbeat, LoadFailed, Shutdown
+from worker_node.engines.messages import Broken, Cancel, EngineSpec, Event, Heartbeat, LoadFailed, NativeCall, Shutdown
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
 
 HEARTBEAT_S = 1.0
@@ -59,6 +59,7 @@ class Loop:
         self._channel = channel
         self._runner = runner
         self._beat_at = 0.0
+        self._announced = False
 
     def run(self) -> None:
         """Serve until the edge process goes away (EdgeGone)."""
@@ -69,8 +70,14 @@ class Loop:
             if not self._runner.has_work:
                 select.select(waiting_for, [], [], HEARTBEAT_S)
             self.poll()
-            self._runner.step(self._channel.send, self.poll)
+            self._runner.step(self._emit, self.poll)
+            if self._announced:
+                self._beat_at = 0.0  # the call has returned and nothing came of it that would tell so
             self.beat()
+
+    def _emit(self, event: Event) -> None:
+        self._announced = isinstance(event, NativeCall)
+        self._channel.send(event)
 
     def poll(self) -> None:
         """Hand over every command that has arrived, without waiting; also called by a runner between tokens."""
@@ -93,7 +100,7 @@ class Loop:
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_S
-            self._channel.send(Heartbeat(self._runner.stats()))
+            self._emit(Heartbeat(self._runner.stats()))
 
 
 def main(fd: int, parent_pid: int) -> int:

@@ -16,8 +16,9 @@ from enum import Enum, auto
 
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import EngineSpec, Loaded
-from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
 from worker_node.hosting.link import EngineLink, LoadRefused
+from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,12 @@ class CanaryFailed(Exception):
     """The engine runs, but what it answers is wrong."""
 
 
+class _CanaryUnanswered(Exception):
+    """An idle engine did not answer the known question: it hangs."""
+
+
 class End(Enum):
-    """How a life ended: by a crash, a hang or a limit; by wrong answers; by a load that the engine refused; by idleness."""
+    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; by idleness."""
 
     CRASHED = auto()
     WRONG = auto()
@@ -46,7 +51,7 @@ class HostingLimits:
     """
 
     load_timeout_s: float = 600.0
-    watchdog_s: float = 30.0
+    liveness: LivenessLimits = field(default_factory=LivenessLimits)
     stop_timeout_s: float = 5.0
     canary_interval_s: float = 300.0
     idle_unload_s: float | None = None
@@ -87,6 +92,9 @@ class EngineLife:
         except CanaryFailed as error:
             link.kill(f"canary failed: {error}")
             return End.WRONG, await link.wait_closed()
+        except _CanaryUnanswered as error:
+            link.kill(f"canary not answered: {error}")
+            return End.CRASHED, await link.wait_closed()
         finally:
             watchdog.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -122,19 +130,25 @@ class EngineLife:
                 examined = time.monotonic()
 
     async def _examine_again(self, link: EngineLink, loaded: Loaded) -> None:
-        used_at = link.used_at
+        used_at, accepted = link.used_at, link.accepted
         try:
             await self._examine(loaded)
-        except NodeError as error:
-            # Requests came in between and took its time, or the process died, which is seen by its closing.
+        except EngineUnavailable:
+            return  # the process died, which is seen by its closing
+        except (DeadlineExceeded, Overloaded) as error:
+            # Behind requests that came in between it may have had no turn; those are watched by themselves.
+            if isinstance(error, DeadlineExceeded) and link.accepted - accepted <= 1:
+                raise _CanaryUnanswered(error.message) from error
             log.info("canary of %s on %s put off: %s", self._spec.model_id, self._spec.device, error.message)
+        except NodeError as error:
+            raise _CanaryUnanswered(f"the known question was refused: {error.message}") from error
         if not link.in_flight:
             link.used_at = used_at  # the canary's own questions are no use of the engine
 
     async def _watch(self, link: EngineLink) -> None:
         while True:
-            silent = time.monotonic() - link.last_heard
-            if silent >= self._limits.watchdog_s:
-                link.kill(f"hung: no heartbeat for {silent:.0f} s")
+            reason, pause = link.liveness.look(time.monotonic())
+            if reason is not None:
+                link.kill(reason)
                 return
-            await asyncio.sleep(min(1.0, self._limits.watchdog_s - silent))
+            await asyncio.sleep(pause)

@@ -28,12 +28,14 @@ from worker_node.engines.messages import (
     Heartbeat,
     Loaded,
     LoadFailed,
+    NativeCall,
     Shutdown,
     Step,
     TokenDelta,
 )
 from worker_node.environment import native_environment
 from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.hosting.liveness import Liveness
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
 _ERRORS: dict[str, type[NodeError]] = {
@@ -60,8 +62,9 @@ class JobSink(Protocol):
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, liveness: Liveness) -> None:
         self._spec = spec
+        self.liveness = liveness
         self._buffer = FrameBuffer()
         self._jobs: dict[int, JobSink] = {}
         self._transport: asyncio.Transport | None = None
@@ -69,14 +72,15 @@ class EngineLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
-        self.last_heard = self.used_at = time.monotonic()
+        self.used_at = time.monotonic()
+        self.accepted = 0
         self._kill_reason: str | None = None
         self.stats = EngineStats()
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec) -> EngineLink:
+    async def spawn(cls, spec: EngineSpec, liveness: Liveness) -> EngineLink:
         """Start the engine process and send it its specification; `loaded` resolves when the pipeline is up."""
-        link = cls(spec)
+        link = cls(spec, liveness)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -128,6 +132,7 @@ class EngineLink(asyncio.Protocol):
             raise self._unavailable("the engine process has ended")
         if sink is not None:
             self.used_at = time.monotonic()
+            self.accepted += 1
             self._jobs[command.id] = sink  # type: ignore[union-attr]
         self._write(encode(command))
 
@@ -180,10 +185,12 @@ class EngineLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self.last_heard = time.monotonic()
+        now = time.monotonic()
         try:
             for body in self._buffer.feed(data):
-                self._dispatch(decode_event(body))
+                event = decode_event(body)
+                self.liveness.heard(now)
+                self._dispatch(event)
         except CorruptFrame as error:
             self.kill(f"sent a corrupt frame ({error})")
 
@@ -220,6 +227,9 @@ class EngineLink(asyncio.Protocol):
                 self.kill(event.message)
             case Heartbeat():
                 self.stats = event.stats
+                self.liveness.beat(event.stats.oldest_run, event.stats.last_run)
+            case NativeCall():
+                self.liveness.called(event.stage, event.units, time.monotonic())
 
     def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
         # A job that was given up meanwhile has no sink any more: its results have nowhere to go.

@@ -1,6 +1,6 @@
 """Keeps one engine alive over many lives of its process, and is the `Engine` that the node calls.
 
-Death is seen by the closing of the socket, a hang by the watchdog on the engine's heartbeats. After either, the engine
+Death is seen by the closing of the socket, a hang by `liveness.py`. After either, the engine
 is started again as `restart.py` decides. It is `ready` only after its canary has passed; one that fails, then or later,
 quarantines the engine at once.
 """
@@ -32,6 +32,7 @@ from worker_node.engines.messages import (
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.life import Canary, End, EngineLife, HostingLimits
 from worker_node.hosting.link import EngineLink
+from worker_node.hosting.liveness import CallTimes, Liveness
 from worker_node.hosting.restart import RestartPolicy, Verdict
 from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
 
@@ -61,6 +62,7 @@ class SupervisedEngine:
         self._canary = canary
         self._limits = limits
         self._policy = RestartPolicy(limits.restart)
+        self._times = CallTimes()
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
@@ -194,7 +196,8 @@ class SupervisedEngine:
         self._set(EngineState.STARTING, "starting again after: " + reason)
 
     async def _live(self) -> tuple[End, str]:
-        link = self._link = await EngineLink.spawn(self.spec)
+        liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
+        link = self._link = await EngineLink.spawn(self.spec, liveness)
         try:
             end, reason = await self._life.run(link)
             if end is End.IDLE:

@@ -14,6 +14,7 @@ from worker_node.domain import Device, ModelKind
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
@@ -161,7 +162,7 @@ def _placement(
     )
     hosting = HostingLimits(
         load_timeout_s=settings.load_timeout_s,
-        watchdog_s=settings.watchdog_s,
+        liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
         canary_interval_s=settings.canary_interval_s,
         idle_unload_s=wanted.idle_unload_s,
         restart=RestartLimits(

@@ -22,6 +22,7 @@ from worker_node.engines.messages import EngineSpec, GenerateJob
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.link import EngineLink
+from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 
@@ -40,7 +41,7 @@ def spec(**options):
 
 @asynccontextmanager
 async def running(canary=no_canary, limits=None, **options):
-    limits = limits or HostingLimits(watchdog_s=20.0, restart=QUICK)
+    limits = limits or HostingLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     engine = SupervisedEngine(spec(**options), canary, limits)
     engine.start()
     try:
@@ -104,7 +105,7 @@ async def test_three_crashes_quarantine_with_the_reason():
 
 
 async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
-    limits = HostingLimits(watchdog_s=2.5, restart=QUICK)
+    limits = HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK)
     async with running(limits=limits) as engine:
         before = await until(engine, EngineState.READY)
         # The job has no deadline of its own, so that only the watchdog can end it. When it does is measured with a
@@ -145,10 +146,10 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
     spawn = EngineLink.spawn
     failures = iter([OSError(errno.EAGAIN, "no process to be had")])
 
-    async def scarce(wanted):
+    async def scarce(*wanted):
         if error := next(failures, None):
             raise error
-        return await spawn(wanted)
+        return await spawn(*wanted)
 
     monkeypatch.setattr(EngineLink, "spawn", scarce)
     async with running() as engine:

@@ -12,6 +12,7 @@ from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.server import Profile, configured_models, running_node
 from worker_node.settings import ModelSettings, NodeSettings
@@ -24,7 +25,7 @@ def scripted_models(machine):
     """The configured model, whose engine does what the tests of engine faults have it do."""
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
-    engine = SupervisedEngine(spec, no_canary, HostingLimits(watchdog_s=2.5, restart=QUICK))
+    engine = SupervisedEngine(spec, no_canary, HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK))
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 
 

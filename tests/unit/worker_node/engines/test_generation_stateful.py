@@ -10,7 +10,7 @@ from worker_node.domain import Device, ModelKind
 from worker_node.engines import generation_stateful
 from worker_node.engines.base import DeviceBroken
 from worker_node.engines.generation_stateful import StatefulRunner
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Step
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, NativeCall, Step
 
 FAR = 1e12
 REASON = genai.GenerationFinishReason
@@ -63,7 +63,7 @@ class Rig:
             EngineSpec("m", ModelKind.GENERATION, "/m", Device.NPU, "generation_stateful", options, emulated=True)
         )
         self.runner.load()
-        self.events = []
+        self.events, self.calls = [], []
         self.arrivals = {}
         self.tokens = 0
 
@@ -74,7 +74,10 @@ class Rig:
 
     def run(self):
         while self.runner.has_work:
-            self.runner.step(self.events.append, self.poll)
+            self.runner.step(self.emit, self.poll)
+
+    def emit(self, event):
+        (self.calls if isinstance(event, NativeCall) else self.events).append(event)
 
     def answer(self, job_id):
         deltas = [d for event in self.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
@@ -88,6 +91,14 @@ class Rig:
 def rig(monkeypatch):
     monkeypatch.setattr(generation_stateful.genai, "LLMPipeline", Pipeline)
     return Rig()
+
+
+def test_each_prefill_is_announced_with_its_size_and_its_job(rig):
+    rig.runner.submit(job(1, length=30))
+    rig.runner.submit(job(2, length=5))
+    rig.runner.submit(job(3, length=65))
+    rig.run()
+    assert rig.calls == [NativeCall("prefill", 30, [1]), NativeCall("prefill", 5, [2])]
 
 
 def job(job_id, first=100, length=3, deadline=FAR, max_new_tokens=1000, **more):

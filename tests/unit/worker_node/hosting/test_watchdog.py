@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from worker_node.engines.messages import EngineStats, Loaded
 from worker_node.hosting import life
 from worker_node.hosting.life import End, EngineLife, HostingLimits
+from worker_node.hosting.liveness import CallTimes, Liveness, LivenessLimits
 
 SPEC = SimpleNamespace(model_id="m", device="CPU")
 
@@ -45,9 +46,10 @@ class Link:
     in_flight = 1
     stats = EngineStats()
 
-    def __init__(self, loop):
+    def __init__(self, loop, limits):
         self._loop = loop
-        self.last_heard = self.used_at = loop.time()
+        self.used_at = loop.time()
+        self.liveness = Liveness(limits, CallTimes(), loop.time())
         self.loaded = loop.create_future()
         self.loaded.set_result(Loaded(0.0, "scripted", "0"))
         self._closed = loop.create_future()
@@ -57,7 +59,7 @@ class Link:
         self._loop.call_at(when, self._hear)
 
     def _hear(self):
-        self.last_heard = self._loop.time()
+        self.liveness.heard(self._loop.time())
 
     def kill(self, reason):
         self.killed_at = self._loop.time()
@@ -74,7 +76,7 @@ async def _nothing(_loaded):
 async def _live(limits, pauses):
     """Live until the watchdog's end, hearing the engine after each of the pauses; return link, last word, outcome."""
     loop = asyncio.get_running_loop()
-    link = Link(loop)
+    link = Link(loop, limits.liveness)
     when = loop.time()
     for pause in pauses:
         when += pause
@@ -93,7 +95,7 @@ def _time_of_the_loop(monkeypatch):
     pauses=st.lists(st.floats(0.01, 0.95), max_size=20),
 )
 def test_an_engine_is_killed_when_it_was_silent_for_the_watchdogs_time_and_not_before(watchdog_s, pauses):
-    limits = HostingLimits(watchdog_s=watchdog_s)
+    limits = HostingLimits(liveness=LivenessLimits(watchdog_s))
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         link, last_heard, outcome = runner.run(_live(limits, [pause * watchdog_s for pause in pauses]))
     # Exactly then: the watchdog's next look is never later than the moment at which the time is up.

@@ -1,0 +1,74 @@
+"""Hangs that look like life, and life that looks like a hang: scripted engines in real processes."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.faults.hosting.test_engine_faults import QUICK, collect, running, until
+from tests.support.scripted_runner import STALL
+from worker_node.engines.base import EngineState
+from worker_node.errors import EngineUnavailable
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
+
+
+async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():
+    limits = HostingLimits(liveness=LivenessLimits(watchdog_s=1.2), restart=QUICK)
+    async with running(limits=limits, announce=True, prefill_s=2.5) as engine:
+        first = await until(engine, EngineState.READY)
+        assert await collect(engine, 1, 2) == [1, 2]
+        assert engine.status.pid == first.pid
+
+
+async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
+    limits = HostingLimits(liveness=LivenessLimits(watchdog_s=1.5, run_timeout_s=1.5), restart=QUICK)
+    async with running(limits=limits) as engine:
+        await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineUnavailable, match="a run of 1 tokens has not ended"):
+                await collect(engine, STALL)
+        await until(engine, EngineState.READY)
+        assert await collect(engine, 1, 2) == [1, 2]
+
+
+async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
+    examined = []
+
+    async def canary(engine):
+        examined.append(engine.status.pid)
+        hangs = len(examined) == 2
+        await collect(engine, *([STALL] if hangs else [1]), deadline=time.monotonic() + (0.1 if hangs else 60))
+
+    limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
+    async with running(canary=canary, limits=limits) as engine:
+        first = await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            while not engine.status.restarts:
+                await asyncio.sleep(0.01)
+        assert "canary not answered" in engine.status.reason
+        assert engine.status.wrong == 0, "it gave no wrong answer"
+        assert (await until(engine, EngineState.READY)).pid != first.pid
+
+
+async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
+    examined, request = [], []
+
+    async def canary(engine):
+        examined.append(engine.status.pid)
+        if len(examined) == 2:
+            # Requests came in when it was about to begin, and take their time; it is not answered in its own.
+            request.append(asyncio.create_task(collect(engine, *range(1, 60))))
+            await asyncio.sleep(0)
+            await collect(engine, STALL, deadline=time.monotonic() + 0.1)
+
+    limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
+    async with running(canary=canary, limits=limits, step_s=0.01) as engine:
+        first = await until(engine, EngineState.READY)
+        async with asyncio.timeout(30):
+            while not request:
+                await asyncio.sleep(0.01)
+            assert len(await request[0]) == 59
+            while len(examined) < 3:
+                await asyncio.sleep(0.01)
+        assert (engine.status.pid, engine.status.restarts) == (first.pid, 0)

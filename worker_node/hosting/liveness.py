@@ -1,0 +1,131 @@
+"""Whether an engine process still makes progress: pure, the clock is the caller's.
+
+An engine proves that it lives by its events. Before a native call it announces the call's size and is then silent until
+the call returns, so it is given the time that calls of that size are known to take. Runs that proceed behind a beating
+loop are judged by the age that the heartbeat reports for the oldest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# A call may take this many times as long as the slowest known one of its size: other load on the machine slows it down.
+_MARGIN = 4.0
+# A slow call is remembered, but not for ever: each faster call of its size takes this much off.
+_FADE = 0.95
+# A look that comes later than this finds events unread, since the edge process itself did not run.
+_LATE_S = 0.5
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class CallTimes:
+    """The time of native calls, learned from those that returned, by kind and by size in powers of two."""
+
+    _slowest: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def learn(self, stage: str, units: int, seconds: float) -> None:
+        """A call of `units` took `seconds`."""
+        known = self._slowest.setdefault(stage, {})
+        size = units.bit_length()
+        known[size] = max(seconds, known.get(size, 0.0) * _FADE)
+
+    def expected(self, stage: str, units: int) -> float | None:
+        """Seconds that a call of `units` may be expected to take at most; None when none of its kind returned yet.
+
+        From smaller calls it is extrapolated quadratically, as attention grows.
+        """
+        known = self._slowest.get(stage, {})
+        size = units.bit_length()
+        larger = [known[other] for other in known if other >= size]
+        if larger:
+            return known.get(size, min(larger))
+        return max((seconds * 4.0 ** (size - other) for other, seconds in known.items()), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    """Seconds: the silence that is allowed outside of announced calls, and the longest that a call or run may take."""
+
+    watchdog_s: float = 30.0
+    run_timeout_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    stage: str
+    units: int
+    since: float
+
+
+@dataclass(slots=True)
+class Liveness:
+    """Judges one life of an engine process, which begins at `now`."""
+
+    limits: LivenessLimits
+    times: CallTimes
+    now: float
+    _heard: float = field(init=False)
+    _due: float = field(init=False)
+    _call: _Call | None = None
+    _run: tuple[int, float] | None = None
+    _excused: bool = False
+
+    def __post_init__(self) -> None:
+        self._heard = self._due = self.now
+
+    def heard(self, now: float) -> None:
+        """The engine sent an event: a call that it had announced has returned."""
+        self._heard = now
+        if self._call is not None:
+            self.times.learn(self._call.stage, self._call.units, max(0.0, now - self._call.since))
+            self._call = None
+
+    def called(self, stage: str, units: int, now: float) -> None:
+        """The engine enters a native call of `units` and is silent until it returns."""
+        self._call = _Call(stage, units, now)
+
+    def beat(self, oldest: tuple[int, float] | None, last: tuple[int, float] | None) -> None:
+        """A heartbeat reported the oldest active run and the last finished one, each as (units, seconds)."""
+        self._run = oldest
+        if last is not None:
+            self.times.learn("run", *last)
+
+    def allowed(self, stage: str, units: int) -> float:
+        """Seconds that a call or run of this size may take; the longest time while none like it has returned."""
+        longest = max(self.limits.watchdog_s, self.limits.run_timeout_s)
+        expected = self.times.expected(stage, units)
+        return longest if expected is None else min(longest, max(self.limits.watchdog_s, _MARGIN * expected))
+
+    def look(self, now: float) -> tuple[str | None, float]:
+        """Return why the engine counts as hung (None: it does not), and in how many seconds to look again.
+
+        After a look that came late (the node was stopped, or its loop was held up) the engine is given until the next
+        one: what it sent meanwhile has not been read.
+        """
+        late = now - self._due > _LATE_S
+        reason, left = self._judge(now)
+        if reason is not None and late and not self._excused:
+            reason, left = None, _LOOK_S
+            self._excused = True
+        else:
+            self._excused = False
+        pause = min(_LOOK_S, left)
+        self._due = now + pause
+        return reason, pause
+
+    def _judge(self, now: float) -> tuple[str | None, float]:
+        if self._run is not None:
+            units, age = self._run
+            allowed = self.allowed("run", units)
+            if age >= allowed:
+                return f"hung: a run of {units} tokens has not ended within {allowed:.0f} s", 0.0
+        call = self._call
+        if call is None:
+            left = self._heard + self.limits.watchdog_s - now
+            return (f"hung: no heartbeat for {now - self._heard:.0f} s" if left <= 0 else None), left
+        allowed = self.allowed(call.stage, call.units)
+        left = call.since + allowed - now
+        if left <= 0:
+            return f"hung: {call.stage} of {call.units} tokens did not return within {allowed:.0f} s", left
+        return None, left
