@@ -50,7 +50,7 @@ class NPUClient(Calls):
         self._pool.add(urls)
         runtime = Runtime(
             self._pool,
-            Bindings(self._pool.nodes, spaces or {}),
+            Bindings(self._pool, spaces or {}),
             transport or (lambda: HttpTransport(key, options)),
             options,
             rng,

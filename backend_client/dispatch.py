@@ -143,12 +143,13 @@ class Dispatcher:
         while True:
             if call.deadline.remaining() <= 0:
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
-            call.need = self._bindings.complete(call.need)
-            try:
-                return self._pool.acquire(call.need, call.tries.nodes)
-            except (NPUUnavailableError, RequestRejected):
-                if not self._pool.unknown:
-                    raise
+            if not self._bindings.undecided(call.need):
+                call.need = self._bindings.complete(call.need)
+                try:
+                    return self._pool.acquire(call.need, call.tries.nodes)
+                except (NPUUnavailableError, RequestRejected):
+                    if not self._pool.unknown:
+                        raise
             try:
                 async with asyncio.timeout(call.deadline.remaining()):
                     await self._prober.wait_for_probe()

@@ -247,10 +247,13 @@ class NodeError(NPUError):
     """One attempt on one node failed. Another attempt may succeed.
 
     `sent` is False only when it is certain that the node never saw the request; `what` is the message without the node.
+    `misrouted` is True when the node can never serve this request; it is not asked for that model again, so sending the
+    request elsewhere cannot multiply load.
     """
 
     harm: ClassVar[Harm] = Harm.NONE
     sent: ClassVar[bool] = True
+    misrouted: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -318,6 +321,10 @@ class NodeNotServing(NodeError):
 class ModelMissing(NodeError):
     """This node does not know the model."""
 
+    misrouted = True
+
 
 class SpaceChanged(NodeError):
     """The node answered in another vector space than the one the call is bound to."""
+
+    misrouted = True

@@ -77,7 +77,13 @@ class FleetBackend:
             reply = await running.transport.embed(lease.node.url, encode(call))
             model = reply.route.model or lease.model
             self._learn(lease, model)
-            self.runtime.bindings.check(lease.node.url, model, reply.space)
+            self.runtime.bindings.check(
+                lease.node.url,
+                requested=call.need.model or model,
+                answered=model,
+                space=reply.space,
+                dimensions=reply.vectors.shape[1],
+            )
             return reply
 
         served = await running.dispatcher.run(call, send)

@@ -1,4 +1,4 @@
-"""What earlier answers bind later calls to: the default model, and the vector space of each model."""
+"""What earlier calls bind later ones to: the default model, and the vector space of each name of a model."""
 
 from __future__ import annotations
 
@@ -6,33 +6,51 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from backend_client.errors import SpaceChanged
-from backend_client.fleet.node import Node, Requirement
+from backend_client.errors import BadReply, ConfigurationError, SpaceChanged
+from backend_client.fleet.node import Requirement, plain_name
+from backend_client.fleet.pool import Pool
 from backend_client.fleet.report import ModelReport
 
 _REMEMBERED = 256
 
 
 class Bindings:
-    """Made once, kept for the client's life: vectors of two calls are compared with each other by the caller.
+    """Made once, kept for the client's life: the caller compares the vectors of all its calls.
 
-    `spaces` are bindings given in advance, for callers that keep vectors longer than that.
+    A space is bound to the name that callers use, be it an id or an alias: which model a node takes that name for is
+    what may change. `spaces` are bindings given in advance; they hold for the name in a request and for the model that
+    answers it.
     """
 
-    def __init__(self, nodes: Mapping[str, Node], spaces: Mapping[str, str]) -> None:
-        self._nodes = nodes
-        self._spaces = dict(spaces)
-        # Who binds one embedding model in advance means that one by "the" embedding model.
+    def __init__(self, pool: Pool, spaces: Mapping[str, str]) -> None:
+        self._pool = pool
+        self._declared = {plain_name(name): space for name, space in spaces.items()}
+        self._spaces = dict(self._declared)
+        self._dimensions: dict[str, int] = {}
         self._complete: dict[Requirement, Requirement] = {}
+        # A single binding given in advance names the default embedding model.
         self._defaults: dict[str, str] = {"embedding": next(iter(spaces))} if len(spaces) == 1 else {}
 
     @property
     def spaces(self) -> Mapping[str, str]:
-        """The vector space of each model that is bound."""
+        """The vector space of each name that is bound, in lower case."""
         return self._spaces
 
+    def undecided(self, need: Requirement) -> bool:
+        """Whether the requirement needs a decision that must wait until every node's first probe has ended.
+
+        Otherwise the node that answers its probe first would decide, and two processes could decide differently.
+        """
+        if not self._pool.unknown:
+            return False
+        model = need.model or self._defaults.get(need.kind)
+        return model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces)
+
     def complete(self, need: Requirement) -> Requirement:
-        """The requirement with the default model and its space filled in, as far as they are known."""
+        """The requirement with the default model and its space filled in, as far as they are known.
+
+        Raises ConfigurationError when no model is named and the fleet has several.
+        """
         known = self._complete.get(need)
         if known is not None:
             return known
@@ -40,32 +58,44 @@ class Bindings:
         space = self.space(model) if need.kind == "embedding" and model is not None else None
         completed = replace(need, model=model, space=space)
         if model is not None and (space is not None or need.kind != "embedding"):
-            # What is bound stays bound. The bound on their number is for callers who make up names.
+            # What is bound stays bound. The limit is for callers who make up names.
             if len(self._complete) >= _REMEMBERED:
                 self._complete.clear()
             self._complete[need] = completed
         return completed
 
     def default_model(self, kind: str) -> str | None:
-        """The first model of that kind on the first node that is known; from then on always the same."""
+        """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.
+
+        Raises ConfigurationError when there are several: which of them is meant must not depend on the nodes that
+        happen to answer first.
+        """
         default = self._defaults.get(kind)
-        if default is None:
-            reports = (node.report for node in self._nodes.values() if node.report is not None)
-            default = next((model.id for report in reports for model in report.models if model.kind == kind), None)
-            if default is not None:
-                self._defaults[kind] = default
+        if default is None and not self._pool.unknown:
+            names = sorted({model.id for model in self._all_reports() if model.kind == kind})
+            if len(names) > 1:
+                raise ConfigurationError(
+                    f"the fleet has {len(names)} {kind} models, and the call names none: "
+                    f"give model= one of {', '.join(names)}"
+                )
+            if names:
+                default = self._defaults[kind] = names[0]
         return default
 
-    def space(self, model: str) -> str | None:
-        """The space that answers of this model (an id or an alias) must be in; None while no node has told one.
+    def space(self, name: str) -> str | None:
+        """The space that answers to requests for `name` (an id or an alias) must be in; None while none is known.
 
-        A model is bound when it is first asked for: to the space that most nodes report, the first of them on a tie.
+        A name is bound when it is first requested: to the space that most nodes report for it. For a model whose space
+        was declared that one counts, not what its node reports.
         """
-        bound = self._spaces.get(model)
+        key = plain_name(name)
+        bound = self._spaces.get(key)
         if bound is None:
-            reported = Counter(report.space for report in self._reports(model) if report.space is not None)
-            if reported:
-                bound = self._spaces[model] = reported.most_common(1)[0][0]
+            reported = (self._declared.get(plain_name(model.id), model.space) for model in self._reports(name))
+            counts = Counter(space for space in reported if space is not None)
+            if counts:
+                # On a tie not the first node: every process must choose the same.
+                bound = self._spaces[key] = min(counts, key=lambda space: (-counts[space], space))
         return bound
 
     def known_space(self, model: str | None) -> tuple[str | None, int | None]:
@@ -74,16 +104,35 @@ class Bindings:
         if name is None:
             return None, None
         space = self.space(name)
-        dimensions = (report.dimensions for report in self._reports(name) if report.space == space)
-        return space, next(dimensions, None)
+        reported = (report.dimensions for report in self._reports(name) if report.space == space)
+        return space, next(reported, None) or self._dimensions.get(space or "")
 
-    def check(self, node: str, model: str, space: str) -> None:
-        """Raise SpaceChanged for an answer in another space; a model that is not bound yet is bound to this one."""
-        bound = self._spaces.setdefault(model, space)
-        if bound != space:
-            raise SpaceChanged(
-                f"{model} answered in the vector space {space}, this client is bound to {bound}", node=node
+    def check(self, node: str, *, requested: str, answered: str, space: str, dimensions: int) -> None:
+        """Check a reply against the name that was requested; a name that is not bound yet is bound to its space.
+
+        `answered` is the model that the node names. Raises SpaceChanged for a reply in another space, BadReply for
+        vectors that cannot be in that space.
+        """
+        key = plain_name(requested)
+        # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
+        declared = None if key in self._declared else self._declared.get(plain_name(answered))
+        for bound in (declared, self._spaces.get(key)):
+            if bound is not None and bound != space:
+                model = requested if plain_name(answered) == key else f"{requested} ({answered} there)"
+                raise SpaceChanged(
+                    f"{model} answered in the vector space {space}, this client is bound to {bound}", node=node
+                )
+        if self._dimensions.setdefault(space, dimensions) != dimensions:
+            raise BadReply(
+                f"vectors of {dimensions} dimensions came for the vector space {space}, which has "
+                f"{self._dimensions[space]}",
+                node=node,
             )
+        self._spaces[key] = space
 
-    def _reports(self, model: str) -> Iterator[ModelReport]:
-        return (found for node in self._nodes.values() if (found := node.resolve(model)) is not None)
+    def _reports(self, name: str) -> Iterator[ModelReport]:
+        return (found for node in self._pool.nodes.values() if (found := node.resolve(name)) is not None)
+
+    def _all_reports(self) -> Iterator[ModelReport]:
+        reports = (node.report for node in self._pool.nodes.values() if node.report is not None)
+        return (model for report in reports for model in report.models)

@@ -10,6 +10,13 @@ from backend_client.fleet.report import HealthReport, ModelKind, ModelReport
 
 # A node that is asked for more unknown names than this starts to forget them.
 _ALIASES = 64
+# What a reply told of a name is forgotten after that many reports: an operator may have changed it.
+_ALIAS_REPORTS = 10
+
+
+def plain_name(name: str) -> str:
+    """The form in which nodes compare names: lower case, without `:latest`."""
+    return name.strip().lower().removesuffix(":latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,8 @@ class Node:
     `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
     `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a
     request; `returned_at` is when it came back after an absence, for slow start. `foreign` is the load of other
-    clients by model, as of the last report.
+    clients by model, as of the last report. `names` are the ids and aliases that the last of `reports` reports names;
+    `aliases` is what replies told of further names, each until that many reports have come.
     """
 
     url: str
@@ -55,32 +63,42 @@ class Node:
     outstanding: Counter[str] = field(default_factory=Counter)
     foreign: dict[str, int] = field(default_factory=dict)
     holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
-    aliases: dict[str, str | None] = field(default_factory=dict)
+    names: dict[str, ModelReport] = field(default_factory=dict)
+    aliases: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+    reports: int = 0
 
     def resolve(self, name: str) -> ModelReport | None:
         """The model of that id or known alias."""
-        found = self.models.get(name)
-        if found is None and (target := self.aliases.get(name)) is not None:
+        found = self.models.get(name) or self.names.get(plain_name(name))
+        if found is None and (target := self.aliases.get(name, (None, 0))[0]) is not None:
             found = self.models.get(target)
         return found
 
     def may_know(self, name: str) -> bool:
-        """Whether the node might know the name as an alias: it was never asked."""
+        """Whether the node might know the name as an alias: it was not asked recently."""
         return name not in self.aliases
 
     def learn(self, name: str, target: str | None) -> None:
-        """`name` is another name of the model `target` here, or (None) of no model."""
+        """A reply told that `name` is another name of the model `target` here, or (None) of no model."""
+        reported = self.names.get(plain_name(name))
+        if reported is not None and reported.id != target:
+            # A reply is newer than the last report.
+            del self.names[plain_name(name)]
         if len(self.aliases) >= _ALIASES:
             self.aliases.clear()
-        self.aliases[name] = target
+        self.aliases[name] = target, self.reports + _ALIAS_REPORTS
 
     def take_report(self, report: HealthReport) -> None:
         """A probe brought a new report."""
+        self.reports += 1
         models = {model.id: model for model in report.models}
         if models.keys() != self.models.keys():
             self.aliases.clear()
+        self.aliases = {name: known for name, known in self.aliases.items() if known[1] > self.reports}
         self.report = report
         self.models = models
+        self.names = {plain_name(alias): model for model in report.models for alias in model.aliases}
+        self.names |= {plain_name(model.id): model for model in report.models}
         self.foreign = {
             model.id: max(0, model.queue_depth + model.in_flight - self.outstanding[model.id])
             for model in report.models

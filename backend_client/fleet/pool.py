@@ -138,6 +138,8 @@ class Pool:
             node.learn(lease.need.model, None)
         elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
             node.report = node.report.model_copy(update={"status": "draining"})
+        elif isinstance(error, SpaceChanged) and not _answers_to(lease):
+            return  # The name means another model here now; the one that it meant before is not to blame.
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
             busy = isinstance(error, NodeOverloaded)
@@ -189,6 +191,12 @@ class Pool:
     def _left(self, node: Node, why: str) -> None:
         node.trouble = why
         log.warning("node %s is left alone for %.1f s: %s", node.url, node.breaker.opens_in, why)
+
+
+def _answers_to(lease: Lease) -> bool:
+    """Whether the node still takes the requested name for the model that the request was meant for."""
+    found = lease.node.resolve(lease.need.model or "")
+    return found is None or found.id == lease.model
 
 
 def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:

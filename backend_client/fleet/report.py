@@ -26,10 +26,11 @@ class DeviceReport(_Part):
 
 
 class ModelReport(_Part):
-    """One model. `queue_depth` and `in_flight` count requests of all clients."""
+    """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases."""
 
     id: str
     kind: str
+    aliases: tuple[str, ...] = ()
     state: str
     device: str | None = None
     placements: tuple[str, ...] = ()

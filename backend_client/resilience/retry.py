@@ -28,7 +28,10 @@ class Tries:
 
 
 class _stop_when_spent(stop_base):  # noqa: N801  (tenacity names its strategies so)
-    """Stop after the last attempt, or when the budget has no retry left. What was never sent costs neither."""
+    """Stop after the last attempt, or when the budget has no retry left.
+
+    What was never sent costs neither; what came to a node that cannot serve it costs an attempt, but no budget.
+    """
 
     def __init__(self, tries: Tries, limit: int, budget: RetryBudget) -> None:
         self._tries = tries
@@ -39,7 +42,9 @@ class _stop_when_spent(stop_base):  # noqa: N801  (tenacity names its strategies
         error = retry_state.outcome.exception() if retry_state.outcome else None
         if isinstance(error, FleetOverloaded) or (isinstance(error, NodeError) and not error.sent):
             return False
-        return self._tries.sent >= self._limit or not self._budget.withdraw()
+        if self._tries.sent >= self._limit:
+            return True
+        return not (isinstance(error, NodeError) and error.misrouted) and not self._budget.withdraw()
 
 
 class Retrier:

@@ -19,11 +19,24 @@ def vectors_for(texts, dimensions=8):
     return np.array(rows, "<f4").reshape(len(texts), dimensions)
 
 
+def vectors_in(space, texts):
+    """The vectors of texts in a space, so that rows of two spaces can be told apart."""
+    return vectors_for([f"{space}: {text}" for text in texts])
+
+
 class ScriptedNode:
-    """Set `respond` to an async function of the request that returns a response, or None for the usual answer."""
+    """Set `respond` to an async function of the request that returns a response, or None for the usual answer.
+
+    `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `aliases` are
+    further names (alias: id), told on /health only if `tells_aliases`.
+    """
 
     def __init__(self, space="space-a"):
         self.space = space
+        self.embedders = {}
+        self.writers = [WRITER]
+        self.aliases = {}
+        self.tells_aliases = False
         self.status = "ready"
         self.respond = None
         self.health_respond = None
@@ -58,10 +71,15 @@ class ScriptedNode:
         if self.health_respond is not None and (scripted := await self.health_respond(request)) is not None:
             return scripted
         common = {"state": "ready", "device": "CPU", "placements": ["CPU"], "queue_depth": 0, "in_flight": 0}
+        embedders = {EMBEDDER: self.space} | self.embedders
         models = [
-            {"id": EMBEDDER, "kind": "embedding", "dimensions": 8, "space": self.space, "context_limit": 256, **common},
-            {"id": WRITER, "kind": "generation", "context_limit": 8192, **common},
+            {"id": name, "kind": "embedding", "dimensions": 8, "space": space, "context_limit": 256, **common}
+            for name, space in embedders.items()
         ]
+        models += [{"id": name, "kind": "generation", "context_limit": 8192, **common} for name in self.writers]
+        if self.tells_aliases:
+            for model in models:
+                model["aliases"] = [alias for alias, name in self.aliases.items() if name == model["id"]]
         body = {
             "status": self.status,
             "version": "test",
@@ -85,12 +103,16 @@ class ScriptedNode:
         texts = body["texts"]
         if len(texts) > self.max_texts:
             return error_response(413, "payload_too_large", "too many texts")
-        vectors = vectors_for(texts)
+        name = body.get("model", EMBEDDER)
+        name = self.aliases.get(name, name)
+        if name != EMBEDDER and name not in self.embedders:
+            return error_response(404, "model_not_found", "no such model")
+        space = self.embedders.get(name, self.space)
+        vectors = vectors_in(space, texts) if name in self.embedders else vectors_for(texts)
         return web.Response(
             body=vectors.tobytes(),
             content_type="application/octet-stream",
-            headers=self._route(request, EMBEDDER)
-            | {"X-Shape": ",".join(map(str, vectors.shape)), "X-Space": self.space},
+            headers=self._route(request, name) | {"X-Shape": ",".join(map(str, vectors.shape)), "X-Space": space},
         )
 
     async def _inference(self, request):

@@ -1,0 +1,278 @@
+"""One result has one vector space, whatever nodes take a name for: differing aliases, reloads, restarts, the cloud."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from backend_client import (
+    CloudClient,
+    CloudSettings,
+    ConfigurationError,
+    EmbedManyUnavailable,
+    InferenceClient,
+    NPUClient,
+    NPUUnavailableError,
+    VectorSpaceMismatch,
+    sync,
+)
+from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, vectors_for, vectors_in
+
+TEXTS = [f"text {index}" for index in range(64 * 12)]
+SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
+
+
+class AsyncCalls:
+    """Calls the asynchronous client."""
+
+    async def many(self, urls, texts=TEXTS, **options):
+        spaces = options.pop("spaces", None)
+        async with NPUClient(urls, spaces=spaces) as client:
+            return await client.embed_many_result(texts, **options)
+
+
+class BlockingCalls:
+    """Calls the blocking client, from another thread than the nodes'."""
+
+    async def many(self, urls, texts=TEXTS, **options):
+        spaces = options.pop("spaces", None)
+
+        def call():
+            with sync.NPUClient(urls, spaces=spaces) as client:
+                return client.embed_many_result(texts, **options)
+
+        return await asyncio.to_thread(call)
+
+
+@pytest.fixture(params=[AsyncCalls, BlockingCalls])
+def calls(request):
+    return request.param()
+
+
+@pytest.fixture(params=[False, True], ids=["aliases-unknown", "aliases-told"])
+async def nodes(pair, request):
+    """Two nodes that both have two models, and take `prod` for different ones."""
+    for node, name in zip(pair, SPACES, strict=True):
+        node.embedders = dict(SPACES)
+        node.aliases = {"prod": name}
+        node.tells_aliases = request.param
+    return pair
+
+
+def assert_one_space(result, texts=TEXTS):
+    """The rows are the vectors of the texts in the space that the result names."""
+    assert result.space in SPACES.values()
+    np.testing.assert_array_equal(result.vectors, vectors_in(result.space, texts))
+
+
+async def test_an_alias_that_means_two_models_gives_vectors_of_one(nodes, calls):
+    result = await calls.many([node.url for node in nodes], model="prod")
+    assert_one_space(result)
+    assert len(result.served) == 1
+
+
+async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, calls):
+    for space in SPACES.values():
+        result = await calls.many([node.url for node in nodes], model="prod", spaces={"prod": space})
+        assert result.space == space
+        assert_one_space(result)
+
+
+@pytest.mark.parametrize("spelling", ["prod", "Prod", "prod:latest"])
+async def test_every_spelling_of_a_bound_name_is_bound(nodes, calls, spelling):
+    for node in nodes:
+        node.aliases |= {"Prod": node.aliases["prod"], "prod:latest": node.aliases["prod"]}
+    result = await calls.many([node.url for node in nodes], model=spelling, spaces={"prod": "space-of-b"})
+    assert result.space == "space-of-b"
+    assert_one_space(result)
+
+
+async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, calls):
+    impostor, honest = pair
+    impostor.embedders = {"model-b": "space-of-b"}
+    impostor.aliases = {"model-a": "model-b"}
+    with pytest.raises(NPUUnavailableError):
+        await calls.many([impostor.url], TEXTS[:10], model="model-a", spaces={"model-a": "space-of-a"})
+    honest.embedders = {"model-a": "space-of-a"}
+    result = await calls.many([impostor.url, honest.url], model="model-a", spaces={"model-a": "space-of-a"})
+    assert result.space == "space-of-a"
+    assert_one_space(result)
+
+
+async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes, calls):
+    with pytest.raises(VectorSpaceMismatch, match="bound to elsewhere"):
+        await calls.many([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
+
+
+def change(node, alias, name, after):
+    """From the request with that number on, the node takes the alias for another model."""
+
+    async def respond(_):
+        if len(node.requests) >= after:
+            node.aliases[alias] = name
+
+    node.respond = respond
+
+
+async def test_a_reload_of_one_node_in_the_middle_leaves_its_rows_to_the_other(nodes, calls):
+    for node in nodes:
+        node.aliases = {"prod": "model-a"}
+    change(nodes[1], "prod", "model-b", after=3)
+    result = await calls.many([node.url for node in nodes], model="prod")
+    assert result.space == "space-of-a"
+    assert_one_space(result)
+
+
+async def test_a_reload_of_all_nodes_in_the_middle_fails_the_rest_and_keeps_one_space(nodes, calls):
+    for node in nodes:
+        node.aliases = {"prod": "model-a"}
+        change(node, "prod", "model-b", after=3)
+    with pytest.raises(EmbedManyUnavailable) as caught:
+        await calls.many([node.url for node in nodes], model="prod")
+    error = caught.value
+    assert error.space == "space-of-a"
+    done = ~np.isnan(error.vectors).any(axis=1)
+    assert 0 < done.sum() < len(TEXTS)
+    np.testing.assert_array_equal(error.vectors[done], vectors_in("space-of-a", TEXTS)[done])
+
+
+async def test_a_node_that_restarts_with_another_meaning_of_the_alias_serves_none_of_the_rest(calls):
+    """The second node dies in its third request and comes back at the same address."""
+    async with ScriptedNode().running() as first:
+        first.embedders, first.aliases = dict(SPACES), {"prod": "model-a"}
+        second = ScriptedNode()
+        second.embedders, second.aliases = dict(SPACES), {"prod": "model-a"}
+        restarted = asyncio.Event()
+
+        async def die(request):
+            if len(second.requests) == 3:
+                second.aliases = {"prod": "model-b"}
+                request.transport.abort()
+                restarted.set()
+
+        async def hold(_):
+            if second.requests:
+                await restarted.wait()
+
+        async with second.running():
+            second.respond, first.respond = die, hold
+            result = await calls.many([first.url, second.url], model="prod")
+    assert result.space == "space-of-a"
+    assert_one_space(result)
+
+
+async def test_a_stream_of_batches_ends_when_the_space_changes(nodes):
+    node = nodes[0]
+    change(node, "prod", "model-b", after=3)
+    async with NPUClient([node.url]) as client:
+        batches = []
+        with pytest.raises(NPUUnavailableError):
+            async for batch in client.embed_stream(TEXTS, model="prod"):
+                batches.append(batch)  # noqa: PERF401  (what came before the error counts)
+    assert batches
+    assert {batch.space for batch in batches} == {"space-of-a"}
+
+
+async def test_two_calls_of_one_client_have_one_space(nodes):
+    node = nodes[0]
+    async with NPUClient([node.url]) as client:
+        assert (await client.embed_result("text", model="prod")).space == "space-of-a"
+        node.aliases = {"prod": "model-b"}
+        with pytest.raises(VectorSpaceMismatch):
+            await client.embed("text", model="prod")
+        # The model itself is as good as before.
+        assert (await client.embed_result("text", model="model-a")).space == "space-of-a"
+        node.aliases = {"prod": "model-a"}
+        before = node.probes
+        while node.probes < before + 2 and node.tells_aliases:
+            await asyncio.sleep(0.05)
+        if node.tells_aliases:
+            assert (await client.embed_result("text", model="prod")).space == "space-of-a"
+
+
+async def test_vectors_of_another_width_in_the_same_space_are_malformed(pair):
+    async with NPUClient([node.url for node in pair]) as client:
+        await client.health()
+        await client.embed("text")
+        bindings = client.backend.runtime.bindings
+        assert bindings.known_space(None) == ("space-a", 8)
+        with pytest.raises(Exception, match="dimensions"):
+            bindings.check("n", requested=EMBEDDER, answered=EMBEDDER, space="space-a", dimensions=4)
+
+
+def fallback(nodes, cloud, mapped, **more):
+    settings = CloudSettings(base_url=cloud.url, api_key="sk", embedding_models=mapped)
+    return InferenceClient(NPUClient([node.url for node in nodes], **more), CloudClient(settings))
+
+
+async def test_the_cloud_continues_only_in_the_space_of_the_alias(nodes, cloud):
+    """All nodes change what `prod` means; the cloud has a model for the space that it meant."""
+    for node in nodes:
+        node.aliases = {"prod": "model-a"}
+        change(node, "prod", "model-b", after=2)
+    async with fallback(nodes, cloud, {"space-of-a": "cloud-a", "space-of-b": "cloud-b"}) as client:
+        result = await client.embed_many_result(TEXTS, model="prod")
+    assert result.space == "space-of-a"
+    assert {body["model"] for body in cloud.bodies} == {"cloud-a"}
+    assert cloud.url in result.served
+    assert len(result.served) > 1
+
+
+async def test_the_cloud_is_not_asked_for_a_space_that_only_the_new_meaning_has(nodes, cloud):
+    for node in nodes:
+        node.aliases = {"prod": "model-a"}
+        change(node, "prod", "model-b", after=2)
+    async with fallback(nodes, cloud, {"space-of-b": "cloud-b"}) as client:
+        with pytest.raises(EmbedManyUnavailable, match="space-of-a") as caught:
+            await client.embed_many(TEXTS, model="prod")
+    assert caught.value.space == "space-of-a"
+    assert not cloud.requests
+
+
+# The default model
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pair, calls, first):
+    """Each node has an embedding model of its own; the probe of the other waits until the first was answered."""
+    pair[1].embedders = {"model-b": "space-of-b"}
+    answered = asyncio.Event()
+
+    async def at_once(_):
+        answered.set()
+
+    async def later(_):
+        await answered.wait()
+
+    pair[first].health_respond, pair[1 - first].health_respond = at_once, later
+    with pytest.raises(ConfigurationError, match=rf"{EMBEDDER}, model-b"):
+        await calls.many([node.url for node in pair], ["text"])
+    assert not pair[0].requests
+    assert not pair[1].requests
+
+
+async def test_an_ambiguous_default_is_none_once_a_space_or_a_model_is_named(scripted, calls):
+    scripted.embedders = {"model-b": "space-of-b"}
+    assert (await calls.many([scripted.url], ["text"], model="model-b")).space == "space-of-b"
+    assert (await calls.many([scripted.url], ["text"], spaces={"model-b": "space-of-b"})).space == "space-of-b"
+    with pytest.raises(ConfigurationError, match="2 embedding models"):
+        await calls.many([scripted.url], ["text"])
+
+
+async def test_a_default_that_was_used_stays_when_the_fleet_gets_a_second_model(scripted):
+    async with NPUClient([scripted.url]) as client:
+        await client.embed("text")
+        scripted.embedders = {"model-b": "space-of-b"}
+        before = scripted.probes
+        while scripted.probes < before + 2:
+            await asyncio.sleep(0.05)
+        np.testing.assert_array_equal(await client.embed_many(["text"]), vectors_for(["text"]))
+        assert client.spaces == {EMBEDDER: "space-a"}
+
+
+async def test_a_second_generation_model_makes_that_default_ambiguous_too(scripted):
+    scripted.writers = [WRITER, "another-writer"]
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(ConfigurationError, match=f"another-writer, {WRITER}"):
+            await client.generate("prompt")
+        assert (await client.generate("prompt", model=WRITER)).text
