@@ -41,7 +41,7 @@ class Bindings:
 
         Otherwise the node that answers its probe first would decide, and two processes could decide differently.
         """
-        if not self._pool.unknown:
+        if not self._pool.unseen:
             return False
         model = need.model or self._defaults.get(need.kind)
         return model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces)
@@ -71,7 +71,7 @@ class Bindings:
         happen to answer first.
         """
         default = self._defaults.get(kind)
-        if default is None and not self._pool.unknown:
+        if default is None and not self._pool.unseen:
             names = sorted({model.id for model in self._all_reports() if model.kind == kind})
             if len(names) > 1:
                 raise ConfigurationError(

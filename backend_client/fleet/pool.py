@@ -82,6 +82,11 @@ class Pool:
         """Whether some node's state is not known: it was not probed yet or not lately, or discovery has not ended."""
         return not self.complete or any(node.stale or not node.probed for node in self.nodes.values())
 
+    @property
+    def unseen(self) -> bool:
+        """Whether some node's first probe has not ended yet, or discovery has not."""
+        return not self.complete or not all(node.probed for node in self.nodes.values())
+
     def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any.
 

@@ -100,7 +100,7 @@ async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_
 
 
 async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes, calls):
-    with pytest.raises(VectorSpaceMismatch, match="bound to elsewhere"):
+    with pytest.raises(VectorSpaceMismatch, match="vector space elsewhere"):
         await calls.many([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
 
 
