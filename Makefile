@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
 
-.PHONY: install demo serve test test-ops check format bench clean
+.PHONY: install demo serve test test-fast test-all test-ops check format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,9 +28,16 @@ serve: install      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m worker_node serve
 
-test: install       ## run the whole suite on real models, with coverage
+test: install       ## run the whole suite on real models
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto
+
+test-fast: install  ## unit tests, and contract tests that start no node
+	$(BIN)/python -m pytest -n auto tests/unit tests/contract -m "not real"
+
+test-all: install   ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
+	$(BIN)/python -m worker_node pull --embedded
+	$(BIN)/python -m pytest -n auto --long --cov --cov-report=term
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded

@@ -1,4 +1,6 @@
-"""Fixtures that every kind of test may use."""
+"""Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
+
+import os
 
 import aiohttp
 import pytest
@@ -11,6 +13,50 @@ from worker_node.models.store import ModelStore
 # pytest --hypothesis-profile=default
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="also the tests marked `long`, and the long forms of others")
+
+
+def pytest_configure(config):
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        from tests.support.workers import take_cores
+
+        take_cores(worker)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark what uses the embedded models `real`; without --long, leave out what is marked `long`."""
+    for item in items:
+        if not {"store", "node"}.isdisjoint(item.fixturenames) and not item.nodeid.startswith("tests/unit/"):
+            item.add_marker("real")
+    if not config.getoption("long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """The number of workers that `-n auto` starts."""
+    from tests.support.workers import worker_count
+
+    return worker_count()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Used with `-n`, whatever `--dist` says."""
+    from tests.support.workers import LongestFirst
+
+    return LongestFirst(config, log)
+
+
+@pytest.fixture(scope="session")
+def long(request):
+    """Whether this run is of the long forms: pytest --long."""
+    return request.config.getoption("long")
 
 
 @pytest.fixture(scope="session")

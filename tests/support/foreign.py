@@ -1,5 +1,7 @@
 """Clients and test suites of others: what they need is fetched once and kept, and their results are counted."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -23,15 +25,25 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = cache / "npu-node" / "test-environments" / name
     finished = directory / "finished"
-    if not finished.exists():
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        try:
-            make(directory)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"NOT RUN: {name} could not be installed: {error.stderr or error}"[:500])
-        finished.touch()
+    with _lock(directory.with_name(f"{name}.lock")):
+        if not finished.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            try:
+                make(directory)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                pytest.skip(f"NOT RUN: {name} could not be installed: {error.stderr or error}"[:500])
+            finished.touch()
     return directory
+
+
+@contextlib.contextmanager
+def _lock(path):
+    """Only one worker, of any run, is inside the block: the others wait for what it makes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def key_of(wanted: Path, platform: str) -> str:
@@ -43,8 +55,10 @@ def environment(requirements: Path) -> Path:
     """The interpreter of an environment with these requirements, one for each content of the file."""
 
     def make(directory):
-        venv.create(directory, with_pip=True)
-        pip(directory / "bin" / "python", "install", "--no-deps", "--requirement", requirements)
+        venv.create(directory)
+        # Compiling all that is installed takes longer than installing it, and little of it is ever imported.
+        options = ("--no-compile", "--no-deps", "--requirement", requirements)
+        pip(sys.executable, "--python", directory, "install", *options)
 
     return kept(f"{requirements.stem}-{key_of(requirements, sys.version)}", make) / "bin" / "python"
 
