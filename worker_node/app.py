@@ -14,6 +14,7 @@ from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings, responses
 from worker_node.api.openai import models as openai_models
+from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.api.tracing import traced
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
@@ -28,10 +29,17 @@ def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
     keys = tuple(key.get_secret_value() for key in node.settings.api_keys)
     tracing = node.registry.tracing
-    middlewares = [log_requests(), *([traced(tracing)] if tracing.enabled else ()), render_errors, require_key(keys)]
+    origins = OriginPolicy.of(node.settings)
+    middlewares = [
+        log_requests(),
+        *([traced(tracing)] if tracing.enabled else ()),
+        render_errors,
+        guard_origins(origins),
+        require_key(keys),
+    ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
-    app.on_response_prepare.extend((hide_versions, tell_request_id))
+    app.on_response_prepare.extend((hide_versions, tell_request_id, cors_headers(origins)))
     app[LIBRARY] = library = _library(node)
 
     async def close_library(_app: web.Application) -> None:

@@ -5,6 +5,7 @@
     │   ├── ContextLengthExceeded   400 context_length_exceeded
     │   └── UnsupportedParameter    400 unsupported_parameter
     ├── Unauthorized                401 invalid_api_key
+    ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
     ├── ModelNotFound               404 model_not_found
     ├── RouteNotFound               404 not_found
     ├── MethodNotAllowed            405 method_not_allowed
@@ -78,6 +79,14 @@ class Unauthorized(NodeError):
     status = 401
     code = "invalid_api_key"
     type = "authentication_error"
+
+
+class Forbidden(NodeError):
+    """The request names another host, or comes from a web page of another site."""
+
+    status = 403
+    code = "forbidden"
+    type = "permission_error"
 
 
 class ModelNotFound(NodeError):

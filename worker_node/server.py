@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import time
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
+# Engines, models, logs, connections that are just being replaced.
+_OTHER_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ async def run(
     `on_listening` is called with the node's URL. Raises ConfigurationError when it cannot start.
     """
     manager = ServiceManager.from_environment()
+    _allow_files(settings.max_connections + _OTHER_FILES)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -138,6 +142,16 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
         for engine in _engines(node):
             engine.start()
         yield node
+
+
+def _allow_files(count: int) -> None:
+    """Raise our own limit of open files, as far as we may: at the limit, connections could not even be refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        log.warning("this process may open %d files; max_connections needs %d", wanted, count)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,8 @@ NAMED_PROPERTIES = frozenset(
         "PREFILL_HINT",
     }
 )
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
 
@@ -137,7 +140,9 @@ class NodeSettings(BaseSettings):
     NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
     about 2,000 tokens it is known to answer garbage without an error. `ollama_port` (11435 by custom) is a second port
     for tools that take the host and port of an Ollama server; everything is served on both. `api_keys_file` holds more
-    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). `tracing` sends
+    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). A node without keys
+    answers only to requests for its own names: loopback, the bind address, `allowed_hosts`; pages of other sites may
+    send requests, and read replies, if `cors_origins` names them. `tracing` sends
     spans of inference requests to the collector that the standard `OTEL_*` environment names (docs/monitoring.md).
     """
 
@@ -155,6 +160,8 @@ class NodeSettings(BaseSettings):
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     api_keys_file: Path | None = None
     allow_unauthenticated: bool = False
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     model_store: Path = Field(default_factory=default_store_root)
     models: tuple[ModelSettings, ...] = tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS)
     compile_cache: Path = Field(default_factory=default_compile_cache)
@@ -181,7 +188,27 @@ class NodeSettings(BaseSettings):
     crash_limit: int = Field(default=3, ge=1)
     crash_window_s: float = Field(default=600.0, gt=0)
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if _HOST_NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"{name!r} is no host name: write npu.example, *.example for all below it, or * for all"
+                )
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise ValueError(
+                    f"{origin!r} is no origin: write https://app.example (scheme, host, port) or * for all"
+                )
+        return value
+
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _keys_by_comma(cls, value: Any) -> Any:
         """`NPU_NODE_API_KEYS=a,b` is two keys."""

@@ -11,6 +11,7 @@ from aiohttp import web
 from worker_node.api import jobs
 from worker_node.api.keys import NODE, Node
 from worker_node.api.middleware import errors_as, hide_versions, log_requests
+from worker_node.api.origins import OriginPolicy, guard_origins
 from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.model import build, choose_model
 from worker_node.bounded.service import JobService
@@ -75,7 +76,7 @@ def _app(node: Node, service: JobService) -> web.Application:
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
     render = errors_as(lambda _path: jobs.job_error_response)
-    app = web.Application(middlewares=[log_request, render, jobs.refuse_web_pages])
+    app = web.Application(middlewares=[log_request, render, guard_origins(OriginPolicy("127.0.0.1"))])
     app[NODE] = node
     app[jobs.SERVICE] = service
     app.on_response_prepare.append(hide_versions)

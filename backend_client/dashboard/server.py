@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
 from backend_client.client import NPUClient
+from backend_client.dashboard.connections import BoundedConnection
 from backend_client.dashboard.fleet import FleetWatch, StateUnavailable
 from backend_client.errors import ConfigurationError
 from backend_client.resilience.supervision import supervise
@@ -76,19 +77,26 @@ async def served(client: NPUClient, api_key: SecretStr | None, port: int = 0) ->
     runner = web.AppRunner(_app(fleet), access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, _HOST, port)
+        listener = await _listen(runner, port)
         try:
-            await site.start()
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {_HOST}:{port}: {error.strerror}; choose another port"
-            ) from None
-        yield f"http://{_HOST}:{runner.addresses[0][1]}/dashboard"
+            yield f"http://{_HOST}:{listener.sockets[0].getsockname()[1]}/dashboard"
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
         await reader.close()
+
+
+async def _listen(runner: web.AppRunner, port: int) -> asyncio.Server:
+    server = runner.server
+    assert server is not None  # noqa: S101  (setup() made it)
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(lambda: BoundedConnection(server, loop), _HOST, port)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {_HOST}:{port}: {error.strerror}; choose another port") from None
 
 
 def _app(fleet: FleetWatch) -> web.Application:
@@ -109,10 +117,14 @@ def _app(fleet: FleetWatch) -> web.Application:
 
 @web.middleware
 async def _refuse_other_names(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A page from elsewhere whose name was made to point at this machine must not read the fleet's state."""
-    if request.host.partition(":")[0] in {_HOST, "localhost"}:
-        return await handler(request)
-    raise web.HTTPForbidden(text="this dashboard is served to this machine, by the name localhost or 127.0.0.1")
+    """A page from elsewhere, even one whose name was made to point at this machine, must not read the fleet's state."""
+    hosts, origins = request.headers.getall("Host", []), request.headers.getall("Origin", [])
+    named = hosts[0].partition(":")[0].lower() if len(hosts) == 1 else None
+    if named not in {_HOST, "localhost"} or request.url.host != named:
+        raise web.HTTPForbidden(text="this dashboard is served to this machine, by the name localhost or 127.0.0.1")
+    if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins):
+        raise web.HTTPForbidden(text="requests from pages of other sites are refused")
+    return await handler(request)
 
 
 def page_headers(html: str) -> dict[str, str]:

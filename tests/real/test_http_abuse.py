@@ -97,7 +97,7 @@ async def test_a_body_over_the_limit_is_a_413_declared_or_not(node, http):
     async with http.post(node.url + EMBED, data=chunks()) as reply:
         assert (await error_of(reply, 413))["code"] == "payload_too_large"
     reader, writer = await connect(node)
-    writer.write(b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+    writer.write(b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
     assert b" 413 " in await reader.readline()
     writer.close()
     await writer.wait_closed()
@@ -165,11 +165,11 @@ async def answer_to(node, data, *, half_close=False):
     [
         b"rubbish\r\n\r\n",
         b"GET /health HTTP/9.9\r\n\r\n",
-        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
     ],
 )
@@ -182,8 +182,8 @@ async def test_what_is_not_http_is_a_400_in_json(node, data):
 
 async def test_half_a_request_and_a_closed_line_leave_nothing(node):
     for data in (
-        b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Le",
-        b'POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"texts": [',
+        b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Le",
+        b'POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"texts": [',
     ):
         await answer_to(node, data, half_close=True)
     await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 def test_a_slow_client_gets_408_for_its_header_and_for_its_body():
     async def clients(node):
         host, port = node.url.removeprefix("http://").split(":")
-        header = b"POST /embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
+        header = b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n"
 
         async def send(data):
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -53,7 +53,11 @@ def test_a_connection_too_many_is_told_when_to_come_again():
         host, port = node.url.removeprefix("http://").split(":")
         with contextlib.ExitStack() as stack:
             for _ in range(2):
-                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+                working = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+                working.sendall(
+                    b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+                )
+                assert working.recv(100).startswith(b"HTTP/1.1 100")
             one_more = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
             head, _, body = b"".join(iter(lambda: one_more.recv(4096), b"")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")

@@ -97,6 +97,10 @@ async def read_bytes(request: web.Request) -> bytes:
                     raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
     except TimeoutError:
         raise RequestTimeout(f"the body stopped arriving for {settings.body_timeout_s:g} s") from None
+    except RuntimeError:
+        if request.transport is not None:
+            raise
+        raise ConnectionResetError("the client left before its body was read") from None
     except web.RequestPayloadError:
         raise BadRequest("the body is not framed or encoded as its headers say") from None
 

@@ -1,8 +1,10 @@
-"""A connection that will not be held open for nothing.
+"""Connections that cannot be held open for nothing.
 
-aiohttp waits for ever for the rest of a half-sent header; here a client has `header_timeout_s` from the first byte of a
-request to the end of its header, then it gets 408. Malformed HTTP is answered in the node's own error format, and
-connections over the limit are refused.
+aiohttp waits without end for a header, and for a reader that takes nothing. Here a client has `header_timeout_s` from
+the opening of the connection, and from the first byte of each later request, to the end of its header; a reply that
+makes no progress for `stall_timeout_s` ends the connection. At the limit of connections a new one replaces one that
+does nothing: silent ones first, then idle ones, then slow senders and readers. Only if all are at work is the new one
+refused. Malformed HTTP is answered in the node's own error format.
 """
 
 from __future__ import annotations
@@ -28,15 +30,25 @@ class ConnectionLimits:
     header_timeout_s: float
     keepalive_timeout_s: float
     max_connections: int
+    stall_timeout_s: float = 30.0
 
 
 class GuardedConnection(RequestHandler):
-    """aiohttp's connection with a deadline for headers and a limit on their number.
+    """aiohttp's connection with deadlines for headers and readers, and a limit on their number.
 
     `render` forms its errors and `note` is told of each: no middleware ever sees them.
     """
 
-    __slots__ = ("_header_timer", "_limits", "_note", "_render", "_server")
+    __slots__ = (
+        "_header_timer",
+        "_limits",
+        "_note",
+        "_render",
+        "_server",
+        "_since",
+        "_spoke",
+        "_stall_timer",
+    )
 
     def __init__(
         self,
@@ -58,23 +70,88 @@ class GuardedConnection(RequestHandler):
         self._note = note
         self._render = render
         self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        # When the connection began to do what it does: to wait, to send a request, or not to read.
+        self._since = loop.time()
+        self._spoke = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._server.connections) > self._limits.max_connections:
-            self._refuse(Overloaded(f"{self._limits.max_connections} connections are open", retry_after=1.0))
+        if len(self._server.connections) <= self._limits.max_connections or self._replace_another():
+            self._start_timer()
+        else:
+            self._refuse(Overloaded(f"{self._limits.max_connections} connections are at work", retry_after=1.0))
 
     def data_received(self, data: bytes) -> None:
         seen = self._request_count
+        self._spoke = self._spoke or bool(data)
         super().data_received(data)
         if self._request_count > seen or self._request_in_progress:
             self._stop_timer()
+            if self._request_count > seen:
+                self._since = self._loop.time()
         elif self._header_timer is None and data:
-            self._header_timer = self._loop.call_later(self._limits.header_timeout_s, self._header_is_late)
+            self._start_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._since = self._loop.time()
+        self._look_at_reader(2**63)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
+
+    def dispensable(self, now: float) -> tuple[int, float] | None:
+        """How dispensable the connection is, the least valuable first; None while it is at work or ending."""
+        if self._force_close:
+            return None
+        if not self._request_in_progress and not self._messages:
+            return (1 if self._request_count else 0), self._since
+        if now - self._since < self._limits.header_timeout_s:
+            return None
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            return 2, self._since
+        return None if self._stall_timer is None else (3, self._since)
+
+    def drop(self) -> None:
+        """End the connection for another's sake."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.force_close()
+
+    def _replace_another(self) -> bool:
+        """Drop the most dispensable of the other connections; False if all are at work."""
+        now = self._loop.time()
+        others = (other for other in self._server.connections if other is not self)
+        ranked = [
+            (rank, other)
+            for other in others
+            if isinstance(other, GuardedConnection) and (rank := other.dispensable(now)) is not None
+        ]
+        if not ranked:
+            return False
+        _, victim = min(ranked, key=lambda item: item[0])
+        victim.drop()
+        return True
+
+    def _look_at_reader(self, unsent_before: int) -> None:
+        """Abort if nothing was taken since the last look, else look again later."""
+        self._stall_timer = None
+        if self.transport is None:
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent >= unsent_before:
+            log.debug("a reader took nothing for %g s", self._limits.stall_timeout_s)
+            self.drop()
+            return
+        self._stall_timer = self._loop.call_later(self._limits.stall_timeout_s, self._look_at_reader, unsent)
 
     def handle_error(
         self,
@@ -101,6 +178,10 @@ class GuardedConnection(RequestHandler):
 
     def _header_is_late(self) -> None:
         self._header_timer = None
+        if not self._spoke:
+            # Browsers open connections ahead of need: that is no failure, and nobody waits for a reply.
+            self.force_close()
+            return
         self._refuse(RequestTimeout(f"the request header was not complete within {self._limits.header_timeout_s:g} s"))
 
     def _refuse(self, error: NodeError) -> None:
@@ -117,6 +198,14 @@ class GuardedConnection(RequestHandler):
         head = [f"HTTP/1.1 {error.status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*head, "", ""]).encode() + body)
         self.force_close()
+
+    def _start_timer(self) -> None:
+        self._header_timer = self._loop.call_later(self._limits.header_timeout_s, self._header_is_late)
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -13,13 +11,13 @@ from worker_node.api.body import read_bytes
 from worker_node.api.errors import retry_headers
 from worker_node.api.middleware import Handler, inference
 from worker_node.bounded.service import JobService
-from worker_node.errors import BadRequest, NodeError, RouteNotFound
+from worker_node.errors import NodeError, RouteNotFound
 from worker_node.jobs.bounds import parse_request
 from worker_node.jobs.catalog import JOBS, MAX_INPUT_CHARACTERS
 
 SERVICE = web.AppKey("service", JobService)
-# The contract knows one status for everything that another try may mend.
-_UNAVAILABLE = frozenset({429, 504})
+# The contract knows one status for everything that another try may mend, and one for requests of web pages.
+_STATUS = {403: 400, 429: 503, 504: 503}
 
 
 def routes() -> list[web.RouteDef]:
@@ -35,20 +33,9 @@ def routes() -> list[web.RouteDef]:
 
 def job_error_response(error: NodeError) -> web.Response:
     """An error in the form of the contract: `{"error": "…"}`."""
-    status = 503 if error.status in _UNAVAILABLE else error.status
+    status = _STATUS.get(error.status, error.status)
     message = "not found" if isinstance(error, RouteNotFound) else error.message
     return _json({"error": message}, status, retry_headers(error))
-
-
-@web.middleware
-async def refuse_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let no page of a browser in: not by a name that was made to point here, nor by a form that it posts."""
-    if not _is_local(urlsplit("//" + request.host).hostname):
-        raise BadRequest("the Host header names another machine; this service is for this machine alone")
-    origin = request.headers.get("Origin")
-    if origin is not None and not _is_local(urlsplit(origin).hostname):
-        raise BadRequest("requests from web pages are refused")
-    return await handler(request)
 
 
 async def _healthz(request: web.Request) -> web.Response:
@@ -105,15 +92,6 @@ def _bind(request: web.Request) -> str | None:
     """Where this very connection was accepted."""
     name = None if request.transport is None else request.transport.get_extra_info("sockname")
     return None if name is None else f"{name[0]}:{name[1]}"
-
-
-def _is_local(host: str | None) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -1,6 +1,7 @@
 """The fleet's dashboard while nodes die, refuse, or are no nodes of this version."""
 
 import asyncio
+import contextlib
 import json
 from contextlib import asynccontextmanager
 
@@ -9,6 +10,7 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from backend_client.client import NPUClient
+from backend_client.dashboard.connections import MAX_CONNECTIONS, BoundedConnection
 from backend_client.dashboard.fleet import FleetWatch, StateUnavailable
 from backend_client.dashboard.server import StateReader, served
 from backend_client.errors import ConfigurationError
@@ -180,3 +182,38 @@ async def test_a_taken_port_is_a_message():
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
             async with served(client, None, port):
                 pass
+
+
+async def test_the_page_of_another_site_is_refused(http):
+    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client, None) as page:
+        own, url = page.removesuffix("/dashboard"), page + "/state"
+        for origin, status in ((own, 200), ("https://evil.example", 403), ("null", 403), (own + "1", 403)):
+            async with http.get(url, headers={"Origin": origin}) as reply:
+                assert reply.status == status, origin
+
+
+async def test_silent_connections_keep_no_reader_out(http):
+    async with NPUClient(["http://127.0.0.1:9"]) as client, served(client, None) as page:
+        port = int(page.split(":")[2].split("/")[0])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
+        async with http.get(page) as reply:
+            assert reply.status == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert await silent[0][0].read() == b"", "the oldest made room"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_connection_without_a_request_ends_by_itself():
+    async def answer(_request):
+        return web.Response()
+
+    server, loop = web.Server(answer), asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: BoundedConnection(server, loop, 0.05), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    listener.close()
+    await server.shutdown(0.1)

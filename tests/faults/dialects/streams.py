@@ -40,7 +40,7 @@ def body_of(route, *, stream=True, tokens=None):
 def raw_request(route, **body):
     """The same as bytes on the wire."""
     data = json.dumps(body_of(route, **body)).encode()
-    return f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    return f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 async def connect(node):

@@ -75,7 +75,7 @@ async def silent_reader(node, route):
     host, port = node.url.removeprefix("http://").split(":")
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, (host, int(port)))
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     await loop.sock_sendall(sock, head.encode() + data)
     return sock
 

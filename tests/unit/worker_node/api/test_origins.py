@@ -1,0 +1,176 @@
+"""Which hosts and web pages a node without keys listens to, over real sockets."""
+
+import asyncio
+import contextlib
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, make_mocked_request
+
+from worker_node.api.middleware import errors_as
+from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
+from worker_node.errors import BadRequest, Forbidden
+from worker_node.settings import NodeSettings
+
+
+def _plain_error(error):
+    return web.Response(status=error.status, text=error.message)
+
+
+@contextlib.asynccontextmanager
+async def serving(policy, monkeypatch):
+    """Sends raw requests; returns status and headers."""
+    monkeypatch.setattr("worker_node.api.middleware.note_failure", lambda *_: None)
+
+    async def answer(_request):
+        return web.Response(text="reached")
+
+    async def refuse(_request):
+        raise BadRequest("wrong")
+
+    app = web.Application(middlewares=[errors_as(lambda _path: _plain_error), guard_origins(policy)])
+    app.on_response_prepare.append(cors_headers(policy))
+    app.add_routes([web.get("/", answer), web.post("/", answer), web.post("/wrong", refuse)])
+    server = TestServer(app, host="127.0.0.1")
+    await server.start_server(access_log=None)
+
+    async def ask(*lines, method="POST", target="/", version="1.1"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = [f"{method} {target} HTTP/{version}", *lines, "Content-Length: 0", "Connection: close", "", ""]
+        writer.write("\r\n".join(head).replace("PORT", str(server.port)).encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        await writer.wait_closed()
+        status, *fields = answer.partition("\r\n\r\n")[0].split("\r\n")
+        return int(status.split()[1]), {n.lower(): v for n, _, v in (field.partition(": ") for field in fields)}
+
+    try:
+        yield ask
+    finally:
+        await server.close()
+
+
+OWN = OriginPolicy("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["Host: 127.0.0.1:PORT"], 200),
+        (["Host: localhost:PORT"], 200),
+        (["Host: LOCALHOST."], 200),
+        (["Host: [::1]:8081"], 200),
+        (["Host: 127.0.0.1:PORT", "Origin: http://127.0.0.1:PORT"], 200),
+        # A page whose own name points here: DNS rebinding. Its origin is then the same as its host.
+        (["Host: evil.example:PORT"], 403),
+        (["Host: evil.example:PORT", "Origin: http://evil.example:PORT"], 403),
+        (["Host: localhost.evil.example"], 403),
+        (["Host: 127.0.0.1.evil.example"], 403),
+        (["Host: 10.0.0.1"], 403),
+        (["Host: localhost:PORT", "Origin: https://evil.example"], 403),
+        (["Host: localhost:PORT", "Origin: null"], 403),
+        (["Host: localhost:PORT", "Origin: file://"], 403),
+        (["Host: localhost:PORT", "Origin: http://localhost:1"], 403),
+        (["Host: localhost:PORT", "Origin: http://localhost:PORT@evil.example"], 403),
+        (["Host: localhost:PORT", "Origin: http://localhost:PORT", "Origin: https://evil.example"], 400),
+        ([], 400),
+        (["Host: localhost", "Host: evil.example"], 400),
+        (["Host: localhost", "Host: localhost"], 400),
+        (["Host: localhost/evil"], 400),
+        (["Host: user@localhost"], 400),
+        (["Host: "], 400),
+        (["Host: localhost, evil.example"], 400),
+    ],
+)
+async def test_a_node_without_keys_listens_to_its_own_names_and_pages_only(monkeypatch, lines, status):
+    async with serving(OWN, monkeypatch) as ask:
+        assert (await ask(*lines))[0] == status
+
+
+async def test_the_target_of_a_request_may_be_a_whole_url_of_this_node_only(monkeypatch):
+    async with serving(OWN, monkeypatch) as ask:
+        assert (await ask("Host: localhost", target="http://localhost/"))[0] == 200
+        assert (await ask("Host: localhost", target="http://evil.example/"))[0] == 400
+        assert (await ask("Host: evil.example", target="http://evil.example/"))[0] == 403
+        assert (await ask(target="http://evil.example/", version="1.0"))[0] == 400
+        # Load balancers ask in HTTP/1.0 without a name; no browser does.
+        assert (await ask(method="GET", version="1.0"))[0] == 200
+
+
+async def test_allowed_hosts_are_names_of_the_node(monkeypatch):
+    settings = NodeSettings(allowed_hosts=("npu.example", "*.lan"), api_keys=())
+    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+        for host, status in (
+            ("npu.example", 200),
+            ("NPU.Example:1", 200),
+            ("a.lan", 200),
+            ("lan", 403),
+            ("x.npu.example", 403),
+        ):
+            assert (await ask(f"Host: {host}"))[0] == status, host
+    async with serving(OriginPolicy("h", frozenset({"*"})), monkeypatch) as ask:
+        assert (await ask("Host: any.example"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("bind", "host", "accepted"),
+    [
+        ("0.0.0.0", "192.0.2.7:8081", True),  # noqa: S104  (nothing is bound)
+        ("0.0.0.0", "192.0.2.8:8081", False),  # noqa: S104
+        ("::", "192.0.2.7", True),
+        ("192.0.2.9", "192.0.2.7", False),
+    ],
+)
+def test_a_node_bound_to_every_address_has_the_one_that_was_used_for_a_name(bind, host, accepted):
+    transport = Mock()
+    transport.get_extra_info.side_effect = {"sockname": ("::ffff:192.0.2.7", 8081, 0, 0)}.get
+    request = make_mocked_request("GET", "/", headers={"Host": host}, transport=transport)
+    with contextlib.nullcontext() if accepted else pytest.raises(Forbidden):
+        OriginPolicy(bind).check(request)
+
+
+async def test_with_keys_any_name_will_do_but_not_two(monkeypatch):
+    settings = NodeSettings(api_keys=("secret",))
+    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+        assert (await ask("Host: npu.example", "Origin: https://app.example"))[0] == 200
+        assert (await ask("Host: a", "Host: b"))[0] == 400
+
+
+async def test_cors_origins_may_send_and_read(monkeypatch):
+    settings = NodeSettings(cors_origins=("https://app.example",), api_keys=())
+    async with serving(OriginPolicy.of(settings), monkeypatch) as ask:
+        for target, status in (("/", 200), ("/wrong", 400), ("/nowhere", 404)):
+            got, headers = await ask("Host: localhost", "Origin: https://app.example", target=target)
+            assert (got, headers["access-control-allow-origin"]) == (status, "https://app.example")
+            assert headers["vary"] == "Origin"
+        got, headers = await ask(
+            "Host: localhost",
+            "Origin: https://app.example",
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: authorization,content-type",
+            method="OPTIONS",
+        )
+        assert (got, headers["access-control-allow-headers"]) == (204, "authorization,content-type")
+        got, headers = await ask("Host: localhost", "Origin: https://evil.example")
+        assert got == 403
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allowed_hosts": ("http://x",)},
+        {"allowed_hosts": ("a b",)},
+        {"cors_origins": ("app.example",)},
+        {"cors_origins": ("https://a/b",)},
+    ],
+)
+def test_settings_that_are_no_names_are_refused(wrong):
+    with pytest.raises(ValueError, match="is no"):
+        NodeSettings(**wrong)
+
+
+def test_lists_may_be_given_by_comma(monkeypatch):
+    monkeypatch.setenv("NPU_NODE_ALLOWED_HOSTS", "a.example, b.example")
+    assert NodeSettings().allowed_hosts == ("a.example", "b.example")

@@ -1,0 +1,178 @@
+"""Which host names and which web pages' requests are accepted.
+
+A browser lets any page send requests to this machine, and a page whose own name was made to point here (DNS rebinding)
+may read the replies too. A node that asks for no key therefore answers only to its own names and only to its own pages.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from worker_node.api.middleware import Handler
+from worker_node.errors import BadRequest, Forbidden
+from worker_node.settings import NodeSettings, is_loopback
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+_METHODS = "GET, HEAD, POST, DELETE"
+_EXPOSED = (
+    "Retry-After, retry-after-ms, X-Model, X-NPU-Busy-Delta-Us, X-NPU-Busy-Exclusive, X-NPU-Emulated, "
+    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Route-Reason, X-NPU-Node-Token-Count, X-Request-ID, X-Shape, "
+    "X-Space"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginPolicy:
+    """`bind` is the address that the node listens on; `hosts` and `origins` are as in `NodeSettings`.
+
+    With `guarded`, foreign names and origins are refused; without, keys decide and only malformed headers are refused.
+    """
+
+    bind: str
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    guarded: bool = True
+
+    @classmethod
+    def of(cls, settings: NodeSettings) -> OriginPolicy:
+        """The policy of a node with these settings."""
+        return cls(
+            settings.host,
+            frozenset(name.lower() for name in settings.allowed_hosts),
+            frozenset(origin.lower() for origin in settings.cors_origins),
+            guarded=not settings.api_keys,
+        )
+
+    def opens_to(self, origin: str | None) -> bool:
+        """Whether `cors_origins` names the origin."""
+        return origin is not None and ("*" in self.origins or origin.lower() in self.origins)
+
+    def check(self, request: web.Request) -> None:
+        """Raise BadRequest for a malformed Host or Origin, Forbidden for a foreign one."""
+        authority = _authority(request)
+        if authority is not None and self.guarded and not self._is_ours(authority[0], request):
+            raise Forbidden(
+                "the Host header is none of this node's names; use its address, or add the name to allowed_hosts"
+            )
+        origin = origin_of(request)
+        if origin is None or not self.guarded or self.opens_to(origin) or _same(origin, authority):
+            return
+        raise Forbidden("requests from pages of other sites are refused; add the site to cors_origins to allow it")
+
+    def _is_ours(self, host: str, request: web.Request) -> bool:
+        if is_loopback(host) or host == self.bind.lower() or "*" in self.hosts or host in self.hosts:
+            return True
+        if any(host.endswith(name[1:]) for name in self.hosts if name.startswith("*.")):
+            return True
+        return _is_wildcard(self.bind) and host == _local_address(request)
+
+
+def guard_origins(policy: OriginPolicy) -> Middleware:
+    """Check every request, and answer the preflight requests of browsers for the origins that are let in."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        policy.check(request)
+        if (
+            request.method == "OPTIONS"
+            and "Access-Control-Request-Method" in request.headers
+            and policy.opens_to(origin_of(request))
+        ):
+            return _preflight(request)
+        return await handler(request)
+
+    return check
+
+
+def cors_headers(policy: OriginPolicy) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """For `on_response_prepare`: pages of the origins that are let in may read the reply, errors included."""
+
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        origin = request.headers.get("Origin")
+        if policy.origins:
+            response.headers.add("Vary", "Origin")
+        if origin is not None and policy.opens_to(origin):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+    return add
+
+
+def origin_of(request: web.Request) -> str | None:
+    """The Origin header. Raises BadRequest if there are several."""
+    given = request.headers.getall("Origin", [])
+    if len(given) > 1:
+        raise BadRequest("the request has more than one Origin header")
+    return given[0] if given else None
+
+
+def _preflight(request: web.Request) -> web.Response:
+    headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": "600"}
+    wanted = request.headers.get("Access-Control-Request-Headers", "")
+    if _HEADER_NAMES.fullmatch(wanted):
+        headers["Access-Control-Allow-Headers"] = wanted
+    if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        headers["Access-Control-Allow-Private-Network"] = "true"
+    return web.Response(status=204, headers=headers)
+
+
+def _authority(request: web.Request) -> tuple[str, str | None] | None:
+    """The host, in lower case, and the port that the request is for; None where HTTP/1.0 names none.
+
+    Raises BadRequest for none or several in HTTP/1.1, a malformed one, and a target that names another than the header.
+    """
+    given = request.headers.getall("Host", [])
+    if len(given) > 1 or (not given and request.version >= (1, 1)):
+        raise BadRequest(f"the request has {len(given)} Host headers; HTTP/1.1 has exactly one")
+    if not given:
+        if not request.raw_path.startswith("/"):
+            raise BadRequest("a request without a Host header has a target that begins with /")
+        return None
+    match = _AUTHORITY.fullmatch(given[0].strip())
+    if match is None:
+        raise BadRequest("the Host header is no host name or address with an optional port")
+    host = _plain(match[1])
+    # For a target that is a whole URL, this is that URL's host.
+    if not request.raw_path.startswith(("/", "*")) and _plain(request.host or "") != host:
+        raise BadRequest("the target of the request names another host than its Host header")
+    return host, match[2]
+
+
+def _plain(host: str) -> str:
+    return host.lower().strip("[]").removesuffix(".")
+
+
+def _same(origin: str, authority: tuple[str, str | None] | None) -> bool:
+    """Whether a page of that origin came from the host and port that the request is for."""
+    if authority is None:
+        return False
+    scheme, _, rest = origin.lower().partition("://")
+    match = _AUTHORITY.fullmatch(rest)
+    if match is None or scheme not in _DEFAULT_PORTS:
+        return False
+    port = _DEFAULT_PORTS[scheme]
+    return _plain(match[1]) == authority[0] and (match[2] or port) == (authority[1] or port)
+
+
+def _is_wildcard(bind: str) -> bool:
+    try:
+        return ipaddress.ip_address(bind).is_unspecified
+    except ValueError:
+        return bind == ""
+
+
+def _local_address(request: web.Request) -> str | None:
+    """The address on which this very connection was accepted: no page can have a name for it that a browser sends."""
+    name = None if request.transport is None else request.transport.get_extra_info("sockname")
+    if not isinstance(name, tuple):
+        return None
+    address = str(name[0]).partition("%")[0].lower()
+    return address.removeprefix("::ffff:")
