@@ -73,7 +73,7 @@ class FallbackBackend:
         async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> Answer:
             nonlocal before
             before = spent.attempts
-            return await cloud.open_stream(self._for_cloud(job), opened_by)
+            return await cloud.open_stream(self._for_cloud(job, cloud), opened_by)
 
         # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
         answer = await self._first(job, lambda until: self._fleet.open_stream(job, until), in_cloud)
@@ -99,7 +99,7 @@ class FallbackBackend:
         method: Callable[[CloudBackend], Callable[[J], Awaitable[A]]],
     ) -> A:
         async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> A:
-            answer = await method(cloud)(self._for_cloud(job))
+            answer = await method(cloud)(self._for_cloud(job, cloud))
             return replace(answer, attempts=spent.attempts + answer.attempts)
 
         answer = await self._first(job, lambda until: on_fleet(job.within(until)), in_cloud)
@@ -124,11 +124,7 @@ class FallbackBackend:
             unavailable = error
         if cloud is None:
             raise unavailable.without_cloud(f"the cloud was not asked: {self._forbidden(job)}")
-        wanted = self._for_cloud(job)
-        if isinstance(wanted, EmbedJob) and wanted.space is None:
-            refusal: str | None = "no node has told the vector space yet; bind it with spaces.<model>"
-        else:
-            refusal = cloud.refusal(wanted)
+        refusal = self._refusal(job, cloud)
         if refusal is not None:
             raise unavailable.without_cloud(f"the cloud was not asked: {refusal}")
         log.info("%s goes to the cloud: %s", job.request_id, unavailable.message)
@@ -152,12 +148,23 @@ class FallbackBackend:
             return f"the call requires the device {job.require_device}"
         return None
 
-    def _for_cloud(self, job: J) -> J:
-        """The job as the cloud gets it: the fleet's model names mean nothing there, a vector space does."""
+    def _refusal(self, job: Job, cloud: CloudBackend) -> str | None:
+        """Why the cloud cannot serve the job as it was requested, or None."""
+        wanted = self._for_cloud(job, cloud)
+        if isinstance(wanted, EmbedJob) and wanted.space is None:
+            return "no node has told the vector space yet; bind it with spaces.<model>"
+        if isinstance(wanted, GenerateJob) and wanted.model is None:
+            if job.model is None:
+                return "cloud.chat_model is not set"
+            return f"no cloud model is declared for {job.model} (cloud.chat_models)"
+        return cloud.refusal(wanted)
+
+    def _for_cloud(self, job: J, cloud: CloudBackend) -> J:
+        """The job as the cloud gets it: the fleet's model names mean nothing there."""
         if isinstance(job, EmbedJob):
-            space, dimensions = self._fleet.runtime.bindings.known_space(job.model)
-            return replace(job, model=None, space=space, dimensions=dimensions)
-        return replace(job, model=None)
+            known = self._fleet.runtime.bindings.known(job.model)
+            return replace(job, model=None, **known._asdict())
+        return replace(job, model=cloud.chat_model_for(job.model))
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))

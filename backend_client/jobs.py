@@ -39,12 +39,15 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class EmbedJob(Job):
-    """Texts for one request. `space` and `dimensions` are what the vectors must have, where that is known."""
+    """Texts for one request. `space` and `dimensions` are what the vectors must have, where that is known;
+    `context_limit` is the most tokens of a text that their model takes.
+    """
 
     texts: Sequence[str] = field(repr=False)
     truncate: bool = False
     space: str | None = None
     dimensions: int | None = None
+    context_limit: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -81,7 +81,9 @@ class Ledger:
         self.local = self.local.plus(usage)
 
     def reserve(self, model: str, bound: Usage) -> Reservation:
-        """Set aside the most that a call may cost. Raises SpendCapReached."""
+        """Set aside the most that a call may cost. Raises SpendCapReached, also for a model without a price."""
+        if self._cap is not None and model not in self._prices:
+            raise SpendCapReached(f"the cloud was not asked: there is a spend cap, and cloud.prices lacks {model}")
         cost = self._cost(model, bound)
         left = self.left
         if left is not None and cost > left:

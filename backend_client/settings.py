@@ -46,13 +46,18 @@ class Price(BaseModel):
 
 
 class CloudSettings(BaseModel):
-    """The OpenAI-compatible fallback. It serves generation only with `chat_model`, embeddings only of mapped spaces."""
+    """The OpenAI-compatible fallback.
+
+    `chat_model` answers calls that name no model, `chat_models` (the fleet's name: the cloud's) those that do.
+    `embedding_models` (vector space: the cloud's name) are the only ones that embed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_key: SecretStr
     base_url: str | None = None
     chat_model: str | None = None
+    chat_models: dict[str, str] = {}
     embedding_models: dict[str, str] = {}
     max_tokens: int = Field(default=1024, gt=0)
     prices: dict[str, Price] = {}
@@ -60,7 +65,8 @@ class CloudSettings(BaseModel):
 
     @model_validator(mode="after")
     def _cap_needs_prices(self) -> CloudSettings:
-        used = {model for model in (self.chat_model, *self.embedding_models.values()) if model is not None}
+        models = (self.chat_model, *self.chat_models.values(), *self.embedding_models.values())
+        used = {model for model in models if model is not None}
         if self.spend_cap is not None and (unpriced := sorted(used - self.prices.keys())):
             raise ValueError(f"spend_cap needs the price of every model; none is given for {', '.join(unpriced)}")
         return self

@@ -13,6 +13,7 @@ from openai.types import CompletionUsage
 from backend_client.cloud.visit import CloudState, NotAnAnswer, Visit, reading
 from backend_client.errors import CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import plain_name
 from backend_client.jobs import Answer, EmbedJob, GenerateJob, Job
 from backend_client.resilience.deadline import Deadline
 from backend_client.results import EmbedBatch, GenerateResult, Timing, Usage
@@ -34,12 +35,17 @@ class CloudBackend:
         self._settings = settings
         self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
+        self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
         self._sdk: AsyncOpenAI | None = None
 
     @property
     def breaker(self) -> Breaker:
         """Whether it is left alone after failures."""
         return self._state.breaker
+
+    def chat_model_for(self, name: str | None) -> str | None:
+        """The cloud's model for one of the fleet (None: the fleet's default); None when none is declared for it."""
+        return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""
@@ -187,7 +193,7 @@ class CloudBackend:
         return chat
 
     def _max_tokens(self, job: GenerateJob) -> int:
-        return int(job.sampling.get("max_new_tokens", self._settings.max_tokens))
+        return max(0, int(job.sampling.get("max_new_tokens", self._settings.max_tokens)))
 
     def _chat_refusal(self, job: GenerateJob) -> str | None:
         if not (job.model or self._settings.chat_model):
@@ -199,6 +205,8 @@ class CloudBackend:
         return None
 
     def _embedding_refusal(self, job: EmbedJob) -> str | None:
+        if job.truncate and not _fits(job):
+            return "it cannot truncate as the nodes do (truncate=True)"
         if self._embedding_model(job):
             return None
         if job.space is None:
@@ -229,6 +237,12 @@ class CloudBackend:
         return GenerateResult(
             text=text, finish_reason=reason, usage=usage or visit.bound, timing=Timing(), **self._origin(visit)
         )
+
+
+def _fits(job: EmbedJob) -> bool:
+    """Whether no text can be too long for the model, so that there is nothing to truncate."""
+    limit = job.context_limit
+    return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in job.texts)
 
 
 def _usage(usage: CompletionUsage | None) -> Usage | None:

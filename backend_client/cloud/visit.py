@@ -20,6 +20,14 @@ from backend_client.results import Attempt, Usage
 
 R = TypeVar("R")
 
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+_HINTS = {
+    401: "check cloud.api_key",
+    402: "check the account",
+    403: "check cloud.api_key and what it may use",
+    404: "check cloud.base_url and the model names in cloud",
+}
+
 
 class NotAnAnswer(ValueError):
     """The cloud answered 200 with something that is no answer; the text says what, and quotes nothing."""
@@ -108,7 +116,7 @@ class Visit:
 
     def _fail(self, problem: CloudError, harm: Harm, *, owed: bool) -> None:
         self._settled = True
-        status = problem.status if isinstance(problem, CloudRejected) else None
+        status = problem.status if isinstance(problem, CloudRejected | CloudUnavailable) else None
         problem.attempts = (self.attempt(type(problem).__name__, status, sent=owed or status is not None),)
         problem.request_id = self.job.request_id
         if harm is not Harm.NONE:
@@ -128,15 +136,7 @@ class Visit:
         Nothing of the cloud's own message is taken over: it may quote the prompt.
         """
         if isinstance(error, openai.APIStatusError):
-            status = error.status_code
-            if status in {408, 429}:
-                return self._unavailable(f"is busy (HTTP {status})"), Harm.NONE, False
-            if status < 500:
-                text = f"the cloud at {self._state.name} refused the request: HTTP {status}"
-                if status in {401, 403}:
-                    text += "; check cloud.api_key"
-                return CloudRejected(text, node=self._state.name, status=status), Harm.NONE, False
-            return self._unavailable(f"failed (HTTP {status})"), Harm.SERVER, False
+            return self._status_error(error.status_code)
         if isinstance(error, openai.APIConnectionError):
             # What came of a request whose connection broke after it was made is not known.
             never_sent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
@@ -145,5 +145,17 @@ class Visit:
             return self._unavailable(f"answered what is no answer: {error}"), Harm.SERVER, True
         return self._unavailable(f"broke off its answer ({type(error).__name__})"), Harm.CONNECTION, True
 
-    def _unavailable(self, what: str) -> CloudUnavailable:
-        return CloudUnavailable(f"the cloud at {self._state.name} {what}")
+    def _status_error(self, status: int) -> tuple[CloudError, Harm, bool]:
+        """What a status means. Only 400, 413 and 422 are about the request; our key, model or URL may be wrong too."""
+        if status in _ABOUT_THE_REQUEST:
+            text = f"the cloud at {self._state.name} rejected the request: HTTP {status}"
+            return CloudRejected(text, node=self._state.name, status=status), Harm.NONE, False
+        if status in {408, 429}:
+            return self._unavailable(f"is busy (HTTP {status})", status), Harm.NONE, False
+        if status >= 500:
+            return self._unavailable(f"failed (HTTP {status})", status), Harm.SERVER, False
+        hint = _HINTS.get(status, "check cloud.base_url")
+        return self._unavailable(f"does not accept us (HTTP {status}): {hint}", status), Harm.NONE, False
+
+    def _unavailable(self, what: str, status: int | None = None) -> CloudUnavailable:
+        return CloudUnavailable(f"the cloud at {self._state.name} {what}", status=status)

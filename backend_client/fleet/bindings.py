@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged
 from backend_client.fleet.node import Requirement, plain_name
@@ -12,6 +13,14 @@ from backend_client.fleet.pool import Pool
 from backend_client.fleet.report import ModelReport
 
 _REMEMBERED = 256
+
+
+class KnownSpace(NamedTuple):
+    """A vector space, its dimensions, and the most tokens that its model takes; None for what is not known."""
+
+    space: str | None = None
+    dimensions: int | None = None
+    context_limit: int | None = None
 
 
 class Bindings:
@@ -98,14 +107,20 @@ class Bindings:
                 bound = self._spaces[key] = min(counts, key=lambda space: (-counts[space], space))
         return bound
 
-    def known_space(self, model: str | None) -> tuple[str | None, int | None]:
-        """The space that an answer of the model (None: the default) is in, and its dimensions, as far as known."""
+    def known(self, model: str | None) -> KnownSpace:
+        """What is known of the space that an answer of the model (None: the default) is in."""
         name = model or self.default_model("embedding")
         if name is None:
-            return None, None
+            return KnownSpace()
         space = self.space(name)
-        reported = (report.dimensions for report in self._reports(name) if report.space == space)
-        return space, next(reported, None) or self._dimensions.get(space or "")
+        reports = [report for report in self._reports(name) if report.space == space]
+        dimensions = [report.dimensions for report in reports if report.dimensions is not None]
+        limits = [report.context_limit for report in reports if report.context_limit is not None]
+        return KnownSpace(
+            space,
+            dimensions[0] if dimensions else self._dimensions.get(space or ""),
+            min(limits, default=None),
+        )
 
     def check(self, node: str, *, requested: str, answered: str, space: str, dimensions: int) -> None:
         """Check a reply against the name that was requested; a name that is not bound yet is bound to its space.

@@ -59,13 +59,22 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
         status = http.get("/healthz").json()
         assert (status["serving"], status["nodes"]) == (True, {node.url: "ready"})
 
-        async def refuse(_):
-            return error_response(400, "invalid_request", "not so")
+        refusals = [
+            (400, "invalid_request", 400, "the prompt cannot be answered"),
+            (400, "context_length_exceeded", 413, "the prompt is too long"),
+            (413, "payload_too_large", 413, "the prompt is too long"),
+            (401, "invalid_api_key", 500, "internal error"),
+            (404, "model_not_found", 500, "internal error"),
+            (500, "internal_error", 503, "try again later"),
+        ]
+        for status, code, shown, detail in refusals:
 
-        node.respond = refuse
-        reply = http.post("/answer", params={"prompt": "Where?"})
-        assert reply.status_code == 400
-        assert "not so" in reply.json()["detail"]
+            async def refuse(_, status=status, code=code):
+                return error_response(status, code, "what only operators may see")
+
+            node.respond = refuse
+            reply = http.post("/answer", params={"prompt": "Where?"})
+            assert (reply.status_code, reply.json()) == (shown, {"detail": detail})
 
         async def busy(_):
             return error_response(429, "overloaded", "full", retry_after_ms=200_000)
@@ -73,6 +82,7 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
         node.respond = busy
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "200")
+        assert reply.json() == {"detail": "try again later"}
 
 
 @pytest.mark.usefixtures("node")

@@ -201,15 +201,93 @@ async def test_both_failing_is_one_error_with_the_whole_history(cloud, status, e
         assert client.ledger.cloud.calls == 0
 
 
-async def test_a_request_that_the_cloud_refuses_is_refused(cloud):
-    async def refuse(_):
-        return web.json_response({"error": {"message": "no"}}, status=400)
+def answering(status, message="no"):
+    async def respond(_):
+        return web.json_response({"error": {"message": message}}, status=status)
 
-    cloud.respond = refuse
+    return respond
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, status):
+    cloud.respond = answering(status)
     async with fallback([DEAD], cloud) as client:
         with pytest.raises(CloudRejected) as caught:
             await client.generate("prompt")
         assert isinstance(caught.value, RequestRejected)
+        assert caught.value.status == status
+
+
+@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
+async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
+    """Our key, our model name or our URL is wrong, or the cloud is down: not the fault of whoever asked."""
+    cloud.respond = answering(status)
+    async with fallback([DEAD], cloud, spaces=SPACES) as client:
+        for call in (client.generate, client.embed):
+            with pytest.raises(NPUUnavailableError) as caught:
+                await call("prompt")
+            assert not isinstance(caught.value, RequestRejected)
+            assert caught.value.cloud_error.status == status
+            assert caught.value.attempts[-1].status == status
+        with pytest.raises(NPUUnavailableError):
+            [_ async for _ in client.stream("prompt")]
+        assert client.cloud_breaker.value == "closed"
+        assert client.ledger.cloud.calls == 0
+
+
+async def test_a_wrong_key_or_model_says_which_setting_to_check(cloud):
+    for status, setting in ((401, "cloud.api_key"), (404, "cloud.base_url and the model names")):
+        cloud.respond = answering(status)
+        async with fallback([DEAD], cloud) as client:
+            with pytest.raises(NPUUnavailableError, match=setting):
+                await client.generate("prompt")
+
+
+async def test_a_named_model_goes_to_the_cloud_only_when_it_is_mapped(cloud):
+    async with fallback([DEAD], cloud, chat_models={"my-finetune": "cloud-finetune"}) as client:
+        answer = await client.generate("prompt", model="My-Finetune")
+        assert (answer.model, cloud.bodies[-1]["model"]) == ("cloud-finetune", "cloud-finetune")
+        stream = client.stream("prompt", model="my-finetune")
+        assert [piece async for piece in stream] == ANSWER
+        assert stream.result.model == "cloud-finetune"
+        assert (await client.generate("prompt")).model == "cloud-chat"
+        before = len(cloud.requests)
+        for name in ("another", "cloud-chat"):
+            with pytest.raises(
+                NPUUnavailableError, match=rf"no cloud model is declared for {name} \(cloud.chat_models"
+            ):
+                await client.generate("prompt", model=name)
+            with pytest.raises(NPUUnavailableError, match=f"no cloud model is declared for {name}"):
+                [_ async for _ in client.stream("prompt", model=name)]
+    assert len(cloud.requests) == before
+
+
+async def test_truncation_stays_with_the_nodes(scripted, cloud):
+    """The cloud is asked only for texts so short that there is nothing to cut off: 252 bytes are at most 252 tokens."""
+
+    async def fail(_):
+        return error_response(503, "engine_unavailable", retry_after_ms=60_000)
+
+    async with fallback([scripted.url], cloud) as client:
+        await client.embed("text")
+        scripted.respond = fail
+        with pytest.raises(NPUUnavailableError, match="cannot truncate"):
+            await client.embed("x" * 253, truncate=True)
+        assert not cloud.requests
+        assert (await client.embed_result("x" * 252, truncate=True)).source == "cloud"
+        assert (await client.embed_result("x" * 253, truncate=False)).source == "cloud"
+    async with CloudClient(settings(cloud)) as direct:
+        with pytest.raises(CloudRejected, match="cannot truncate"):
+            await direct.embed("text", truncate=True)
+
+
+async def test_a_cap_is_kept_for_models_without_a_price(cloud):
+    prices = {"cloud-chat": {"input": 2, "output": 8}, "cloud-minilm": {"input": 1}}
+    async with CloudClient(settings(cloud, prices=prices, spend_cap=1)) as direct:
+        with pytest.raises(SpendCapReached, match="lacks dear-model"):
+            await direct.generate("prompt", model="dear-model")
+        assert (await direct.generate("prompt")).text
+    assert len(cloud.requests) == 1
 
 
 async def test_a_cloud_that_fails_is_left_alone(cloud):

@@ -195,7 +195,7 @@ async def test_vectors_of_another_width_in_the_same_space_are_malformed(pair):
         await client.health()
         await client.embed("text")
         bindings = client.backend.runtime.bindings
-        assert bindings.known_space(None) == ("space-a", 8)
+        assert bindings.known(None) == ("space-a", 8, 256)
         with pytest.raises(Exception, match="dimensions"):
             bindings.check("n", requested=EMBEDDER, answered=EMBEDDER, space="space-a", dimensions=4)
 
