@@ -27,7 +27,9 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -56,9 +58,28 @@ _TOKENS = tuple(4**power for power in range(14))
 
 
 class Metrics:
-    """The metrics of the clients of one registry."""
+    """The metrics of the clients of one registry. A second one for the same registry shares those of the first."""
+
+    _shared: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
+    _lock: ClassVar[Lock] = Lock()
+
+    duration: Histogram
+    tokens: Histogram
+    attempts: Counter
+    state: StateCollector
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        with self._lock:
+            if registry not in self._shared:
+                self._register(registry)
+                self._shared[registry] = vars(self)
+        vars(self).update(self._shared[registry])
+
+    def counts(self, other: Metrics) -> bool:
+        """Whether a call that `other` observes is counted here too: they are of one registry."""
+        return self.duration is other.duration
+
+    def _register(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
             "gen_ai_client_operation_duration_seconds",
             "Duration of a call, retries and fallback included.",
@@ -86,13 +107,18 @@ class Metrics:
 def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | None = None) -> C:
     """Observe every call of a client, blocking or not, and return it.
 
-    Make one `Metrics` for all clients of a registry.
+    Without `metrics`, they go to the default registry. Call it for as many clients as there are; a client that the
+    same registry observes already is returned as it is.
     """
     metrics = metrics or Metrics()
     tracer = tracer or trace.get_tracer("backend_client")
     calls = client.inner if isinstance(client, Blocking) else client
     asked: Source = "npu" if isinstance(calls, NPUClient | InferenceClient) else "cloud"
-    calls.wrap_backend(lambda backend: ObservedBackend(backend, metrics, tracer, asked))
+
+    def wrapped(backend: Backend) -> Backend:
+        return backend if _observes(backend, metrics) else ObservedBackend(backend, metrics, tracer, asked)
+
+    calls.wrap_backend(wrapped)
     metrics.state.watch(calls)
     return client
 
@@ -121,22 +147,26 @@ class ObservedBackend:
     """A backend whose calls are measured; `asked` is whom they go to first."""
 
     def __init__(self, inner: Backend, metrics: Metrics, tracer: Tracer, asked: Source) -> None:
-        self._inner = inner
+        self.inner = inner
         self._metrics = metrics
         self._tracer = tracer
         self._asked: Source = asked
 
+    def counts_in(self, metrics: Metrics) -> bool:
+        """Whether its calls are counted in these metrics."""
+        return self._metrics.counts(metrics)
+
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed, observed."""
         with self._observed(job) as seen:
-            batch = await self._inner.embed(seen.traced(job))
+            batch = await self.inner.embed(seen.traced(job))
             seen.answered(batch, batch.usage)
         return batch
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Generate, observed."""
         with self._observed(job) as seen:
-            result = await self._inner.generate(seen.traced(job))
+            result = await self.inner.generate(seen.traced(job))
             seen.answered(result, result.usage, result.finish_reason)
         return result
 
@@ -149,15 +179,15 @@ class ObservedBackend:
 
     def concurrency(self) -> int:
         """As inside."""
-        return self._inner.concurrency()
+        return self.inner.concurrency()
 
     async def close(self) -> None:
         """Close what is inside."""
-        await self._inner.close()
+        await self.inner.close()
 
     async def _stream(self, job: GenerateJob, opened_by: Deadline | None) -> Answer:
         with self._observed(job, stream=True) as seen:
-            answer = await self._inner.open_stream(seen.traced(job), opened_by)
+            answer = await self.inner.open_stream(seen.traced(job), opened_by)
             try:
                 async for item in answer:
                     if isinstance(item, GenerateResult):
@@ -212,6 +242,14 @@ class ObservedBackend:
     def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
         for attempt in attempts:
             self._metrics.attempts.labels(attempt.node, attempt.outcome).inc()
+
+
+def _observes(backend: Backend, metrics: Metrics) -> bool:
+    while isinstance(backend, ObservedBackend):
+        if backend.counts_in(metrics):
+            return True
+        backend = backend.inner
+    return False
 
 
 async def _led(first: str | GenerateResult, rest: AsyncGenerator[str | GenerateResult, None]) -> Answer:

@@ -270,3 +270,31 @@ async def test_a_stream_that_breaks_off_or_is_left_ends_its_span(scripted, obser
     assert server_of(broken) == host_and_port(scripted.url)
     of_streams = {"operation": "chat", "source": "", "model": "", "error": "cancelled"}
     assert observed.value("gen_ai_client_operation_duration_seconds_count", **of_streams) == 1
+
+
+async def test_a_second_client_is_instrumented_without_metrics_of_its_own(pair, monkeypatch):
+    """As a service does at start-up, twice: with the default registry."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr(Metrics.__init__, "__defaults__", (registry,))
+    clients = [NPUClient([node.url]) for node in pair]
+    for client in clients:
+        async with instrument(client):
+            await client.embed("text")
+    labels = {"operation": "embeddings", "source": "npu", "model": EMBEDDER, "error": ""}
+    assert registry.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 2
+    for node in pair:
+        assert registry.get_sample_value("npu_client_node_usable", {"node": node.url}) is not None
+
+
+async def test_a_client_that_is_instrumented_twice_is_counted_once(scripted, observed):
+    async with observed(observed(NPUClient([scripted.url]))) as client:
+        instrument(client, metrics=Metrics(observed.registry), tracer=observed.tracer)
+        await client.embed("text")
+        labels = {"operation": "embeddings", "source": "npu", "model": EMBEDDER, "error": ""}
+        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 1
+        assert len(observed.spans) == 1
+        elsewhere = CollectorRegistry()
+        instrument(client, metrics=Metrics(elsewhere), tracer=observed.tracer)
+        await client.embed("text")
+        assert elsewhere.get_sample_value("gen_ai_client_operation_duration_seconds_count", labels) == 1
+        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels) == 2
