@@ -68,7 +68,7 @@ def report(node: Node) -> dict[str, Any]:
         "version": __version__,
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
-        "models": [_model(model) for model in node.registry.models],
+        "models": [_model(model, node.registry.aliases(model)) for model in node.registry.models],
         "npu": _npu(node),
     }
 
@@ -150,12 +150,13 @@ def device_list(node: Node) -> list[dict[str, Any]]:
     return devices
 
 
-def _model(model: ServedModel) -> dict[str, Any]:
+def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
     serving = model.serving()
     shown = serving or model.placements[0]
     status = shown.engine.status
     entry: dict[str, Any] = {
         "id": model.id,
+        "aliases": aliases,
         "kind": model.installed.kind,
         "state": model.state(),
         "reason": model.placements[0].engine.status.reason,

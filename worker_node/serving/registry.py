@@ -116,6 +116,13 @@ class Registry:
         self._by_id[normalise_name(model.id)] = model
         self._by_alias |= {normalise_name(alias): model for alias in model.aliases}
 
+    def aliases(self, model: ServedModel) -> list[str]:
+        """The names beside its id that `find` takes for the model, in lower case."""
+        entry = self._catalog.find(model.id)
+        known = entry.aliases if entry and normalise_name(entry.id) == normalise_name(model.id) else ()
+        names = {normalise_name(name) for name in (*model.aliases, *known)} - self._by_id.keys()
+        return sorted(name for name in names if self._by_alias.get(name, model) is model)
+
     def drop(self, model: ServedModel) -> None:
         """Serve a model no more."""
         self.models = tuple(other for other in self.models if other is not model)

@@ -39,6 +39,16 @@ def test_an_id_comes_before_an_alias_and_an_alias_before_the_catalog():
     assert served.find("other").id == "other"
 
 
+def test_the_aliases_of_a_model_are_the_names_it_is_found_by():
+    served = registry(generation("smollm2-135m-instruct"), generation("mine", "SmolLM2", "other"), generation("other"))
+    told = {model.id: served.aliases(model) for model in served.models}
+    assert told["mine"] == ["smollm2"]
+    assert told["other"] == []
+    assert "smollm2:135m" in told["smollm2-135m-instruct"]
+    for model in served.models:
+        assert all(served.find(alias) is model for alias in told[model.id])
+
+
 def test_what_is_served_no_more_is_not_found_by_any_name():
     model = generation("mine", "gpt-4o-mini")
     served = registry(model, embedding("texts", "text-embedding-3-small"))
