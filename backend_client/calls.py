@@ -132,7 +132,7 @@ class Calls:
         self._backend = wrap(self._backend)
 
     async def close(self) -> None:
-        """Give back connections and tasks. Calls that are under way fail."""
+        """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
         await self._backend.close()
 
     async def __aenter__(self) -> Self:

@@ -9,8 +9,10 @@ from typing import Generic, TypeVar
 
 from backend_client.errors import (
     AttemptTimeout,
+    AuthenticationFailed,
     DeadlineExceeded,
     FleetOverloaded,
+    KeyRefused,
     ModelMissing,
     ModelNotFound,
     NodeError,
@@ -27,22 +29,30 @@ from backend_client.fleet.health import Prober
 from backend_client.fleet.node import Requirement
 from backend_client.fleet.pool import Lease, Pool
 from backend_client.fleet.selection import refusal
+from backend_client.resilience import connection_wait
+from backend_client.resilience.closing import OpenCalls, end_now, renew
 from backend_client.resilience.deadline import Deadline
 from backend_client.resilience.retry import Retrier, Tries
 from backend_client.results import Attempt
 
 R = TypeVar("R")
 
+# Another attempt makes sense when this many times the usual time to an answer remains for it.
+_ROOM = 1.5
+# Timers are not exact: less than this before the deadline is the deadline.
+_MOMENT_S = 0.001
+
 
 @dataclass(slots=True)
 class Call:
-    """One call of the client's user, over all its attempts."""
+    """One call of the client's user, over all its attempts. `size`: the power of two of its length."""
 
     need: Requirement
     deadline: Deadline
     request_id: str
     attempt_timeout: float | None
     began: float
+    size: int = 0
     tries: Tries = field(default_factory=Tries)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -58,7 +68,9 @@ class Served(Generic[R]):
 class Dispatcher:
     """Carries calls out. Every error it raises has the call's attempts and request id."""
 
-    def __init__(self, pool: Pool, bindings: Bindings, prober: Prober, retrier: Retrier) -> None:
+    def __init__(self, pool: Pool, bindings: Bindings, prober: Prober, retrier: Retrier, share: float) -> None:
+        self.calls = OpenCalls()
+        self._share = share
         self._pool = pool
         self._bindings = bindings
         self._prober = prober
@@ -71,12 +83,13 @@ class Dispatcher:
         """
         self._prober.note_call()
         try:
-            return await self._retrier.run(
-                lambda: self._attempt(call, send),
-                deadline=call.deadline,
-                tries=call.tries,
-                elsewhere=lambda: self.elsewhere(call),
-            )
+            async with self.calls.open():
+                return await self._retrier.run(
+                    lambda: self._attempt(call, send),
+                    deadline=call.deadline,
+                    tries=call.tries,
+                    elsewhere=lambda: self.elsewhere(call),
+                )
         except NodeError as error:
             problem = _verdict(error, len(call.attempts))
         except NPUError as error:
@@ -105,32 +118,61 @@ class Dispatcher:
     async def guard(self, call: Call, lease: Lease, work: Awaitable[R], limit: float | None = None) -> R:
         """Await a node's work within the call's deadline and `limit` seconds, and no longer than the node lives.
 
-        Raises DeadlineExceeded, AttemptTimeout, NodeLost, or what the work raised.
+        Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
         remaining = call.deadline.remaining()
         url = lease.node.url
+        token = connection_wait.current.set(lease)
         try:
             async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
-                lease.on_lost = lambda: _end_now(scope)
-                return await work
+                lease.on_lost = lambda: end_now(scope)
+                if limit is not None:
+                    # Each sign of life renews the limit.
+                    lease.on_heard = lambda: renew(scope, limit, call.deadline)
+                lease.waiting_since = self._pool.clock()
+                value = await work
+            lease.waiting_since = None
+            return value
         except TimeoutError:
             # A node's 504 is a TimeoutError too.
             if not scope.expired():
                 raise
         finally:
-            lease.on_lost = None
+            connection_wait.current.reset(token)
+            lease.on_lost = lease.on_heard = None
         if lease.lost:
             raise NodeLost("stopped answering its probes while it worked on the request", node=url)
-        if limit is not None and limit < remaining:
-            raise AttemptTimeout(f"did not answer within {limit:g} s", node=url)
-        raise DeadlineExceeded(f"the call's time was up while {url} worked on it; give it more, or less to do")
+        if limit is not None and call.deadline.remaining() > _MOMENT_S:
+            why = f"no connection to it became free within {limit:.3g} s" if lease.queued else None
+            raise AttemptTimeout(why or f"did not answer within {limit:.3g} s", node=url)
+        raise DeadlineExceeded(f"the call's deadline passed while {url} worked on it; increase `timeout` or send less")
+
+    def limit(self, call: Call, lease: Lease) -> float | None:
+        """Seconds that this node gets for its next sign of life; None: all that remains.
+
+        A share of the remaining time while another node could take over, unless too little would remain for that one.
+        """
+        if not self.elsewhere(call):
+            return call.attempt_timeout
+        share = call.deadline.remaining() * self._share
+        usual = self._pool.usual.get(lease.model, lease.size)
+        if usual is not None and share < _ROOM * usual:
+            return call.attempt_timeout
+        return share if call.attempt_timeout is None else min(share, call.attempt_timeout)
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         lease = await self._lend(call)
         call.tries.nodes.add(lease.node.url)
         call.tries.sent += 1
         try:
-            value = await self.guard(call, lease, send(lease), call.attempt_timeout)
+            value = await self.guard(call, lease, send(lease), self.limit(call, lease))
+        except AuthenticationFailed as error:
+            url = lease.node.url
+            refused = KeyRefused(error.message.removeprefix(f"{url}: "), node=url, status=error.status, code=error.code)
+            self.settle(call, lease, refused)
+            if self._pool.key_refused(call.need):
+                raise
+            raise refused from None
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.tries.sent -= 1
@@ -146,7 +188,7 @@ class Dispatcher:
             if not self._bindings.undecided(call.need):
                 call.need = self._bindings.complete(call.need)
                 try:
-                    return self._pool.acquire(call.need, call.tries.nodes)
+                    return self._pool.acquire(call.need, call.tries.nodes, call.size)
                 except (NPUUnavailableError, RequestRejected):
                     if not self._pool.unknown:
                         raise
@@ -163,12 +205,6 @@ class Dispatcher:
             url not in call.tries.nodes and refusal(node, call.need, now) is None
             for url, node in self._pool.nodes.items()
         )
-
-
-def _end_now(scope: asyncio.Timeout) -> None:
-    """End a timeout scope at once. A scope that is ending already cannot be rescheduled, and need not be."""
-    if not scope.expired():
-        scope.reschedule(asyncio.get_running_loop().time())
 
 
 def _verdict(last: NodeError, attempts: int) -> NPUError:

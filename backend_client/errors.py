@@ -26,6 +26,7 @@
         ├── BadReply                    what came back is not a node's answer
         ├── NodeFailed                  5xx
         ├── AttemptTimeout              the node took longer than one attempt may
+        ├── KeyRefused                  401 or 403 here; another node may accept the API key
         ├── NodeLost                    its probes failed while it worked on the request
         ├── NodeOverloaded              429: busy until `.retry_after`, not dead
         ├── NodeNotServing              503: draining, loading, or the required device is missing
@@ -301,9 +302,11 @@ class NodeFailed(NodeError):
 
 
 class AttemptTimeout(NodeError):
-    """The node took longer than one attempt may, while the call still had time."""
+    """The node took longer than one attempt may. Whether that counts against it depends on how long it was silent."""
 
-    harm = Harm.SERVER
+
+class KeyRefused(NodeError):
+    """This node does not accept the API key."""
 
 
 class NodeLost(NodeError):

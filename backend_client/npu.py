@@ -51,13 +51,14 @@ class FleetBackend:
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
         running = self.runtime.start()
-        first = self._call("embedding", job, self._options.timeouts.attempt)
+        length = sum(map(len, job.texts))
+        first = self._call("embedding", job, self._options.timeouts.attempt, length)
         after = None
         if self._options.hedge.percentile is not None:
             after = self._latencies[len(job.texts).bit_length()].percentile()
         if after is None:
             return await self._embed(running, first, job)
-        second = self._call("embedding", job, self._options.timeouts.attempt)
+        second = self._call("embedding", job, self._options.timeouts.attempt, length)
         # The second goes elsewhere: it begins with the nodes that the first has asked.
         second.tries.nodes = first.tries.nodes
         return await hedged(
@@ -99,35 +100,57 @@ class FleetBackend:
         )
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
-        """One POST /inference, on one node after another until one serves it."""
-        running = self.runtime.start()
-        call = self._call("generation", job, None)
-        encode = _encoder(job, {"prompt": job.prompt, **job.sampling}, [job.prompt])
+        """One POST /inference, on one node after another until one serves it.
 
-        async def send(lease: Lease) -> tuple[str, Done]:
-            text, done = await running.transport.generate(lease.node.url, encode(call))
-            self._learn(lease, done.model)
-            return text, done
+        Streamed, so that a hung engine is told from a long answer. Nothing has reached the caller before the end, so a
+        failure in the middle is retried like any other.
+        """
+        running = self.runtime.start()
+        call = self._call("generation", job, None, len(job.prompt))
+        encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
+        parts: list[str] = []
+
+        async def send(lease: Lease) -> Done:
+            parts.clear()
+            opened = await self._open(running, call, lease, encode)
+            item = opened.first
+            try:
+                while not isinstance(item, Done):
+                    parts.append(item)
+                    item = await anext(opened.items)
+                    self.runtime.pool.heard(lease)
+            finally:
+                await opened.items.aclose()
+            self._learn(lease, item.model)
+            return item
 
         served = await running.dispatcher.run(call, send)
         running.dispatcher.settle(call, served.lease, None)
-        text, done = served.value
-        return _generated(call, served.lease, done, text)
+        return _generated(call, served.lease, served.value, "".join(parts))
 
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Open a stream on one node after another; once a piece has come, that node's answer is the answer."""
         running = self.runtime.start()
-        call = self._call("generation", job, None)
+        call = self._call("generation", job, None, len(job.prompt))
         call.deadline = opened_by or job.deadline
         encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
 
         async def send(lease: Lease) -> _Opened:
-            items = running.transport.stream(lease.node.url, encode(call))
-            return _Opened(items, await anext(items))
+            return await self._open(running, call, lease, encode)
 
         served = await running.dispatcher.run(call, send)
         call.deadline = job.deadline
         return self._answer(running.dispatcher, call, served.lease, served.value)
+
+    async def _open(self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]) -> _Opened:
+        items = running.transport.stream(lease.node.url, encode(call))
+        try:
+            first = await anext(items)
+        except BaseException:
+            await items.aclose()
+            raise
+        self.runtime.pool.heard(lease)
+        return _Opened(items, first)
 
     async def _answer(self, dispatcher: Dispatcher, call: Call, lease: Lease, opened: _Opened) -> Answer:
         parts: list[str] = []
@@ -138,7 +161,9 @@ class FleetBackend:
             while not isinstance(item, Done):
                 parts.append(item)
                 yield item
-                item = await dispatcher.guard(call, lease, anext(opened.items))
+                async with dispatcher.calls.open():
+                    item = await dispatcher.guard(call, lease, anext(opened.items))
+                self.runtime.pool.heard(lease)
             self._learn(lease, item.model)
             ended = None
         except NPUError as error:
@@ -156,9 +181,10 @@ class FleetBackend:
                 request_id=call.request_id,
             )
 
-    def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None) -> Call:
+    def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None, length: int) -> Call:
         need = Requirement(kind, job.model, job.require_device)
-        return Call(need, job.deadline, job.request_id, attempt_timeout, self.runtime.pool.clock())
+        now = self.runtime.pool.clock()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, length.bit_length())
 
     def _learn(self, lease: Lease, model: str) -> None:
         asked = lease.need.model

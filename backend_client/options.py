@@ -13,7 +13,9 @@ class Timeouts:
     node's death and a retry. `generate`: 1,000 tokens at the NPU's 10 tokens/s. `connect`: a LAN answers a SYN within
     milliseconds and Linux repeats a lost one after 1 s. `attempt`: one try at an embedding; a node that froze is
     noticed by its probes much earlier, this catches an engine that hangs inside a healthy node. `idle`: silence
-    inside a stream; a node sends a comment every 15 s.
+    inside a stream; a node sends a comment every 15 s. `share`: while another node could serve it, an attempt (for
+    generation: the wait for the first or the next token) gets at most this share of the remaining time, so that a hung
+    engine costs half of the deadline; unless the rest would be too short for another attempt.
     """
 
     embed: float = 30.0
@@ -21,6 +23,7 @@ class Timeouts:
     connect: float = 1.0
     attempt: float = 10.0
     idle: float = 45.0
+    share: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,12 @@ class BreakerOptions:
     set n back to 0, so that a node which flaps is left alone for longer each time. `recovery` is what remains of a
     quarantine once a probe passes again after failing: the promise is 5 s. `slow_start`: how long a node that returns
     takes to get a full share.
+
+    One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
+    sign of life in between; see `backend_client.fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
+    slow tail of a healthy engine is within three times its mean; `silence_least` is a pause of the event loop or of the
+    network; `silence_unknown` holds until an answer has been timed. Its quarantine is at most `longest_model`: a
+    trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
     """
 
     connection_failures: int = 2
@@ -65,6 +74,11 @@ class BreakerOptions:
     forget: float = 30.0
     recovery: float = 1.0
     slow_start: float = 10.0
+    silent_attempts: float = 2.0
+    silence_factor: float = 3.0
+    silence_least: float = 0.05
+    silence_unknown: float = 0.5
+    longest_model: float = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from backend_client.discovery import Follower, Source
 from backend_client.dispatch import Dispatcher
-from backend_client.errors import ConfigurationError
+from backend_client.errors import ClientClosed, ConfigurationError
 from backend_client.fleet.bindings import Bindings
 from backend_client.fleet.health import Prober
 from backend_client.fleet.pool import Pool
@@ -60,7 +60,7 @@ class Runtime:
         if running is not None and running.loop is loop and not self._closed:
             return running
         if self._closed:
-            raise ConfigurationError("this client is closed; make a new one")
+            raise ClientClosed("this client is closed; make a new one")
         if running is not None:
             raise ConfigurationError(
                 "this client belongs to another event loop; make one per loop, or use backend_client.sync"
@@ -69,7 +69,7 @@ class Runtime:
         prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
         retrier = Retrier(self._options.retry, self.budget, self._rng)
         running = self._running = Running(
-            loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier)
+            loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier, self._options.timeouts.share)
         )
         for node in self.pool.nodes.values():
             prober.watch(node)
@@ -82,8 +82,9 @@ class Runtime:
         """Wait until every node's first probe has ended, or a new one after a time without calls."""
         running = self.start()
         running.prober.note_call()
-        while self.pool.unknown:
-            await running.prober.wait_for_probe()
+        async with running.dispatcher.calls.open():
+            while self.pool.unknown:
+                await running.prober.wait_for_probe()
 
     def add(self, urls: Iterable[str]) -> None:
         """Take nodes in; they get requests once a probe has passed."""
@@ -99,9 +100,10 @@ class Runtime:
                 self._running.prober.forget(url)
 
     async def close(self) -> None:
-        """End the probes and close the connections."""
+        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed."""
         if self._running is not None and not self._closed:
             self._closed = True
+            await self._running.dispatcher.calls.close()
             if self._follower is not None:
                 self._follower.cancel()
                 await asyncio.gather(self._follower, return_exceptions=True)

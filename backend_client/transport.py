@@ -13,6 +13,7 @@ from backend_client import wire
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.fleet.report import HealthReport
 from backend_client.options import ClientOptions
+from backend_client.resilience import connection_wait
 from backend_client.sse import Event, EventParser, MalformedStream
 from backend_client.wire import Done, EmbedReply, WireCall
 from backend_client.wire_errors import event_error, status_error
@@ -38,12 +39,8 @@ class Transport(Protocol):
         """POST /embeddings."""
         ...
 
-    async def generate(self, node: str, call: WireCall) -> tuple[str, Done]:
-        """POST /inference; the whole answer."""
-        ...
-
     def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
-        """POST /inference; each piece of text as it comes, `Done` last."""
+        """POST /inference as a stream; each piece of text as it comes, `Done` last."""
         ...
 
     async def close(self) -> None:
@@ -72,6 +69,7 @@ class HttpTransport:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[_connection_waits()],
             auto_decompress=False,
         )
 
@@ -95,16 +93,6 @@ class HttpTransport:
         headers, body = await self._post(node, "/embeddings", call, _BINARY, self._max_reply)
         return wire.embed_reply(node, headers, body, len(call.texts))
 
-    async def generate(self, node: str, call: WireCall) -> tuple[str, Done]:
-        """POST /inference."""
-        headers, body = await self._post(node, "/inference", call, "application/json", self._max_reply)
-        data = wire.parse_json(node, body)
-        done = wire.done(node, headers, data)
-        text = data.get("text")
-        if not isinstance(text, str):
-            raise BadReply("the reply has no text", node=node)
-        return text, done
-
     async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
         """POST /inference as server-sent events."""
         problem: NPUError
@@ -119,6 +107,17 @@ class HttpTransport:
                 if response.status != 200:
                     body = await _read(response, _SMALL)
                     problem = self._status_error(node, response.status, response.headers, body, call)
+                elif response.content_type == "application/json":
+                    # A proxy, or an older node, that does not stream.
+                    data = wire.parse_json(node, await _read(response, self._max_reply))
+                    done = wire.done(node, response.headers, data)
+                    text = data.get("text")
+                    if not isinstance(text, str):
+                        raise BadReply("the reply has no text", node=node)
+                    if text:
+                        yield text
+                    yield done
+                    return
                 elif response.content_type != _EVENTS:
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
@@ -187,6 +186,21 @@ class HttpTransport:
             problem = _connection_error(node, error)
         # As above: out here the original, with the request's headers, is not the context.
         raise problem
+
+
+def _connection_waits() -> aiohttp.TraceConfig:
+    """Marks attempts that wait for one of the connections to their node."""
+    trace = aiohttp.TraceConfig()
+
+    async def begin(*_: object) -> None:
+        connection_wait.mark(queued=True)
+
+    async def end(*_: object) -> None:
+        connection_wait.mark(queued=False)
+
+    trace.on_connection_queued_start.append(begin)
+    trace.on_connection_queued_end.append(end)
+    return trace
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:

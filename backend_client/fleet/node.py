@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.liveness import Silence
 from backend_client.fleet.report import HealthReport, ModelKind, ModelReport
 
 # A node that is asked for more unknown names than this starts to forget them.
@@ -47,6 +48,8 @@ class Node:
     request; `returned_at` is when it came back after an absence, for slow start. `foreign` is the load of other
     clients by model, as of the last report. `names` are the ids and aliases that the last of `reports` reports names;
     `aliases` is what replies told of further names, each until that many reports have come.
+    `breakers` and `silences` are those of single models that gave cause;
+    `key_refused_until` is when the API key may be tried again after a 401, and `key_refusal` what the node said.
     """
 
     url: str
@@ -62,6 +65,10 @@ class Node:
     returned_at: float | None = None
     outstanding: Counter[str] = field(default_factory=Counter)
     foreign: dict[str, int] = field(default_factory=dict)
+    breakers: dict[str, Breaker] = field(default_factory=dict)
+    silences: dict[str, Silence] = field(default_factory=dict)
+    key_refused_until: float = float("-inf")
+    key_refusal: str = ""
     holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
     names: dict[str, ModelReport] = field(default_factory=dict)
     aliases: dict[str, tuple[str | None, int]] = field(default_factory=dict)
@@ -73,6 +80,11 @@ class Node:
         if found is None and (target := self.aliases.get(name, (None, 0))[0]) is not None:
             found = self.models.get(target)
         return found
+
+    def half_open(self, model: str) -> bool:
+        """Whether a request for the model would be a trial."""
+        breaker = self.breakers.get(model)
+        return not self.breaker.closed or (breaker is not None and not breaker.closed)
 
     def may_know(self, name: str) -> bool:
         """Whether the node might know the name as an alias: it was not asked recently."""
@@ -92,6 +104,11 @@ class Node:
         """A probe brought a new report."""
         self.reports += 1
         models = {model.id: model for model in report.models}
+        for model in report.models:
+            before = self.models.get(model.id)
+            if model.serving and before is not None and not before.serving and model.id in self.breakers:
+                # Its engine was restarted: evidence of recovery.
+                self.breakers[model.id].hurry()
         if models.keys() != self.models.keys():
             self.aliases.clear()
         self.aliases = {name: known for name, known in self.aliases.items() if known[1] > self.reports}

@@ -5,26 +5,25 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend_client.errors import (
-    FleetOverloaded,
+    AttemptTimeout,
+    AuthenticationFailed,
     Harm,
+    KeyRefused,
     ModelMissing,
-    ModelNotFound,
     NodeError,
     NodeNotServing,
     NodeOverloaded,
-    NPUError,
-    NPUUnavailableError,
     RequestRejected,
     SpaceChanged,
-    VectorSpaceMismatch,
 )
 from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client.fleet.liveness import Silence, Usual
 from backend_client.fleet.node import Hold, Node, Requirement
 from backend_client.fleet.report import HealthReport
-from backend_client.fleet.selection import Because, Refusal, choose, refusal
+from backend_client.fleet.selection import Refusal, choose, explain, refusal
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock
 
@@ -32,20 +31,32 @@ log = logging.getLogger(__name__)
 
 # How long a 429 or 503 without a Retry-After is taken to mean.
 _DEFAULT_HOLD_S = 1.0
+# How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
+_KEY_REFUSED_S = 5.0
 
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A node is lent to one request, at the time `began`. `on_lost` is called when the node's probes fail meanwhile."""
+    """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
+
+    `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
+    for a free connection. `waiting_since`: the client waits for the node since then; None while the caller reads.
+    """
 
     node: Node
     need: Requirement
     model: str
     ticket: int
     began: float
+    size: int = 0
+    model_ticket: int = 0
+    heard: bool = False
+    queued: bool = False
     lost: bool = False
     ended: bool = False
+    waiting_since: float | None = None
     on_lost: Callable[[], None] | None = None
+    on_heard: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +71,7 @@ class Pool:
     rng: random.Random = field(default_factory=random.Random)
     nodes: dict[str, Node] = field(default_factory=dict)
     complete: bool = True
+    usual: Usual = field(default_factory=Usual)
     _leases: dict[str, set[Lease]] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
@@ -87,8 +99,8 @@ class Pool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
         return not self.complete or not all(node.probed for node in self.nodes.values())
 
-    def acquire(self, need: Requirement, tried: Collection[str] = ()) -> Lease:
-        """Lend a node to a request, one outside of `tried` while there is any.
+    def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
+        """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
 
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
@@ -106,10 +118,21 @@ class Pool:
             raise explain(need, refusals, now)
         node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
         found = node.resolve(need.model) if need.model else None
-        lease = Lease(node, need, found.id if found else need.model or "", node.breaker.begin(), now)
+        model = found.id if found else need.model or ""
+        breaker = node.breakers.get(model)
+        lease = Lease(
+            node, need, model, node.breaker.begin(), now, size, model_ticket=breaker.begin() if breaker else 0
+        )
         node.outstanding[lease.model] += 1
         self._leases[node.url].add(lease)
         return lease
+
+    def key_refused(self, need: Requirement) -> bool:
+        """Whether no node can take it, and the API key is why."""
+        now = self.clock()
+        reasons = [refusal(node, need, now) for node in self.nodes.values()]
+        refused = [reason for reason in reasons if reason is not None]
+        return len(refused) == len(reasons) and isinstance(explain(need, refused, now), AuthenticationFailed)
 
     def settle(self, lease: Lease, error: BaseException | None) -> None:
         """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
@@ -121,15 +144,62 @@ class Pool:
         if node.outstanding[lease.model] <= 0:
             del node.outstanding[lease.model]
         self._leases.get(node.url, set()).discard(lease)
-        if isinstance(error, NodeError) and error.harm is not Harm.NONE:
+        if isinstance(error, NodeError) and error.harm is Harm.CONNECTION:
+            self._abandon_model(lease)
             if node.breaker.failed(lease.ticket, error.harm):
                 self._left(node, error.what)
             return
         answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)
-        if answered and not lease.lost:
+        if lease.lost or isinstance(error, AttemptTimeout) or not answered:
+            self._unanswered(lease, error)
+        else:
             self._answered(lease, error)
+
+    def heard(self, lease: Lease) -> None:
+        """A sign of life: the request's answer, or a token of it."""
+        now = self.clock()
+        if not lease.heard:
+            lease.heard = True
+            self.usual.add(lease.model, lease.size, now - lease.began)
+        silence = lease.node.silences.get(lease.model)
+        if silence is None:
+            silence = lease.node.silences[lease.model] = Silence()
+        silence.heard(now)
+        if lease.on_heard is not None:
+            lease.on_heard()
+
+    def _unanswered(self, lease: Lease, error: BaseException | None) -> None:
+        """The request got no answer in its time, or was given up. Judge the model there by how long it was silent."""
+        node, now = lease.node, self.clock()
+        said = False
+        if lease.waiting_since is not None and not (lease.lost or lease.queued):
+            silence = node.silences.setdefault(lease.model, Silence())
+            usual = self.usual.get(lease.model, lease.size)
+            said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
+            if said and (lease.model_ticket or silence.weight >= self.options.breaker.silent_attempts):
+                silence.weight = 0.0
+                self._eject_model(lease, "it answers nothing")
+        if said and isinstance(error, AttemptTimeout):
+            node.breaker.failed(lease.ticket, Harm.NONE)
         else:
             node.breaker.abandoned(lease.ticket)
+        self._abandon_model(lease)
+
+    def _abandon_model(self, lease: Lease) -> None:
+        if (breaker := lease.node.breakers.get(lease.model)) is not None:
+            breaker.abandoned(lease.model_ticket)
+
+    def _eject_model(self, lease: Lease, why: str) -> None:
+        breaker = self._model_breaker(lease)
+        breaker.trip()
+        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, breaker.opens_in, why)
+
+    def _model_breaker(self, lease: Lease) -> Breaker:
+        breaker = lease.node.breakers.get(lease.model)
+        if breaker is None:
+            options = replace(self.options.breaker, longest=self.options.breaker.longest_model)
+            breaker = lease.node.breakers[lease.model] = Breaker(options, self.clock, self.rng)
+        return breaker
 
     def _answered(self, lease: Lease, error: BaseException | None) -> None:
         node = lease.node
@@ -139,8 +209,12 @@ class Pool:
         if was_open and node.breaker.state is BreakerState.CLOSED:
             node.returned_at = self.clock()
             log.info("node %s serves again", node.url)
+        self._learn_of_model(lease, error)
         if isinstance(error, ModelMissing) and lease.need.model is not None:
             node.learn(lease.need.model, None)
+        elif isinstance(error, KeyRefused):
+            node.key_refused_until = self.clock() + _KEY_REFUSED_S
+            node.key_refusal = error.what
         elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
             node.report = node.report.model_copy(update={"status": "draining"})
         elif isinstance(error, SpaceChanged) and not _answers_to(lease):
@@ -150,6 +224,25 @@ class Pool:
             busy = isinstance(error, NodeOverloaded)
             why = "is busy" if busy else f"answered {error.code or error.status or 'in another vector space'}"
             node.holds[lease.model, lease.need.device] = Hold(self.clock() + pause, busy, why)
+
+    def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
+        """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
+        if error is None:
+            self.heard(lease)
+            if (breaker := lease.node.breakers.get(lease.model)) is not None:
+                breaker.succeeded(lease.model_ticket)
+        elif isinstance(error, NodeError) and error.harm is Harm.SERVER:
+            breaker = self._model_breaker(lease)
+            if breaker.failed(lease.model_ticket, error.harm):
+                log.warning(
+                    "%s on node %s is ejected for %.1f s: %s",
+                    lease.model,
+                    lease.node.url,
+                    breaker.opens_in,
+                    error.what,
+                )
+        else:
+            self._abandon_model(lease)
 
     def probe_passed(self, node: Node, report: HealthReport) -> None:
         """A probe brought a report (of a node that serves, or says that it does not)."""
@@ -202,21 +295,3 @@ def _answers_to(lease: Lease) -> bool:
     """Whether the node still takes the requested name for the model that the request was meant for."""
     found = lease.node.resolve(lease.need.model or "")
     return found is None or found.id == lease.model
-
-
-def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
-    """The error for a request that no node can take, with every node's reason."""
-    if not refusals:
-        return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
-    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
-    kinds = {item.because for item in refusals}
-    if kinds == {Because.LACKS_MODEL}:
-        name = need.model or f"for {need.kind}"
-        return ModelNotFound(f"no node serves the model {name}: {reasons}", code="model_not_found", status=404)
-    untils = [item.until for item in refusals if item.until is not None]
-    retry_after = min(untils) - now if untils else None
-    if Because.BUSY in kinds:
-        return FleetOverloaded(f"every node that could serve it is busy: {reasons}", retry_after=retry_after)
-    if Because.OTHER_SPACE in kinds:
-        return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
-    return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from backend_client.errors import (
+    AuthenticationFailed,
+    FleetOverloaded,
+    ModelNotFound,
+    NPUError,
+    NPUUnavailableError,
+    VectorSpaceMismatch,
+)
 from backend_client.fleet.node import Node, Requirement
 from backend_client.fleet.report import HealthReport, ModelReport
 
@@ -21,6 +29,7 @@ class Because(Enum):
     LACKS_MODEL = auto()
     LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
+    KEY_REFUSED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
         why = f"left alone for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
         return Refusal(node.url, Because.DOWN, why)
+    if node.key_refused_until > now:
+        return Refusal(node.url, Because.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
     if not report.serving:
         return Refusal(node.url, Because.NOT_SERVING, _not_serving(report, need))
     return _model_refusal(node, need, now) if report.lists_models else None
@@ -64,6 +75,9 @@ def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     misfit = _misfit(model, need)
     if misfit is not None:
         return Refusal(node.url, *misfit)
+    breaker = node.breakers.get(model.id)
+    if breaker is not None and not breaker.admits():
+        return Refusal(node.url, Because.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more")
     hold = node.holds.get((model.id, need.device))
     if hold is None or hold.until <= now:
         return None
@@ -102,12 +116,13 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
     to serve the model go before those that might know the name.
     """
+    name = need.model or ""
     for node in candidates:
-        if not node.breaker.closed:
+        found = node.resolve(name)
+        if node.half_open(found.id if found else name):
             return node
     if len(candidates) == 1:
         return candidates[0]
-    name = need.model or ""
     sure = [node for node in candidates if node.resolve(name) is not None] or candidates
     # Two different ones by their index, each equally likely; the first of them wins a tie.
     one = int(rng.random() * len(sure))
@@ -116,3 +131,23 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
         return second
     return first
+
+
+def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
+    """The error for a request that no node can take, with every node's reason."""
+    if not refusals:
+        return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
+    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
+    kinds = {item.because for item in refusals}
+    if Because.KEY_REFUSED in kinds and kinds <= {Because.KEY_REFUSED, Because.LACKS_MODEL}:
+        return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
+    if kinds == {Because.LACKS_MODEL}:
+        name = need.model or f"for {need.kind}"
+        return ModelNotFound(f"no node serves the model {name}: {reasons}", code="model_not_found", status=404)
+    untils = [item.until for item in refusals if item.until is not None]
+    retry_after = min(untils) - now if untils else None
+    if Because.BUSY in kinds:
+        return FleetOverloaded(f"every node that could serve it is busy: {reasons}", retry_after=retry_after)
+    if Because.OTHER_SPACE in kinds:
+        return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
+    return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)

@@ -126,6 +126,7 @@ async def test_none_means_not_given_and_numpy_numbers_are_numbers(scripted, clie
         "max_new_tokens": 9,
         "temperature": 0.5,
         "stop": ["x"],
+        "stream": True,
     }
 
 

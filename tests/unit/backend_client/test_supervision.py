@@ -1,6 +1,7 @@
 """Supervised background tasks, in virtual time."""
 
 import asyncio
+import itertools
 import logging
 
 import pytest
@@ -42,7 +43,7 @@ async def test_a_task_that_ends_is_logged_and_restarted_with_backoff(end, caplog
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
-    pauses = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert pauses[:7] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
     assert max(pauses) == pytest.approx(5.0)
     assert len(caplog.records) == len(starts)

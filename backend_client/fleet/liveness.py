@@ -1,0 +1,58 @@
+"""Signs of life of one model on one node: a hung engine behind a healthy /health is found by its silence.
+
+An attempt that ended without an answer, because its limit, its call's deadline or its caller ended it, is weighed by
+how long the model had been silent by then: no answer and no token for any request of this client. It weighs 1 when that
+is `silence_factor` times the usual time to an answer, less when it is shorter, and nothing below the usual time: a
+caller who allows 5 ms for what takes 50 must not harm the node for others. Any answer or token resets the sum.
+"""
+
+from __future__ import annotations
+
+from backend_client.options import BreakerOptions
+
+_WEIGHT_OF_NEW = 0.2
+_REMEMBERED = 512
+
+
+class Usual:
+    """The usual seconds from a request to the first sign of its answer, by model and size of the request."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, int], float] = {}
+
+    def add(self, model: str, size: int, seconds: float) -> None:
+        """An answer, or its first token, took that long."""
+        key = (model, size)
+        mean = self._means.get(key)
+        if mean is None and len(self._means) >= _REMEMBERED:
+            self._means.clear()
+        self._means[key] = seconds if mean is None else mean + _WEIGHT_OF_NEW * (seconds - mean)
+
+    def get(self, model: str, size: int) -> float | None:
+        """Seconds, None while unknown."""
+        return self._means.get((model, size))
+
+
+class Silence:
+    """What one model on one node has left unanswered since its last sign of life."""
+
+    def __init__(self) -> None:
+        self.heard_at = float("-inf")
+        self.weight = 0.0
+
+    def heard(self, now: float) -> None:
+        """An answer or a token came."""
+        self.heard_at = now
+        self.weight = 0.0
+
+    def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
+        """An attempt that began then got no answer. Returns whether that says anything about the model there."""
+        silent = now - max(began, self.heard_at)
+        if usual is None:
+            weight = float(silent >= options.silence_unknown)
+        elif silent < usual:
+            weight = 0.0
+        else:
+            weight = min(1.0, silent / max(options.silence_least, options.silence_factor * usual))
+        self.weight += weight
+        return weight > 0

@@ -1,0 +1,121 @@
+"""Closing ends everything at once with an error of the package, in virtual time."""
+
+import asyncio
+
+import pytest
+
+from backend_client import NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client.errors import ClientClosed, NodeOverloaded
+from tests.unit.backend_client.fakes import client_of, fleet, hang, warm
+from tests.unit.backend_client.virtual_time import in_virtual_time
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def close_during(client, *calls):
+    """Start the calls, close the client while they are under way, and return what they raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0.1)
+    began = now()
+    await client.close()
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert now() - began < 0.01
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left
+    return errors
+
+
+@in_virtual_time
+async def test_calls_in_flight_end_at_once():
+    nodes = fleet(2)
+    for node in nodes:
+        node.embed = hang
+        node.pieces = [hang]
+    client = client_of(nodes)
+    await client.health()
+    errors = await close_during(
+        client,
+        *(client.embed("text") for _ in range(20)),
+        client.generate("prompt"),
+        anext(client.stream("prompt")),
+        client.embed_many(["text"] * 1000),
+        anext(client.embed_stream(["text"] * 1000)),
+    )
+    assert {type(error) for error in errors} == {ClientClosed}
+    assert all(not isinstance(error, NPUUnavailableError) for error in errors)  # no cloud takes over
+
+
+@in_virtual_time
+async def test_waiters_for_a_probe_and_for_a_retry_end_at_once():
+    nodes = fleet(2)
+    nodes[0].health = hang
+    nodes[1].health = hang
+    client = client_of(nodes)
+    assert {type(error) for error in await close_during(client, client.embed("text"), client.health())} == {
+        ClientClosed
+    }
+    [node] = nodes = fleet(1)
+    node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=5.0)
+    client = client_of(nodes)
+    assert [type(error) for error in await close_during(client, client.embed("text"))] == [ClientClosed]
+
+
+@in_virtual_time
+async def test_a_stream_in_the_middle_is_interrupted_with_what_it_had():
+    [node] = nodes = fleet(1)
+    node.pieces = ["Pa", hang]
+    client = client_of(nodes)
+    stream = client.stream("prompt")
+    assert await anext(stream) == "Pa"
+    [error] = await close_during(client, anext(stream))
+    assert isinstance(error, StreamInterrupted)
+    assert error.partial_text == "Pa"
+
+    node.pieces = ["Pa", "ris"]
+    client = client_of(nodes)
+    stream = client.stream("prompt")
+    assert await anext(stream) == "Pa"
+    await client.close()
+    with pytest.raises(NPUError):
+        await anext(stream)
+
+
+@in_virtual_time
+async def test_embed_many_stops_sending_when_it_is_closed():
+    nodes = fleet(1)
+    async with warm(nodes) as client:
+        task = asyncio.ensure_future(client.embed_many(["text"] * 64_000))
+        await asyncio.sleep(0.05)
+        await client.close()
+        sent = len(nodes[0].requests)
+        with pytest.raises(ClientClosed):
+            await task
+        assert len(nodes[0].requests) == sent < 1000
+
+
+@in_virtual_time
+async def test_a_call_that_ends_by_itself_as_the_client_closes_keeps_its_result():
+    nodes = fleet(1)
+    for step in range(12):
+        client = client_of(nodes)
+        await client.health()
+        task = asyncio.ensure_future(client.embed("text"))
+        await asyncio.sleep(step / 4000)
+        await client.close()
+        [result] = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(result, list | ClientClosed)
+
+
+@in_virtual_time
+async def test_a_cancelled_call_is_cancelled_also_when_the_client_closes():
+    nodes = fleet(1)
+    nodes[0].embed = hang
+    client = client_of(nodes)
+    task = asyncio.ensure_future(client.embed("text"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,268 @@
+"""Hung engines behind a healthy /health: what they cost a caller, and how they are found, in virtual time."""
+
+import asyncio
+
+import pytest
+
+from backend_client import ClientOptions, DeadlineExceeded, NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client.options import HedgeOptions, RetryOptions
+from tests.unit.backend_client.fakes import fleet, hang, report, warm
+from tests.unit.backend_client.virtual_time import in_virtual_time
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def embed(client, timeout):
+    return (await client.embed_result("text", timeout=timeout)).node
+
+
+async def generate(client, timeout):
+    return (await client.generate("prompt", timeout=timeout)).node
+
+
+async def stream(client, timeout):
+    answer = client.stream("prompt", timeout=timeout)
+    assert [piece async for piece in answer] == ["Pa", "ris"]
+    return answer.result.node
+
+
+CALLS = pytest.mark.parametrize("call", [embed, generate, stream])
+
+
+def hang_engine(node):
+    """Its /health stays as it is."""
+    node.embed = hang
+    node.pieces = [hang]
+
+
+@CALLS
+@pytest.mark.parametrize("timeout", [0.2, 1.0, 5.0, 30.0])
+@in_virtual_time
+async def test_it_costs_half_of_the_deadline_and_is_ejected_after_two_attempts(call, timeout):
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        for _ in range(10):
+            await call(client, timeout)
+        before = len(nodes[0].requests)
+        hang_engine(nodes[0])
+        slow = 0
+        for _ in range(20):
+            began = now()
+            assert await call(client, timeout) == nodes[1].url
+            assert now() - began <= timeout * 0.5 + 0.05
+            slow += now() - began > 0.05
+        assert slow <= 2
+        # Two, and the trials after its quarantines of 1, 2 and 4 s.
+        assert len(nodes[0].requests) - before <= 2 + 3
+
+
+@CALLS
+@in_virtual_time
+async def test_it_is_found_also_when_the_fleet_was_never_timed(call):
+    nodes = fleet(2)
+    hang_engine(nodes[0])
+    async with warm(nodes) as client:
+        for _ in range(40):
+            assert await call(client, 0.3) == nodes[1].url
+        assert len(nodes[0].requests) <= 3 + 3
+
+
+@CALLS
+@in_virtual_time
+async def test_a_fleet_whose_only_engine_hangs_is_unavailable_at_once_after_two_calls(call):
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        await call(client, 1.0)
+        hang_engine(node)
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await call(client, 1.0)
+        began = now()
+        with pytest.raises(NPUUnavailableError, match="ejected"):
+            await call(client, 1.0)
+        assert now() == began
+
+
+@in_virtual_time
+async def test_the_other_models_of_the_node_keep_their_traffic():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        nodes[0].embed = hang
+        for _ in range(20):
+            await embed(client, 1.0)
+        served = {await generate(client, 1.0) for _ in range(20)}
+        assert served == {node.url for node in nodes}
+
+
+@pytest.mark.parametrize("quiet", [30, 600])
+@in_virtual_time
+async def test_an_engine_that_recovers_serves_again_within_five_seconds_of_load(quiet):
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        nodes[0].embed = hang
+        end = now() + quiet
+        while now() < end:
+            await embed(client, 2.0)
+            await asyncio.sleep(0.1)
+        nodes[0].embed = nodes[0].vectors
+        recovered, before = now(), len(nodes[0].requests)
+        while len(nodes[0].requests) == before:
+            await embed(client, 2.0)
+            await asyncio.sleep(0.01)
+        assert now() - recovered <= 5.0
+        assert {await embed(client, 2.0) for _ in range(200)} == {node.url for node in nodes}
+
+
+@in_virtual_time
+async def test_callers_who_allow_too_little_do_not_harm_a_healthy_node():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+
+        async def slow(call):
+            await asyncio.sleep(0.4)
+            return await nodes[0].vectors(call)
+
+        for node in nodes:
+            node.embed = slow
+        for _ in range(5):
+            await embed(client, 5.0)
+        for _ in range(200):
+            with pytest.raises(NPUUnavailableError):
+                await embed(client, 0.02)
+        assert {await embed(client, 5.0) for _ in range(10)} == {node.url for node in nodes}
+
+
+@in_virtual_time
+async def test_callers_who_leave_are_weighed_like_deadlines():
+    nodes = fleet(2)
+    options = ClientOptions(retry=RetryOptions(attempts=1))
+    async with warm(nodes, options=options) as client:
+        for _ in range(10):
+            await embed(client, 5.0)
+        nodes[0].embed = hang
+        left = 0
+        for _ in range(20):
+            try:
+                await asyncio.wait_for(client.embed("text"), 0.5)
+            except TimeoutError:
+                left += 1
+        assert left <= 2 + 3
+
+
+@in_virtual_time
+async def test_hedged_calls_find_it_too():
+    nodes = fleet(2)
+    options = ClientOptions(hedge=HedgeOptions(percentile=0.9, least=10))
+    async with warm(nodes, options=options) as client:
+        for index in range(40):
+
+            async def some(call, pause=index % 10 / 1000):
+                await asyncio.sleep(pause)
+                return await nodes[0].vectors(call)
+
+            for node in nodes:
+                node.embed = some
+            await client.embed("text")
+        await asyncio.sleep(9)
+        nodes[0].embed = hang
+        before = len(nodes[0].requests)
+        for _ in range(100):
+            assert await embed(client, 30.0) == nodes[1].url
+        # A lost hedge weighs less than an attempt that used up its limit, so it takes a few more of them.
+        assert len(nodes[0].requests) - before <= 12
+        assert sum(status.in_flight for status in client.status()) == 0
+
+
+@in_virtual_time
+async def test_a_stream_whose_caller_reads_slowly_says_nothing_of_the_node():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        for _ in range(5):
+            answer = client.stream("prompt")
+            assert await anext(answer) == "Pa"
+            await asyncio.sleep(20)
+            await answer.aclose()
+        assert await generate(client, 1.0) == node.url
+
+
+@in_virtual_time
+async def test_a_stream_that_falls_silent_counts_against_its_node():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        for _ in range(10):
+            await stream(client, 5.0)
+        nodes[0].pieces = ["Pa", hang]
+        with pytest.raises(StreamInterrupted):
+            for _ in range(20):
+                await stream(client, 2.0)
+        nodes[0].pieces = [hang]
+        before = len(nodes[0].requests)
+        await stream(client, 2.0)
+        await stream(client, 2.0)
+        await stream(client, 2.0)
+        assert len(nodes[0].requests) - before <= 1
+
+
+@in_virtual_time
+async def test_a_long_answer_is_not_cut_while_tokens_come():
+    nodes = fleet(2)
+
+    async def token(_):
+        await asyncio.sleep(1.0)
+        return "x"
+
+    for node in nodes:
+        node.pieces = [token] * 100
+    async with warm(nodes) as client:
+        result = await client.generate("prompt", timeout=120)
+        assert result.text == "x" * 100
+        assert len(result.attempts) == 1
+
+
+@in_virtual_time
+async def test_generation_that_hangs_in_the_middle_is_done_elsewhere():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        nodes[0].pieces = ["Pa", hang]
+        results = [await client.generate("prompt", timeout=10) for _ in range(6)]
+        assert {(result.text, result.node) for result in results} == {("Paris", nodes[1].url)}
+
+
+@in_virtual_time
+async def test_an_honest_slow_answer_is_not_cut_when_no_other_would_fit():
+    nodes = fleet(2)
+
+    async def slow(call):
+        await asyncio.sleep(4.0)
+        return await nodes[0].vectors(call)
+
+    for node in nodes:
+        node.embed = slow
+    async with warm(nodes) as client:
+        await client.embed("text")
+        assert len((await client.embed_result("text", timeout=6.0)).attempts) == 1
+
+
+@in_virtual_time
+async def test_a_restarted_engine_ends_the_quarantine():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        await embed(client, 1.0)
+        node.embed = hang
+        for _ in range(30):
+            with pytest.raises(NPUError):
+                await embed(client, 1.0)
+            await asyncio.sleep(1.0)
+        node.health = report(state="loading")
+        await asyncio.sleep(1.2)
+        node.revive()
+        restarted = now()
+        while True:
+            try:
+                await embed(client, 1.0)
+                break
+            except NPUUnavailableError:
+                await asyncio.sleep(0.1)
+        assert now() - restarted <= 2.5

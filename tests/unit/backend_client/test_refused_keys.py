@@ -1,0 +1,60 @@
+"""A node that refuses the API key, in virtual time."""
+
+import asyncio
+
+import pytest
+
+from backend_client import AuthenticationFailed, NPUUnavailableError
+from tests.unit.backend_client.fakes import fleet, warm
+from tests.unit.backend_client.virtual_time import in_virtual_time
+
+
+def refuse(node):
+    node.embed = AuthenticationFailed(f"{node.url}: wrong key", node=node.url, status=401, code="invalid_api_key")
+
+
+@in_virtual_time
+async def test_the_other_nodes_serve_when_one_refuses_the_key():
+    nodes = fleet(3)
+    async with warm(nodes) as client:
+        refuse(nodes[0])
+        served = {(await client.embed_result("text")).node for _ in range(30)}
+        assert served == {nodes[1].url, nodes[2].url}
+        assert len(nodes[0].requests) <= 1
+
+
+@in_virtual_time
+async def test_a_key_that_every_node_refuses_is_told_with_the_nodes_own_words():
+    nodes = fleet(3)
+    async with warm(nodes) as client:
+        for node in nodes:
+            refuse(node)
+        for _ in range(10):
+            with pytest.raises(AuthenticationFailed, match="wrong key") as caught:
+                await client.embed("text")
+            assert caught.value.status == 401
+        assert [len(node.requests) for node in nodes] == [1, 1, 1]
+
+
+@in_virtual_time
+async def test_a_refused_key_on_one_node_and_a_dead_other_is_unavailability():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        refuse(nodes[0])
+        nodes[1].die()
+        await asyncio.sleep(3)
+        for _ in range(3):
+            with pytest.raises(NPUUnavailableError, match="wrong key"):
+                await client.embed("text")
+
+
+@in_virtual_time
+async def test_a_rotated_key_is_accepted_again_within_seconds():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        refuse(node)
+        with pytest.raises(AuthenticationFailed):
+            await client.embed("text")
+        node.embed = node.vectors
+        await asyncio.sleep(5.1)
+        assert await client.embed("text")
