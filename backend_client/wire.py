@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from backend_client.errors import BadReply, RequestRejected
 from backend_client.resilience.deadline import Deadline
@@ -135,26 +136,54 @@ def _finite(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
     return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
 
 
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+
+class _Tokens(_Part):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class _Milliseconds(_Part):
+    queue: FiniteFloat | None = None
+    tokenize: FiniteFloat | None = None
+    first_token: FiniteFloat | None = None
+    generate: FiniteFloat | None = None
+    total: FiniteFloat | None = None
+
+
+class _Answer(_Part):
+    """The body of an answer to /inference, or the data of its last event, as far as the client uses it."""
+
+    model: str
+    device: str
+    finish_reason: str
+    usage: _Tokens
+    timing_ms: _Milliseconds | None = None
+    npu_busy_delta_us: int | None = Field(default=None, ge=0)
+    emulated: bool = False
+
+
 def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
-    """The reply to a generation without its text. Raises BadReply."""
+    """The reply to a generation without its text. Raises BadReply, which names the fields that are wrong."""
     try:
-        usage, timing = data["usage"], data.get("timing_ms") or {}
+        answer = _Answer.model_validate(data)
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) or "body" for problem in error.errors()}))
+    else:
         # A stream's busy time is known only at its end, so the body is asked before the headers.
         route = route_info(headers)._replace(
-            model=str(data["model"]),
-            device=str(data["device"]),
-            busy_delta_us=data.get("npu_busy_delta_us"),
-            emulated=bool(data.get("emulated", False)),
+            model=answer.model,
+            device=answer.device,
+            busy_delta_us=answer.npu_busy_delta_us,
+            emulated=answer.emulated,
         )
-        return Done(
-            route=route,
-            finish_reason=str(data["finish_reason"]),
-            usage=Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"])),
-            timing=Timing(**{name: timing.get(name) for name in Timing.__dataclass_fields__}),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    raise BadReply("the reply lacks model, finish_reason or usage: this is not a node's /inference", node=node)
+        timing = Timing(**answer.timing_ms.model_dump()) if answer.timing_ms else Timing()
+        usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+        return Done(route=route, finish_reason=answer.finish_reason, usage=usage, timing=timing)
+    raise BadReply(f"the reply lacks a valid {fields}: this is not a node's /inference", node=node)
 
 
 def parse_json(node: str, body: bytes | str) -> Any:

@@ -36,6 +36,8 @@ _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
 _MESSAGE_CHARS = 500
 _ECHO_CHARS = 16
 _WORD_CHARS = 8
+# Nodes name at most a minute or two. A proxy that names a year must not take a node out of service for that long.
+_LONGEST_PAUSE_S = 300.0
 
 
 def status_error(
@@ -109,9 +111,7 @@ def echoes(message: str, secrets: Sequence[str]) -> bool:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates)."""
+    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates), limited."""
     milliseconds = integer(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    seconds = integer(headers.get("Retry-After"))
-    return None if seconds is None else float(seconds)
+    seconds = integer(headers.get("Retry-After")) if milliseconds is None else milliseconds / 1000
+    return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)

@@ -36,7 +36,9 @@ class Pair:
         """A client of the proxied node, which gets to know of the sound one only after the first is chosen."""
         client = NPUClient([self.proxy.url])
         await client.health()
-        # It comes second by being unknown when the first is asked.
+        # It comes second by being unknown when the first is asked. The model is bound before that, or the call would
+        # wait for the probe of the second.
+        client.backend.runtime.bindings.known(None)
         client.backend.runtime.add([self.sound])
         return client
 

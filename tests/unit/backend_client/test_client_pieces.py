@@ -23,8 +23,8 @@ from backend_client.ledger import Ledger
 from backend_client.options import BatchOptions, BreakerOptions
 from backend_client.settings import Price
 from backend_client.sse import Event, EventParser, MalformedStream
-from backend_client.wire import embed_reply
-from backend_client.wire_errors import echoes
+from backend_client.wire import done, embed_reply
+from backend_client.wire_errors import echoes, status_error
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"
@@ -166,6 +166,48 @@ def test_infinity_and_every_kind_of_nan_are_refused(bits):
 def refused(*arguments):
     with pytest.raises(BadReply, match="garbage"):
         embed_reply(*arguments)
+
+
+ANSWER = {
+    "model": "m",
+    "device": "CPU",
+    "finish_reason": "stop",
+    "usage": {"prompt_tokens": 3, "completion_tokens": 0},
+    "timing_ms": {"queue": 1, "total": None, "new": "x"},
+    "npu_busy_delta_us": None,
+}
+
+
+def test_an_answer_is_read_and_may_say_more():
+    read = done("n", {"X-NPU-Node-Route-Reason": "preferred"}, ANSWER | {"new": 1})
+    assert (read.model, read.usage, read.timing.queue, read.route.reason) == ("m", Usage(3, 0), 1.0, "preferred")
+    assert done("n", {}, ANSWER | {"timing_ms": None}).timing.total is None
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"usage": {"prompt_tokens": float("inf"), "completion_tokens": 1}}, "usage.prompt_tokens"),
+        ({"usage": {"prompt_tokens": 1.5, "completion_tokens": -1}}, "usage.completion_tokens, usage.prompt_tokens"),
+        ({"usage": None}, "usage"),
+        ({"model": None}, "model"),
+        ({"finish_reason": None}, "finish_reason"),
+        ({"timing_ms": {"total": float("nan")}}, "timing_ms.total"),
+        ({"npu_busy_delta_us": "5"}, "npu_busy_delta_us"),
+        ({"emulated": "no"}, "emulated"),
+    ],
+)
+def test_an_answer_with_a_wrong_field_is_malformed(change, field):
+    with pytest.raises(BadReply, match=f"lacks a valid {field}:"):
+        done("n", {}, ANSWER | change)
+    with pytest.raises(BadReply):
+        done("n", {}, [ANSWER])
+
+
+def test_a_node_is_not_left_out_for_longer_than_any_node_asks():
+    for headers in ({"Retry-After": "31536000"}, {"retry-after-ms": "999999999999"}):
+        assert status_error("n", 429, headers, b"{}", (), None).retry_after == 300.0
+    assert status_error("n", 429, {"retry-after-ms": "1500", "Retry-After": "9"}, b"{}", (), None).retry_after == 1.5
 
 
 @given(st.text(min_size=17, max_size=100), st.text(max_size=50), st.text(max_size=50))
