@@ -7,12 +7,24 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from backend_client.errors import ConfigurationError
+from backend_client.errors import ClientClosed, ConfigurationError
 
 R = TypeVar("R")
+
+# How long work may take to end by itself when the loop closes, before it is cancelled.
+_GRACE_S = 1.0
+
+
+class _Work:
+    """The work that callers wait for. It outlives the LoopThread, whose end cancels what is left."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.futures: set[Future[Any]] = set()
+        self.closing = False
 
 
 class LoopThread:
@@ -24,9 +36,10 @@ class LoopThread:
     def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
+        self._work = _Work()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _stop, self._loop, self._thread, self._pid, closing)
+        self._end = weakref.finalize(self, _stop, self._loop, self._thread, self._pid, self._work, closing)
 
     @property
     def closed(self) -> bool:
@@ -36,44 +49,67 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine there and wait for it. An interrupt of the waiting thread cancels it.
 
-        Raises ConfigurationError after `close`, in a forked child (its loop stayed with the parent), and in the
-        loop's own thread, where waiting would be for ever.
+        Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in a forked child
+        (its loop stayed with the parent), and in the loop's own thread, where waiting would be for ever.
         """
         problem = None
-        if self.closed:
-            problem = "this client is closed; make a new one"
-        elif os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             problem = "this client was made before the process forked; make one in each process"
         elif threading.current_thread() is self._thread:
             problem = "a blocking client cannot be called from its own event loop"
         if problem is not None:
             work.close()
             raise ConfigurationError(problem)
-        future: Future[R] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._submit(work)
         try:
             return future.result()
+        except CancelledError:
+            if not self._work.closing:
+                raise
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._work.futures.discard(future)
+        raise ClientClosed("this client was closed during the call")
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """End the loop and its thread. Calls of other threads end at once with ClientClosed."""
         self._end()
+
+    def _submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        # Under the lock, so that nothing is handed to a loop that has begun to end: nobody would ever run it.
+        with self._work.lock:
+            if not self._work.closing and not self.closed:
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+                self._work.futures.add(future)
+                return future
+        work.close()
+        raise ClientClosed("this client is closed; make a new one")
 
 
 def _stop(
-    loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int, closing: Callable[[], Awaitable[None]]
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    pid: int,
+    work: _Work,
+    closing: Callable[[], Awaitable[None]],
 ) -> None:
     if os.getpid() != pid:
         return
     if threading.current_thread() is thread:
         # The garbage collector happened to run in the loop's own thread, which cannot wait for itself.
-        threading.Thread(target=_stop, args=(loop, thread, pid, closing)).start()
+        threading.Thread(target=_stop, args=(loop, thread, pid, work, closing)).start()
         return
+    with work.lock:
+        work.closing = True
 
     async def close() -> None:
         await closing()
         pending = asyncio.all_tasks() - {asyncio.current_task()}
+        if pending:
+            # Work that `closing` has ended gets the time to raise its own error.
+            await asyncio.wait(pending, timeout=_GRACE_S if work.futures else 0)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -84,3 +120,5 @@ def _stop(
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+    for future in list(work.futures):
+        future.cancel()

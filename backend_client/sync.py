@@ -11,6 +11,7 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
@@ -22,6 +23,7 @@ from backend_client import client, fallback
 from backend_client.arguments import text_list
 from backend_client.batching import Progress
 from backend_client.calls import Calls
+from backend_client.errors import ClientClosed
 from backend_client.ledger import Ledger
 from backend_client.loop_thread import LoopThread
 from backend_client.options import ClientOptions
@@ -65,7 +67,7 @@ class BlockingStream:
 
     def close(self) -> None:
         """Stop the answer."""
-        if not self._thread.closed:
+        with suppress(ClientClosed):
             self._thread.run(self._stream.aclose())
 
     def __enter__(self) -> Self:
@@ -127,7 +129,7 @@ class Blocking(Generic[C]):
             while (batch := self._thread.run(following())) is not None:
                 yield batch
         finally:
-            if not self._thread.closed:
+            with suppress(ClientClosed):
                 self._thread.run(stop())
 
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types import CompletionUsage
 
 from backend_client.cloud.visit import CloudState, NotAnAnswer, Visit, reading
-from backend_client.errors import CloudError, CloudRejected, StreamInterrupted
+from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.fleet.node import plain_name
 from backend_client.jobs import Answer, EmbedJob, GenerateJob, Job
@@ -60,7 +60,8 @@ class CloudBackend:
         return _CONCURRENCY
 
     async def close(self) -> None:
-        """Close the SDK's connections."""
+        """End all calls, then close the SDK's connections."""
+        await self._state.calls.close()
         if self._sdk is not None:
             await self._sdk.close()
 
@@ -94,14 +95,14 @@ class CloudBackend:
 
     async def _answer(self, visit: Visit, pieces: AsyncGenerator[str | _End, None], item: str | _End) -> Answer:
         parts: list[str] = []
-        failed: CloudError | None = None
+        failed: CloudError | ClientClosed | None = None
         try:
             while isinstance(item, str):
                 parts.append(item)
                 yield item
                 item = await visit.run(anext(pieces))
             visit.succeeded(item[1])
-        except CloudError as error:
+        except (CloudError, ClientClosed) as error:
             failed = error
         finally:
             visit.abandoned()

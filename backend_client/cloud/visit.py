@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx2
@@ -15,6 +15,7 @@ from backend_client.errors import CloudError, CloudRejected, CloudUnavailable, H
 from backend_client.fleet.breaker import Breaker
 from backend_client.jobs import Job
 from backend_client.ledger import Ledger
+from backend_client.resilience.closing import OpenCalls
 from backend_client.resilience.deadline import Clock, Deadline
 from backend_client.results import Attempt, Usage
 
@@ -50,6 +51,7 @@ class CloudState:
     breaker: Breaker
     ledger: Ledger
     clock: Clock
+    calls: OpenCalls = field(default_factory=OpenCalls)
 
 
 class Visit:
@@ -59,6 +61,7 @@ class Visit:
     """
 
     def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
+        state.calls.check()
         if not state.breaker.admits():
             pause = state.breaker.opens_in
             raise CloudUnavailable(
@@ -78,11 +81,11 @@ class Visit:
         return self._reservation.bound
 
     async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
-        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history."""
+        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history, or ClientClosed."""
         remaining = (until or self.job.deadline).remaining()
         problem: CloudError
         try:
-            async with asyncio.timeout(remaining):
+            async with self._state.calls.open(), asyncio.timeout(remaining):
                 return await work
         except TimeoutError:
             problem, harm, owed = self._unavailable("did not answer within the call's time"), Harm.NONE, True

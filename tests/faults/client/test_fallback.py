@@ -19,6 +19,7 @@ from backend_client import (
     SpendCapReached,
     StreamInterrupted,
 )
+from backend_client.errors import ClientClosed
 from tests.faults.scripted_node import ANSWER, choice, data_event, error_response, vectors_for
 
 DEAD = "http://127.0.0.1:1"
@@ -315,3 +316,25 @@ async def test_the_deadline_covers_the_fallback(scripted, cloud):
             await client.generate("prompt", timeout=0.4)
         assert [attempt.node for attempt in caught.value.attempts] == [scripted.url, cloud.url]
         released.set()
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate", "stream"])
+async def test_closing_ends_calls_that_wait_for_the_cloud_at_once(cloud, kind):
+    arrived = asyncio.Event()
+
+    async def never(_request):
+        arrived.set()
+        await asyncio.get_running_loop().create_future()
+
+    cloud.respond = never
+    client = fallback([DEAD], cloud, spaces=SPACES)
+    calls = {
+        "embed": lambda: client.embed("text"),
+        "generate": lambda: client.generate("prompt"),
+        "stream": lambda: anext(client.stream("prompt")),
+    }
+    call = asyncio.ensure_future(calls[kind]())
+    await arrived.wait()
+    await client.close()
+    with pytest.raises(ClientClosed):
+        await asyncio.wait_for(call, 5)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from backend_client import ConfigurationError, NPUUnavailableError, sync
+from backend_client.errors import ClientClosed
 from tests.faults.scripted_node import ANSWER, ScriptedNode, vectors_for
 from tests.faults.served import served_in_thread
 
@@ -96,6 +97,58 @@ def test_a_closed_client_says_so(url):
     client.close()
     with pytest.raises(ConfigurationError, match="closed"):
         client.embed("text")
+
+
+@pytest.mark.parametrize("kind", ["embed", "embed_many", "generate", "stream", "health"])
+def test_closing_ends_the_calls_of_other_threads_at_once(kind):
+    """Each waits for a node that never answers; none hangs, and all raise an error of the package."""
+    node = ScriptedNode()
+    arrived = threading.Semaphore(0)
+
+    async def never(_request):
+        arrived.release()
+        await asyncio.get_running_loop().create_future()
+
+    node.respond = never
+    if kind == "health":
+        node.health_respond = never
+    with served_in_thread(node) as url:
+        client = sync.NPUClient([url])
+        calls = {
+            "embed": lambda: client.embed("text"),
+            "embed_many": lambda: client.embed_many(["text"] * 1000),
+            "generate": lambda: client.generate("prompt"),
+            "stream": lambda: list(client.stream("prompt")),
+            "health": client.health,
+        }
+        with ThreadPoolExecutor(4) as threads:
+            waiting = [threads.submit(calls[kind]) for _ in range(4)]
+            assert arrived.acquire(timeout=30)
+            client.close()
+            for call in waiting:
+                with pytest.raises(ClientClosed):
+                    call.result(timeout=30)
+
+
+def test_calls_that_race_with_close_never_hang(url):
+    for _ in range(20):
+        client = sync.NPUClient([url])
+        client.embed("text")
+        barrier = threading.Barrier(5)
+
+        def call(client=client, barrier=barrier):
+            barrier.wait()
+            try:
+                while True:
+                    client.embed("text")
+            except ClientClosed as error:
+                return error
+
+        with ThreadPoolExecutor(4) as threads:
+            calls = [threads.submit(call) for _ in range(4)]
+            barrier.wait()
+            client.close()
+            assert all(isinstance(call.result(timeout=30), ClientClosed) for call in calls)
 
 
 def test_a_forked_child_is_told_and_not_left_hanging(url):
