@@ -63,7 +63,6 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
             (400, "invalid_request", 400, "the prompt cannot be answered"),
             (400, "context_length_exceeded", 413, "the prompt is too long"),
             (413, "payload_too_large", 413, "the prompt is too long"),
-            (401, "invalid_api_key", 500, "internal error"),
             (404, "model_not_found", 500, "internal error"),
             (500, "internal_error", 503, "try again later"),
         ]
@@ -83,6 +82,14 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "200")
         assert reply.json() == {"detail": "try again later"}
+
+    async def lock(_):
+        return error_response(401, "invalid_api_key", "what only operators may see")
+
+    node.respond = lock
+    with FastAPIClient(run_recipe("FastAPI")["app"]) as http:
+        reply = http.post("/answer", params={"prompt": "Where?"})
+        assert (reply.status_code, reply.json()) == (500, {"detail": "internal error"})
 
 
 @pytest.mark.usefixtures("node")
