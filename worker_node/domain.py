@@ -47,6 +47,7 @@ class FinishReason(StrEnum):
 RouteReason = Literal[
     "preferred",
     "context_exceeds_npu",
+    "unsupported_on_npu",
     "device_unavailable",
     "device_quarantined",
     "device_required",
@@ -83,8 +84,10 @@ class Sampling:
 class RequestContext:
     """What every request carries, whatever its dialect.
 
-    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. With
-    `dry_run` nothing is loaded or run: the routing decision is all that is wanted.
+    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
+    needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
+    any engine that is being loaded; without, only for one that is loaded on demand. With `dry_run` nothing is loaded or
+    run: the routing decision is all that is wanted.
     """
 
     request_id: str
@@ -92,6 +95,8 @@ class RequestContext:
     deadline: float
     priority: Priority = Priority.INTERACTIVE
     require_device: Device | None = None
+    min_new_tokens: int = 1
+    wait_for_load: bool = False
     dry_run: bool = False
 
     @property
@@ -208,13 +213,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The decision where a request runs, and why. `token_count` is the prompt's."""
+    """The decision where a request runs, and why. `token_count` is the prompt's.
+
+    `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
+    """
 
     model: str
     device: Device
     reason: RouteReason
     token_count: int
     emulated: bool = False
+    unproven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +233,7 @@ class EmbeddingReply:
     `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
-    were computed for an earlier request.
+    were computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
     """
 
     route: Route
@@ -237,6 +246,7 @@ class EmbeddingReply:
     device_tokens: int | None = None
     computed_tokens: int = 0
     cached: Literal["hit", "partial"] | None = None
+    loading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

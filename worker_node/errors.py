@@ -16,7 +16,8 @@
     │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
     │   ├── ModelLoading            503 model_loading
     │   ├── Draining                503 draining            this node is going away
-    │   └── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
+    │   ├── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
+    │   └── NpuNotProven            503 npu_not_proven      the NPU was required, and nothing shows that it worked
     ├── NotOffered                  501 not_implemented     a part of a dialect that this node does not have
     ├── DeadlineExceeded            504 deadline_exceeded
     ├── InternalError               500 internal_error      a bug here: nothing a client sends may cause it
@@ -176,6 +177,12 @@ class DeviceUnavailable(Retryable):
 
     code = "npu_unavailable"
     retry_after_default = 5.0
+
+
+class NpuNotProven(Retryable):
+    """The request requires the NPU, and its busy counter did not move or could not be read."""
+
+    code = "npu_not_proven"
 
 
 class NotOffered(NodeError):

@@ -1,7 +1,7 @@
 """Where a request runs, and why: a pure decision over what is known of each placement.
 
-The route is the first placement, in the model's own order, that can serve now and whose limits hold the prompt and the
-output asked for.
+The route is the first placement, in the model's own order, that can serve now, can do what the request asks for, and
+holds its prompt. How long the answer may become does not count: it ends where the placement's window does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ from worker_node.errors import (
     EngineUnavailable,
     ModelLoading,
     NodeError,
+    UnsupportedParameter,
 )
 
 Obstacle = Literal["device_unavailable", "device_quarantined", "model_loading"]
+# What not every placement can do, by the name of the request's parameter.
+Feature = Literal["n", "logprobs"]
+NOTHING: frozenset[Feature] = frozenset()
+_FEATURES: dict[Feature, str] = {"n": "gives one answer at a time", "logprobs": "gives no log probabilities"}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One placement as routing sees it.
 
-    `prompt_limit` bounds the prompt and `total_limit` prompt and output together, both in tokens. `obstacle` says why
-    it cannot serve now, `detail` in words; None means that it can.
+    `prompt_limit` bounds the prompt and `total_limit` prompt and output together, both in tokens; `lacks` is what it
+    can never do. `obstacle` says why it cannot serve now, `detail` in words; None means that it can.
     """
 
     device: Device
@@ -36,10 +41,15 @@ class Candidate:
     obstacle: Obstacle | None = None
     detail: str | None = None
     retry_after: float | None = None
+    lacks: frozenset[Feature] = NOTHING
 
-    def holds(self, prompt_tokens: int, max_new_tokens: int) -> bool:
-        """Whether prompt and output fit."""
-        return prompt_tokens <= self.prompt_limit and prompt_tokens + max_new_tokens <= self.total_limit
+    def holds(self, prompt_tokens: int, min_new_tokens: int) -> bool:
+        """Whether the prompt fits, with room for so many new tokens."""
+        return prompt_tokens <= self.prompt_limit and prompt_tokens + min_new_tokens <= self.total_limit
+
+    def suits(self, prompt_tokens: int, min_new_tokens: int, needs: frozenset[Feature]) -> bool:
+        """Whether it could run the request if nothing stood in the way."""
+        return not self.lacks & needs and self.holds(prompt_tokens, min_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +65,15 @@ def choose(
     candidates: Sequence[Candidate],
     *,
     prompt_tokens: int,
-    max_new_tokens: int = 0,
+    min_new_tokens: int = 0,
+    needs: frozenset[Feature] = NOTHING,
     require: Device | None = None,
 ) -> Decision:
     """Return the placement for a request.
 
-    Raises ContextLengthExceeded if it fits none, DeviceUnavailable if the required device cannot serve,
-    ModelLoading or EngineUnavailable (with a time to retry after) if those that it fits are not up.
+    Raises UnsupportedParameter if none can do what it needs, ContextLengthExceeded if those hold its prompt not,
+    DeviceUnavailable if the required device cannot serve, ModelLoading or EngineUnavailable (with a time to retry
+    after) if those that it fits are not up.
     """
     allowed = [(i, c) for i, c in enumerate(candidates) if require is None or c.device == require]
     if not allowed:
@@ -69,7 +81,9 @@ def choose(
     passed_over: RouteReason | None = None
     blocked: Candidate | None = None
     for index, candidate in allowed:
-        if not candidate.holds(prompt_tokens, max_new_tokens):
+        if candidate.lacks & needs:
+            passed_over = passed_over or "unsupported_on_npu"
+        elif not candidate.holds(prompt_tokens, min_new_tokens):
             passed_over = passed_over or "context_exceeds_npu"
         elif candidate.obstacle is not None:
             passed_over = passed_over or candidate.obstacle
@@ -81,17 +95,28 @@ def choose(
         else:
             return Decision(index, passed_over or "preferred")
     if blocked is None:
-        raise _too_long(model, [c for _, c in allowed], prompt_tokens, max_new_tokens)
+        able = [c for _, c in allowed if not c.lacks & needs]
+        if not able:
+            raise _unsupported(model, allowed[0][1], needs)
+        raise _too_long(model, able, prompt_tokens, min_new_tokens)
     error = _not_up(model, blocked, require)
     error.model, error.device = model, blocked.device.value
     raise error
 
 
+def _unsupported(model: str, candidate: Candidate, needs: frozenset[Feature]) -> UnsupportedParameter:
+    feature = min(candidate.lacks & needs)
+    return UnsupportedParameter(
+        f"{model} on {candidate.device} {_FEATURES[feature]}; leave out {feature} or use another placement",
+        param=feature,
+    )
+
+
 def _too_long(
-    model: str, candidates: Sequence[Candidate], prompt_tokens: int, max_new_tokens: int
+    model: str, candidates: Sequence[Candidate], prompt_tokens: int, min_new_tokens: int
 ) -> ContextLengthExceeded:
     widest = max(candidates, key=lambda c: c.total_limit)
-    asked = f" and {max_new_tokens} new tokens were asked for" if max_new_tokens else ""
+    asked = f" and needs room for {min_new_tokens} more" if min_new_tokens else ""
     return ContextLengthExceeded(
         f"the prompt has {prompt_tokens} tokens{asked}; {model} on {widest.device} takes at most "
         f"{widest.prompt_limit} in the prompt and {widest.total_limit} in all",

@@ -133,7 +133,14 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
         models = profile.models(Machine(settings, found, npu))
         node = Node(
             settings=settings,
-            registry=Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(settings.embedding_cache), tracing),
+            registry=Registry(
+                models,
+                Catalog.load(),
+                Telemetry(),
+                EmbeddingCache(settings.embedding_cache),
+                tracing,
+                require_proof=settings.npu_require_proof,
+            ),
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),

@@ -138,8 +138,10 @@ class NodeSettings(BaseSettings):
 
     `npu_sysfs` is where the counters of the NPU are read; None is the kernel's place, or the stand-in of an emulated
     NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
-    about 2,000 tokens it is known to answer garbage without an error. `ollama_port` (11435 by custom) is a second port
-    for tools that take the host and port of an Ollama server; everything is served on both. `api_keys_file` holds more
+    about 2,000 tokens it is known to answer garbage without an error. A request that requires the NPU is refused unless
+    the busy counter moved; `npu_require_proof` refuses it also where the counter cannot be read. `ollama_port` (11435
+    by custom) is a second port for tools that take the host and port of an Ollama server; everything is served on both.
+    `api_keys_file` holds more
     `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). A node without keys
     answers only to requests for its own names: loopback, the bind address, `allowed_hosts`; pages of other sites may
     send requests, and read replies, if `cors_origins` names them. `tracing` sends
@@ -168,6 +170,7 @@ class NodeSettings(BaseSettings):
     npu_sysfs: Path | None = None
     npu_emulation: bool = False
     npu_token_limit: int = Field(default=1800, gt=0)
+    npu_require_proof: bool = False
 
     tracing: bool = False
 

@@ -150,11 +150,30 @@ async def test_a_prompt_over_the_limit_goes_to_the_cpu_or_is_refused_with_the_nu
     assert "X-NPU-Emulated" not in headers
     assert "X-NPU-Busy-Delta-Us" not in headers
     assert answer["npu_busy_delta_us"] is None
-    for body in ({"prompt": LONG}, {**PARIS, "max_new_tokens": 156}):
-        status, _, content = await post(http, npu_node, "/inference", body, NPU_ONLY)
+    for body, room in (({"prompt": LONG}, "1"), (PARIS, "170")):
+        required = {**NPU_ONLY, "X-NPU-Min-New-Tokens": room}
+        status, _, content = await post(http, npu_node, "/inference", body, required)
         error = json.loads(content)["error"]
         assert (status, error["code"]) == (400, "context_length_exceeded")
         assert "128 in the prompt and 192 in all" in error["message"]
+
+
+async def test_only_the_prompt_decides_where_a_request_runs(npu_node, http):
+    endless = {"prompt": "Tell me about the sea. " * 20, "raw": True, "ignore_eos": True, "max_new_tokens": 155}
+    headers, answer = await ask(http, npu_node, endless)
+    assert (answer["device"], headers["X-NPU-Node-Route-Reason"]) == ("NPU", "preferred")
+    assert answer["finish_reason"] == "length"
+    assert sum(answer["usage"].values()) == 192
+
+
+async def test_what_the_npu_cannot_do_goes_to_the_cpu_or_is_refused(npu_node, http):
+    chat = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    for wanted, param in (({"n": 2}, "n"), ({"logprobs": True}, "logprobs")):
+        status, headers, _ = await post(http, npu_node, "/v1/chat/completions", {**chat, **wanted})
+        assert status == 200
+        assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "unsupported_on_npu")
+        status, _, content = await post(http, npu_node, "/v1/chat/completions", {**chat, **wanted}, NPU_ONLY)
+        assert (status, json.loads(content)["error"]["param"]) == (400, param)
 
 
 async def test_an_answer_over_the_models_limit_is_refused_everywhere(npu_node, http):

@@ -15,6 +15,7 @@ from worker_node.domain import Device, EmbeddingReply, Priority, RequestContext,
 from worker_node.errors import BadRequest, DeadlineExceeded
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TOKENS = re.compile(r"[0-9]{1,9}")
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 E = TypeVar("E", bound=StrEnum)
 
@@ -43,6 +44,7 @@ def request_context(request: web.Request) -> RequestContext:
         deadline=arrived + _timeout_s(headers, settings.request_timeout_s),
         priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
+        min_new_tokens=_min_new_tokens(headers),
         dry_run=dry_run is not None,
     )
 
@@ -58,6 +60,13 @@ def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
     if int(header) <= 0:
         raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
     return min(int(header) / 1000, longest)
+
+
+def _min_new_tokens(headers: Mapping[str, str]) -> int:
+    header = headers.get("X-NPU-Min-New-Tokens", "1")
+    if not _TOKENS.fullmatch(header) or int(header) < 1:
+        raise BadRequest("X-NPU-Min-New-Tokens is a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens")
+    return int(header)
 
 
 def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
@@ -89,6 +98,8 @@ def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared:
     }
     if route.emulated:
         headers["X-NPU-Emulated"] = "true"
+    if route.unproven:
+        headers["X-NPU-Proven"] = "false"
     if npu_busy_delta_us is not None:
         headers["X-NPU-Busy-Delta-Us"] = str(npu_busy_delta_us)
         if shared:

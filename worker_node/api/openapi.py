@@ -225,6 +225,7 @@ _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Request-ID": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
     "X-Request-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
+    "X-NPU-Min-New-Tokens": {"pattern": "^[0-9]{1,9}$"},
     "X-Priority": {"enum": ["interactive", "batch"]},
 }
 

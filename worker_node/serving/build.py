@@ -19,6 +19,7 @@ from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
@@ -37,6 +38,7 @@ _ADMISSION: dict[str, AdmissionLimits] = {
     "generation_continuous": AdmissionLimits(max_outstanding=256, parallel=64),
     "generation_stateful": AdmissionLimits(max_outstanding=64, parallel=1),
 }
+_LACKS: dict[str, frozenset[Feature]] = {"generation_stateful": frozenset({"n", "logprobs"})}
 _HASHED = (MANIFEST_FILE, MODEL_FILE)
 
 
@@ -185,6 +187,7 @@ def _placement(
         emulated=emulated,
         on_demand=lazy or wanted.idle_unload_s is not None,
         notes=tuple(notes),
+        lacks=_LACKS.get(plan.runner, NOTHING),
     )
     return placement, engine
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from worker_node.domain import Finished, GenerationRequest, Piece, Route, Sampling
 from worker_node.serving.generation import GenerationRun, generate
+from worker_node.serving.places import Explained, Explanation
 from worker_node.serving.registry import Registry
 
 # Events that may wait for a slow reader before the generations that made them are held up.
@@ -41,10 +42,26 @@ async def generate_choices(registry: Registry, requests: Sequence[GenerationRequ
 
     Raises what `generate` raises; the failure of one is the failure of all.
     """
+    if requests[0].context.dry_run:
+        raise Explained(await _explain(registry, requests))
     async with AsyncExitStack() as stack:
         runs = [await stack.enter_async_context(generate(registry, request)) for request in requests]
         events = _only(runs[0]) if len(runs) == 1 else _merged(runs)
         yield Choices(tuple(run.route for run in runs), await stack.enter_async_context(aclosing(events)))
+
+
+async def _explain(registry: Registry, requests: Sequence[GenerationRequest]) -> Explanation:
+    """The first refusal among the dry runs, else the first route, which is what the reply's headers tell."""
+    explanations: list[Explanation] = []
+    for request in requests:
+        try:
+            async with generate(registry, request):
+                raise AssertionError("a dry run does not run")
+        except Explained as explained:
+            explanations.append(explained.explanation)
+            if explained.explanation.refusal is not None:
+                return explained.explanation
+    return explanations[0]
 
 
 async def _only(run: GenerationRun) -> AsyncGenerator[ChoiceEvent, None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
+from worker_node.serving.proof import Proof
 from worker_node.serving.registry import EmbeddingModel, Registry
 from worker_node.tracing.base import Operation
 
@@ -41,13 +42,25 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
         return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
-    known = registry.cache.look_up(model.space, route.device, tokens)
+    proof = Proof.of(route, context, strict=registry.require_proof)
+    # A vector that was computed for an earlier request proves nothing for this one.
+    known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
+    if not proof.required:
+        known = registry.cache.look_up(model.space, route.device, tokens)
     missing = [index for index, vector in enumerate(known) if vector is None]
     registry.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
     usage = Usage(route.token_count)
     if not missing:
         vectors = np.stack([vector for vector in known if vector is not None])
-        reply = EmbeddingReply(route, vectors, model.space, usage, _timing(context.arrived), cached="hit")
+        reply = EmbeddingReply(
+            route,
+            vectors,
+            model.space,
+            usage,
+            _timing(context.arrived),
+            cached="hit",
+            loading_s=place.loading_s,
+        )
     else:
         wanted = [tokens[index] for index in missing]
         with (
@@ -58,6 +71,9 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
             operation.submitted(placement.engine)
             output = await placement.engine.embed(wanted, deadline=context.deadline, interactive=context.interactive)
         operation.ran(output.started, output.started + output.inference_s)
+        with errors_of(route):
+            proof.check(output.busy_us)
+        route = replace(route, unproven=proof.unread)
         registry.cache.keep(model.space, route.device, wanted, output.vectors)
         timing = _timing(
             context.arrived,
@@ -76,6 +92,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
             output.device_tokens,
             computed_tokens=sum(map(len, wanted)),
             cached="partial" if len(missing) < len(tokens) else None,
+            loading_s=place.loading_s,
         )
     registry.telemetry.embedded(reply)
     return reply

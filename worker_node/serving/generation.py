@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import (
-    Device,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -26,12 +25,13 @@ from worker_node.domain import (
     Usage,
 )
 from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
-from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
-from worker_node.routing import Candidate
+from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.routing import Candidate, Feature
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, prepare
+from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
@@ -39,10 +39,14 @@ from worker_node.tracing.base import Operation
 
 @dataclass(frozen=True, slots=True)
 class GenerationRun:
-    """A generation that has been routed and admitted: its headers are known, its tokens are still to come."""
+    """A generation that has been routed and admitted: its headers are known, its tokens are still to come.
+
+    It waited for `loading_s` seconds for its model to be loaded.
+    """
 
     route: Route
     events: AsyncIterator[Piece | Finished]
+    loading_s: float = 0.0
 
 
 @asynccontextmanager
@@ -61,7 +65,6 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         operation.tokenized(began)
         place = await find_place(prepared.demand, context)
         operation.routed(place.route)
-        _refuse_unsupported(place.route, request.sampling)
         prompt = prepared.prompt
         job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
         with (
@@ -69,20 +72,28 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
             prepared.model.activity.working(),
             place.placement.admission.permit(1, context.deadline, interactive=context.interactive),
         ):
-            watch = _Watch(operation, registry.telemetry.token_counter(place.route))
+            proof = Proof.of(place.route, context, strict=registry.require_proof)
+            watch = _Watch(operation, registry.telemetry.token_counter(place.route), proof)
             async with (
                 aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, watch)) as events,
                 aclosing(_counted(registry.telemetry, operation, place.route, events)) as counted,
             ):
-                yield GenerationRun(place.route, counted)
+                if not proof.required:
+                    yield GenerationRun(place.route, counted, place.loading_s)
+                    return
+                # The first token shows whether the NPU works, while the status can still say so.
+                async with aclosing(await after_first(counted)) as proven:
+                    route = replace(place.route, unproven=proof.unread)
+                    yield GenerationRun(route, proven, place.loading_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who is told how a generation goes on: its trace, and the counter of tokens."""
+    """Who is told how a generation goes on: its trace, the counter of tokens, the proof that the NPU works."""
 
     operation: Operation
     count: Callable[[int], None]
+    proof: Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,45 +124,37 @@ def prepare_generation(registry: Registry, request: GenerationRequest) -> Prepar
             "request here",
             param="n",
         )
-    _check_window(model, request, count)
+    # Room that the request could not use is no reason to leave a placement.
+    room = min(request.context.min_new_tokens, wanted or request.context.min_new_tokens)
+    _check_window(model, request, count + room)
     demand = Demand(
         model.id,
         model.placements,
         prompt_tokens=count,
         token_count=count,
-        # An open-ended request takes what room there is, but at least one token.
-        max_new_tokens=1 if wanted is None else wanted,
+        min_new_tokens=room,
         require=request.context.require_device,
+        needs=_needs(request.sampling),
     )
     return PreparedGeneration(model, prompt, demand)
 
 
-def _check_window(model: GenerationModel, request: GenerationRequest, prompt_tokens: int) -> None:
-    """Raise ContextLengthExceeded if the request's own limit of its context is too small for it, or cannot be had."""
-    window, wanted = request.context_limit, request.sampling.max_new_tokens or 1
+def _needs(sampling: Sampling) -> frozenset[Feature]:
+    """What not every placement can do."""
+    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
+    return frozenset(feature for feature, asked in wanted.items() if asked)
+
+
+def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
+    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens."""
+    window = request.context_limit
     if window is None:
         return
     if window > (widest := max(placement.total_limit for placement in model.placements)):
         raise ContextLengthExceeded(f"num_ctx {window}: {model.id} has at most {widest} here", param="num_ctx")
-    if prompt_tokens + wanted > window:
+    if tokens > window:
         raise ContextLengthExceeded(
-            f"num_ctx {window}: the prompt has {prompt_tokens} tokens and {wanted} new ones were asked for",
-            param="num_ctx",
-        )
-
-
-def _refuse_unsupported(route: Route, sampling: Sampling) -> None:
-    """Raise UnsupportedParameter for what the NPU's pipeline cannot do."""
-    if route.device is not Device.NPU:
-        return
-    if sampling.choices > 1:
-        raise UnsupportedParameter(
-            f"{route.model} on NPU gives one answer at a time; leave out n or require another device", param="n"
-        )
-    if sampling.logprobs:
-        raise UnsupportedParameter(
-            f"{route.model} on NPU gives no log probabilities; leave them out or require another device",
-            param="logprobs",
+            f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
         )
 
 
@@ -179,7 +182,7 @@ def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, l
     return GenerateJob(
         id=0,
         tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
-        max_new_tokens=room if sampling.max_new_tokens is None else sampling.max_new_tokens,
+        max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
         deadline=request.context.deadline,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -221,6 +224,7 @@ async def _run(
     async with aclosing(placement.engine.generate(job)) as deltas:
         async for delta in deltas:
             if first_token is None:
+                watch.proof.check(delta.busy_us)
                 first_token = time.monotonic()
                 started = delta.started or submitted
                 watch.operation.started(started)
@@ -237,6 +241,7 @@ async def _run(
                 break
             if delta.finish is not None:
                 finish = FinishReason(delta.finish)
+    watch.proof.check(busy_us)
     rest = stop.push(detokenizer.flush()) + stop.flush() if stop.matched is None else ""
     for piece in reader.finish(rest):
         yield piece

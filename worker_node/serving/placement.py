@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from worker_node.domain import Device
 from worker_node.engines.base import Engine, EngineState
-from worker_node.routing import Candidate, Obstacle
+from worker_node.routing import NOTHING, Candidate, Feature, Obstacle
 from worker_node.scheduling.admission import Admission
 
 # A guess at the load of an engine that was never loaded here.
@@ -25,7 +25,8 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
 
-    An `on_demand` engine is loaded for the requests that need it. `notes` say what was found at start-up.
+    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it. `notes` say
+    what was found at start-up.
     """
 
     device: Device
@@ -36,6 +37,7 @@ class Placement:
     emulated: bool = False
     on_demand: bool = False
     notes: tuple[str, ...] = ()
+    lacks: frozenset[Feature] = NOTHING
 
     def expected_load_s(self) -> float:
         """How long the next load is going to take, as far as is known."""
@@ -50,5 +52,6 @@ class Placement:
             total_limit=self.total_limit,
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
+            lacks=self.lacks,
             retry_after=self.expected_load_s() if status.state is EngineState.UNLOADED else status.retry_after,
         )

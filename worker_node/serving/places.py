@@ -6,25 +6,29 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker_node.domain import Device, RequestContext, Route
 from worker_node.engines.base import EngineState
 from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError, Overloaded
-from worker_node.routing import Candidate, Decision, choose
+from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
 from worker_node.serving.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What routing must know of a request. `prompt_tokens` is its longest prompt, `token_count` all of its tokens."""
+    """What routing must know of a request.
+
+    `prompt_tokens` is its longest prompt, `token_count` all of its tokens; the answer needs room for `min_new_tokens`.
+    """
 
     model: str
     placements: Sequence[Placement]
     prompt_tokens: int
     token_count: int
-    max_new_tokens: int = 0
+    min_new_tokens: int = 0
     require: Device | None = None
+    needs: frozenset[Feature] = NOTHING
 
     def decide(self, candidates: Sequence[Candidate]) -> Decision:
         """See `routing.choose`."""
@@ -32,7 +36,8 @@ class Demand:
             self.model,
             candidates,
             prompt_tokens=self.prompt_tokens,
-            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            needs=self.needs,
             require=self.require,
         )
 
@@ -44,21 +49,26 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request runs."""
+    """Where a request runs, and how many seconds it waited for the engine to be loaded."""
 
     placement: Placement
     candidate: Candidate
     route: Route
+    loading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would be done with a request now: a route, or the refusal; and how each placement looks."""
+    """What would be done with a request now: a route, or the refusal; and how each placement looks.
+
+    `loads`: the request would first wait for the engine of its route to be loaded.
+    """
 
     demand: Demand
     candidates: Sequence[Candidate]
     route: Route | None
     refusal: NodeError | None
+    loads: bool = False
 
 
 class Explained(Exception):
@@ -83,38 +93,52 @@ def turn_away(placements: Sequence[Placement], units: int, context: RequestConte
         raise refusal
 
 
-def explain(demand: Demand) -> Explanation:
-    """Decide as for a real request, but load and run nothing."""
+def explain(demand: Demand, context: RequestContext) -> Explanation:
+    """Decide as for a real request, but load and run nothing: a load that would be waited for counts as done."""
     candidates = [placement.candidate() for placement in demand.placements]
     try:
-        route = demand.route(demand.decide(candidates))
+        try:
+            return Explanation(demand, candidates, demand.route(demand.decide(candidates)), None)
+        except ModelLoading:
+            index = _loadable(demand, candidates, context)
+            if index is None or not _in_time(demand.placements[index], context):
+                raise
+        loaded = [replace(c, obstacle=None) if i == index else c for i, c in enumerate(candidates)]
+        return Explanation(demand, candidates, demand.route(demand.decide(loaded)), None, loads=True)
     except NodeError as refusal:
         return Explanation(demand, candidates, None, refusal)
-    return Explanation(demand, candidates, route, None)
 
 
 async def find_place(demand: Demand, context: RequestContext) -> Place:
-    """Return the place for a request; if only an engine on demand can hold it, have that loaded and wait for it.
+    """Return the place for a request; if only an engine on demand can run it, have that loaded and wait for it.
 
     Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline; Explained
     for a dry run.
     """
     if context.dry_run:
-        raise Explained(explain(demand))
+        raise Explained(explain(demand, context))
+    began, waited = time.monotonic(), False
     while True:
         candidates = [placement.candidate() for placement in demand.placements]
         try:
             decision = demand.decide(candidates)
         except ModelLoading:
-            placement = _loadable(demand, candidates)
-            if placement is None:
+            index = _loadable(demand, candidates, context)
+            if index is None:
                 raise
+            placement = demand.placements[index]
             placement.engine.wake()
-            if time.monotonic() + placement.expected_load_s() > context.deadline:
+            if not _in_time(placement, context):
                 raise
             await _settled(placement, context.deadline)
+            waited = True
             continue
-        return Place(demand.placements[decision.index], candidates[decision.index], demand.route(decision))
+        return Place(
+            demand.placements[decision.index],
+            candidates[decision.index],
+            demand.route(decision),
+            time.monotonic() - began if waited else 0.0,
+        )
 
 
 @contextmanager
@@ -127,17 +151,23 @@ def errors_of(route: Route) -> Iterator[None]:
         raise
 
 
-def _loadable(demand: Demand, candidates: Sequence[Candidate]) -> Placement | None:
-    """The first placement that holds the request, is not loaded yet and is loaded on demand, or was unloaded."""
-    for placement, candidate in zip(demand.placements, candidates, strict=True):
+def _loadable(demand: Demand, candidates: Sequence[Candidate], context: RequestContext) -> int | None:
+    """The first placement that suits the request, is not loaded yet and is waited for: see `wait_for_load`."""
+    for index, (placement, candidate) in enumerate(zip(demand.placements, candidates, strict=True)):
+        unloaded = placement.engine.status.state is EngineState.UNLOADED
         if (
-            (placement.on_demand or placement.engine.status.state is EngineState.UNLOADED)
+            (placement.on_demand or unloaded or context.wait_for_load)
             and candidate.obstacle == "model_loading"
             and demand.require in {None, candidate.device}
-            and candidate.holds(demand.prompt_tokens, demand.max_new_tokens)
+            and candidate.suits(demand.prompt_tokens, demand.min_new_tokens, demand.needs)
         ):
-            return placement
+            return index
     return None
+
+
+def _in_time(placement: Placement, context: RequestContext) -> bool:
+    """Whether a load is likely to end before the deadline."""
+    return time.monotonic() + placement.expected_load_s() <= context.deadline
 
 
 async def _settled(placement: Placement, deadline: float) -> None:

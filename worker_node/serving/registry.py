@@ -90,7 +90,10 @@ ServedModel = EmbeddingModel | GenerationModel
 
 
 class Registry:
-    """All served models; the first of each kind is the default."""
+    """All served models; the first of each kind is the default.
+
+    `require_proof`: requests that require the NPU are refused where its counter cannot be read.
+    """
 
     def __init__(
         self,
@@ -99,11 +102,14 @@ class Registry:
         telemetry: Telemetry,
         cache: EmbeddingCache,
         tracing: Tracing = OFF,
+        *,
+        require_proof: bool = False,
     ) -> None:
         self.models: tuple[ServedModel, ...] = ()
         self.telemetry = telemetry
         self.cache = cache
         self.tracing = tracing
+        self.require_proof = require_proof
         self._catalog = catalog
         self._by_id: dict[str, ServedModel] = {}
         self._by_alias: dict[str, ServedModel] = {}

@@ -1,5 +1,7 @@
 """Every route and every refusal, over scripted placements."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from worker_node.errors import (
     EngineUnavailable,
     ModelLoading,
     NodeError,
+    UnsupportedParameter,
 )
 from worker_node.routing import Candidate, Decision, choose
 
@@ -22,8 +25,10 @@ def blocked(device, obstacle, **more):
     return Candidate(device, 1024, 1152, obstacle=obstacle, **more)
 
 
-def route(*candidates, prompt_tokens=10, max_new_tokens=1, require=None):
-    return choose("m", candidates, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens, require=require)
+def route(*candidates, prompt_tokens=10, min_new_tokens=1, needs=frozenset(), require=None):
+    return choose(
+        "m", candidates, prompt_tokens=prompt_tokens, min_new_tokens=min_new_tokens, needs=needs, require=require
+    )
 
 
 def test_the_first_placement_is_preferred():
@@ -32,11 +37,11 @@ def test_the_first_placement_is_preferred():
 
 @pytest.mark.parametrize(("prompt", "new"), [(1025, 1), (1024, 129), (1, 1152)])
 def test_what_the_npu_cannot_hold_goes_on(prompt, new):
-    assert route(NPU, CPU, prompt_tokens=prompt, max_new_tokens=new) == Decision(1, "context_exceeds_npu")
+    assert route(NPU, CPU, prompt_tokens=prompt, min_new_tokens=new) == Decision(1, "context_exceeds_npu")
 
 
 def test_limits_are_inclusive():
-    assert route(NPU, CPU, prompt_tokens=1024, max_new_tokens=128).index == 0
+    assert route(NPU, CPU, prompt_tokens=1024, min_new_tokens=128).index == 0
 
 
 @pytest.mark.parametrize("obstacle", ["device_unavailable", "device_quarantined", "model_loading"])
@@ -56,7 +61,7 @@ def test_a_required_device_is_never_replaced():
 
 def test_too_long_for_all_is_refused_with_the_numbers():
     with pytest.raises(ContextLengthExceeded) as caught:
-        route(NPU, CPU, prompt_tokens=9000, max_new_tokens=5)
+        route(NPU, CPU, prompt_tokens=9000, min_new_tokens=5)
     assert "9000 tokens" in caught.value.message
     assert "8192" in caught.value.message
 
@@ -75,12 +80,28 @@ def test_of_those_that_cannot_serve_the_one_that_is_being_loaded_is_waited_for()
     assert caught.value.retry_after == 3.0
 
 
+@pytest.mark.parametrize("feature", ["n", "logprobs"])
+def test_what_a_placement_cannot_do_goes_to_the_next_that_can(feature):
+    npu = replace(NPU, lacks=frozenset({"n", "logprobs"}))
+    assert route(npu, CPU, needs=frozenset({feature})) == Decision(1, "unsupported_on_npu")
+    assert route(npu, CPU) == Decision(0, "preferred")
+    with pytest.raises(UnsupportedParameter) as caught:
+        route(npu, CPU, needs=frozenset({feature}), require=Device.NPU)
+    assert caught.value.param == feature
+    with pytest.raises(ContextLengthExceeded, match="8192"):
+        route(npu, CPU, needs=frozenset({feature}), prompt_tokens=9000)
+    with pytest.raises(UnsupportedParameter):
+        route(npu, needs=frozenset({feature}))
+
+
+features = st.frozensets(st.sampled_from(["n", "logprobs"]))
 candidates = st.builds(
     Candidate,
     st.sampled_from(Device),
     st.integers(1, 100),
     st.integers(1, 100),
     obstacle=st.sampled_from([None, "device_unavailable", "device_quarantined", "model_loading"]),
+    lacks=features,
 )
 
 
@@ -88,16 +109,21 @@ candidates = st.builds(
     st.lists(candidates, min_size=1, max_size=4),
     st.integers(0, 120),
     st.integers(0, 120),
+    features,
     st.none() | st.sampled_from(Device),
 )
-def test_the_route_is_the_first_that_can_or_a_typed_refusal(placements, prompt, new, require):
+def test_the_route_is_the_first_that_can_or_a_typed_refusal(placements, prompt, new, needs, require):
     able = [
         i
         for i, c in enumerate(placements)
-        if c.obstacle is None and c.holds(prompt, new) and require in {None, c.device}
+        if c.obstacle is None
+        and prompt <= c.prompt_limit
+        and prompt + new <= c.total_limit
+        and not needs & c.lacks
+        and require in {None, c.device}
     ]
     try:
-        decision = choose("m", placements, prompt_tokens=prompt, max_new_tokens=new, require=require)
+        decision = route(*placements, prompt_tokens=prompt, min_new_tokens=new, needs=needs, require=require)
     except NodeError:
         assert not able
     else:

@@ -14,7 +14,7 @@ from worker_node.api.keys import LIBRARY, NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
 from worker_node.api.ollama.options import KeepAlive, Options, seconds_of
-from worker_node.api.ollama.residents import resident
+from worker_node.api.ollama.residents import patient, served
 from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
 from worker_node.errors import BadRequest, UnsupportedParameter
@@ -48,7 +48,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _embed(request: web.Request) -> web.Response:
-    context = request_context(request)
+    context = patient(request_context(request))
     body = await read_body(request, EmbedBody)
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     reply, loading = await _run(request, context, body, texts, truncate=body.truncate is not False)
@@ -63,7 +63,7 @@ async def _embed(request: web.Request) -> web.Response:
 
 
 async def _embeddings(request: web.Request) -> web.Response:
-    context = request_context(request)
+    context = patient(request_context(request))
     body = await read_body(request, EmbeddingsBody)
     reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
     return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
@@ -83,7 +83,7 @@ async def _run(
         raise BadRequest(
             f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
         )
-    model, loading = await resident(request, body.model, context)
+    model = await served(request, body.model)
     wanted = body.dimensions if isinstance(body, EmbedBody) else None
     if wanted and isinstance(model, EmbeddingModel) and wanted != model.dimensions:
         raise UnsupportedParameter(
@@ -95,7 +95,7 @@ async def _run(
     finally:
         if keep is not None and not context.dry_run:
             request.app[LIBRARY].residence.keep(model, keep[0])
-    return reply, loading
+    return reply, Loading(reply.loading_s)
 
 
 def _json(body: bytes, reply: EmbeddingReply) -> web.Response:

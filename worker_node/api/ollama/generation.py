@@ -15,9 +15,9 @@ from worker_node.api.keys import LIBRARY, NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
-from worker_node.api.ollama.frames import frame
+from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, KeepAlive, Options, grammar_of, seconds_of
-from worker_node.api.ollama.residents import resident, served
+from worker_node.api.ollama.residents import patient, resident, served
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
     Finished,
@@ -157,11 +157,11 @@ def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
-    context = request_context(request)
+    context = patient(request_context(request))
     body = await read_body(request, GenerateBody)
     if not body.prompt:
         return await _load_or_unload(request, context, body, {"response": ""})
-    model, loading = await resident(request, body.model, context)
+    model = await served(request, body.model)
     prompt: str | tuple[Message, ...] = body.prompt
     if not body.raw:
         system = (Message("system", body.system),) if body.system else ()
@@ -169,21 +169,21 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     elif body.system:
         raise BadRequest("system: a raw prompt has no place for it", param="system")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
-    return await _answer(request, body, model, wanted, Generated(body.model, loading))
+    return await _answer(request, body, model, wanted, Generated)
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    context = request_context(request)
+    context = patient(request_context(request))
     body = await read_body(request, ChatBody)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)
-    model, loading = await resident(request, body.model, context)
+    model = await served(request, body.model)
     prompt = _conversation(body.messages)
     wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
     if wanted.tool_use is not None and wanted.grammar is not None:
         raise BadRequest("format: an answer cannot be held to it and be free to call tools", param="format")
-    return await _answer(request, body, model, wanted, Chatted(body.model, loading))
+    return await _answer(request, body, model, wanted, Chatted)
 
 
 async def _load_or_unload(
@@ -211,11 +211,12 @@ async def _load_or_unload(
 
 
 async def _answer(
-    request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, frames: Frames
+    request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
 ) -> web.StreamResponse:
     keep = None if body.keep_alive is None else [seconds_of(body.keep_alive)]
     try:
         async with generate(request.app[NODE].registry, wanted) as run:
+            frames = form(body.model, Loading(run.loading_s))
             if body.stream is not False:
                 return await _stream(request, run, frames)
             async for event in run.events:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from worker_node.api.keys import LIBRARY
@@ -20,9 +22,12 @@ async def served(request: web.Request, name: str) -> ServedModel:
         raise not_found(name) from None
 
 
+def patient(context: RequestContext) -> RequestContext:
+    """The context of a request as Ollama's clients expect it: one for a model that is being loaded waits for it."""
+    return replace(context, wait_for_load=True)
+
+
 async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:
-    """The model of that name, loaded. Raises ModelNotFound, DeadlineExceeded."""
+    """The model of that name, loaded for nothing in particular. Raises ModelNotFound, DeadlineExceeded."""
     model = await served(request, name)
-    if context.dry_run:
-        return model, Loading()
     return model, Loading(await request.app[LIBRARY].residence.load(model, context.deadline))

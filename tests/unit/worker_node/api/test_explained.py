@@ -103,11 +103,13 @@ async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, p
 
 @pytest.mark.parametrize("explain", [EngineState.UNLOADED], indirect=True, ids=["unloaded"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_model_that_would_have_to_be_loaded_is_not(explain, path):
+async def test_a_model_that_the_request_would_wait_for_is_not_loaded(explain, path):
     told = await explain(path, BODIES[path])
-    assert (told.status, told.body["device"]) == (200, None)
-    assert told.body["refusal"]["code"] == "model_loading"
+    assert (told.status, told.body["device"], told.body["loads"]) == (200, "CPU", True)
     assert told.body["placements"][0]["obstacle"] == "model_loading"
+    told = await explain(path, BODIES[path], **{"X-Request-Timeout-Ms": "1000"})
+    assert (told.body["device"], told.body["loads"]) == (None, False)
+    assert told.body["refusal"]["code"] == "model_loading"
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -105,17 +105,37 @@ async def test_an_eager_engine_that_is_loading_is_not_waited_for():
         )
 
 
-async def test_a_dry_run_decides_and_loads_nothing():
+async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_loads_nothing():
     cpu = Engine(EngineState.UNLOADED)
     with pytest.raises(Explained) as caught:
         await find_place(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
     explanation = caught.value.explanation
-    assert isinstance(explanation.refusal, ModelLoading)
-    assert explanation.route is None
+    assert explanation.refusal is None
+    assert (explanation.route.device, explanation.route.reason) == (Device.CPU, "context_exceeds_npu")
+    assert explanation.loads
     assert [candidate.obstacle for candidate in explanation.candidates] == [None, "model_loading"]
     assert cpu.woken == 0
 
 
+async def test_a_dry_run_with_no_time_for_the_load_is_a_refusal():
+    cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
+    explanation = explain(demand(Engine(EngineState.READY), cpu), context(5.0))
+    assert isinstance(explanation.refusal, ModelLoading)
+    assert (explanation.route, explanation.loads, cpu.woken) == (None, False, 0)
+
+
+async def test_one_who_asked_to_wait_waits_for_an_eager_engine_too():
+    npu = Engine(EngineState.STARTING)
+    npu.loading_done.set()
+    wanted = demand(npu, Engine(EngineState.QUARANTINED), 50)
+    waiting = context(wait_for_load=True)
+    assert explain(wanted, waiting).route.device is Device.NPU
+    assert isinstance(explain(wanted, context()).refusal, ModelLoading)
+    place = await find_place(wanted, waiting)
+    assert place.route.device is Device.NPU
+    assert place.loading_s > 0
+
+
 async def test_the_explanation_is_the_decision():
     wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
-    assert explain(wanted).route == (await find_place(wanted, context())).route
+    assert explain(wanted, context()).route == (await find_place(wanted, context())).route

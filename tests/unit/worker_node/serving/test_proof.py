@@ -1,0 +1,133 @@
+"""A request that requires the NPU gets an answer only with proof that the NPU worked for it."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
+from worker_node.domain import (
+    Device,
+    EmbeddingRequest,
+    Finished,
+    GenerationRequest,
+    ModelKind,
+    RequestContext,
+    Sampling,
+    TokenIds,
+)
+from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.messages import TokenDelta
+from worker_node.errors import NpuNotProven
+from worker_node.models.catalog import Catalog
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.embedding import embed
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.generation import generate
+from worker_node.serving.placement import Placement
+from worker_node.serving.registry import EmbeddingModel, GenerationModel, Registry
+from worker_node.telemetry import Telemetry
+
+
+class Engine:
+    """Its runs take these busy times, one for each token."""
+
+    status = EngineStatus(EngineState.READY)
+
+    def __init__(self, *busy):
+        self.busy = busy
+        self.runs = 0
+
+    async def embed(self, tokens, *, deadline, interactive):
+        self.runs += 1
+        return EmbeddingOutput(np.zeros((len(tokens), 1), np.float32), time.monotonic(), 0.0, self.busy[-1], False)
+
+    async def generate(self, job):
+        for index, busy in enumerate(self.busy):
+            finish = "stop" if index == len(self.busy) - 1 else None
+            yield TokenDelta(1, [ord("a")], finish, busy_us=busy, busy_shared=False)
+
+
+def registry(engine, *, strict=False, cache=0, device=Device.NPU):
+    place = Placement(device, engine, Admission("m", AdmissionLimits(8)), 64, 64)
+    installed = {kind: SimpleNamespace(id=kind, kind=kind, family="") for kind in ModelKind}
+    models = [
+        EmbeddingModel(installed[ModelKind.EMBEDDING], [place], Tokenizer(), "space", 1),
+        GenerationModel(installed[ModelKind.GENERATION], [place], Tokenizer(), 64, 1),
+    ]
+    return Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(cache), require_proof=strict)
+
+
+def context(require=Device.NPU):
+    now = time.monotonic()
+    return RequestContext("req_1", now, now + 60, require_device=require)
+
+
+async def generated(served, require=Device.NPU):
+    """The route and the events; the caller sees which step raises."""
+    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
+    async with generate(served, request) as run:
+        return run.route, [event async for event in run.events]
+
+
+async def embedded(served, require=Device.NPU):
+    return await embed(served, EmbeddingRequest(context(require), (("a",),)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_counter_that_moved_is_proof(strict):
+    route, events = await generated(registry(Engine(5, 9), strict=strict))
+    assert not route.unproven
+    assert isinstance(events[-1], Finished)
+    assert not (await embedded(registry(Engine(5), strict=strict))).route.unproven
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_counter_that_did_not_move_is_none_and_is_told_before_the_first_byte(strict):
+    served = registry(Engine(0, 0), strict=strict)
+    began = False
+    with pytest.raises(NpuNotProven, match="did not move"):
+        async with generate(served, GenerationRequest(context(), TokenIds((97,)), Sampling())):
+            began = True
+    assert not began, "the status line would have been sent"
+    with pytest.raises(NpuNotProven, match="did not move"):
+        await embedded(served)
+
+
+async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
+    served = registry(Engine(5, None), strict=True)
+    request = GenerationRequest(context(), TokenIds((97,)), Sampling())
+    seen = []
+    with pytest.raises(NpuNotProven):
+        async with generate(served, request) as run:
+            async for event in run.events:
+                seen.append(event)  # noqa: PERF401  (the iteration ends with an error)
+    assert seen
+    assert not any(isinstance(event, Finished) for event in seen)
+
+
+async def test_a_counter_that_cannot_be_read_passes_with_a_label_or_not_at_all():
+    route, events = await generated(registry(Engine(None, None)))
+    assert route.unproven
+    assert events[-1].npu_busy_delta_us is None
+    assert (await embedded(registry(Engine(None)))).route.unproven
+    for attempt in (generated, embedded):
+        with pytest.raises(NpuNotProven, match="cannot be read"):
+            await attempt(registry(Engine(None), strict=True))
+
+
+async def test_nothing_is_asked_for_where_nothing_is_required():
+    for require, device in ((None, Device.NPU), (Device.CPU, Device.CPU)):
+        served = registry(Engine(0), strict=True, device=device)
+        await generated(served, require)
+        await embedded(served, require)
+
+
+async def test_what_was_computed_before_is_no_proof():
+    engine = Engine(5)
+    served = registry(engine, cache=10)
+    await embedded(served, None)
+    assert (await embedded(served, None)).cached == "hit"
+    assert (await embedded(served)).cached is None
+    assert engine.runs == 2
