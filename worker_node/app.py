@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
 from worker_node.api.keys import LIBRARY, NODE, Node
@@ -27,7 +28,7 @@ from worker_node.settings import ModelSettings, PlacementSettings
 
 def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
-    keys = tuple(key.get_secret_value() for key in node.settings.api_keys)
+    keys = ApiKeys(key.get_secret_value() for key in node.settings.api_keys)
     tracing = node.registry.tracing
     origins = OriginPolicy.of(node.settings)
     middlewares = [
@@ -39,6 +40,7 @@ def make_app(node: Node) -> web.Application:
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
+    app[API_KEYS] = keys
     app.on_response_prepare.extend((hide_versions, tell_request_id, cors_headers(origins)))
     app[LIBRARY] = library = _library(node)
 

@@ -79,7 +79,8 @@ def urls(fleet):
 
 
 def health(url):
-    with urllib.request.urlopen(f"{url}/health", timeout=10) as reply:  # noqa: S310
+    request = urllib.request.Request(f"{url}/health", headers={"Authorization": f"Bearer {KEY}"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310
         return json.load(reply)
 
 

@@ -190,6 +190,7 @@ def test_only_key_holders_are_served():
             for path in ("/health", "/health/live", "/health/ready"):
                 async with http.get(node.url + path) as reply:
                     assert reply.status == 200
+                    assert set(await reply.json()) <= {"status", "version"}
             async with http.get(node.url + "/health/devices") as reply:
                 assert reply.status == 401
 

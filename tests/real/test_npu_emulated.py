@@ -245,20 +245,6 @@ async def test_a_stream_of_any_dialect_ends_with_the_busy_time(npu_node, http, p
     assert not any("npu_busy_delta_us" in other for other in others)
 
 
-@pytest.mark.parametrize(("param", "extra"), [("logprobs", {"logprobs": True}), ("n", {"n": 2})])
-async def test_what_the_npu_cannot_do_is_refused_with_the_reason(npu_node, http, param, extra):
-    body = {
-        "model": "smollm2-135m-instruct",
-        "messages": [{"role": "user", "content": PARIS["prompt"]}],
-        "max_tokens": 2,
-        **extra,
-    }
-    status, _, content = await post(http, npu_node, "/v1/chat/completions", body)
-    error = json.loads(content)["error"]
-    assert (status, error["code"], error["param"]) == (400, "unsupported_parameter", param)
-    assert "on NPU" in error["message"]
-
-
 async def test_vectors_from_static_buckets_are_the_other_librarys(npu_node, http):
     body = {"texts": REFERENCE["texts"], "truncate": True}
     headers, reply = await ask(http, npu_node, body, NPU_ONLY, path="/embeddings")

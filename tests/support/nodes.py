@@ -16,15 +16,18 @@ import psutil
 
 @dataclass
 class RunningNode:
-    """A node process; `url` is where it listens."""
+    """A node process; `url` is where it listens, `key` one of its API keys where it has any."""
 
     process: subprocess.Popen
     url: str
+    key: str | None = None
 
     def health(self):
         """The status code and body of /health."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        request = urllib.request.Request(self.url + "/health", headers=headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(self.url + "/health", timeout=5) as reply:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=5) as reply:  # noqa: S310
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
             with error:
@@ -64,7 +67,8 @@ def start_node(*arguments, ready=True, **environment):
     try:
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"the node said {line!r}"
-        node = RunningNode(process, line.split()[-1])
+        key = environment.get("NPU_NODE_API_KEYS", "").split(",")[0]
+        node = RunningNode(process, line.split()[-1], key or None)
         if ready:
             node.wait_for(lambda body: body["status"] == "ready")
         yield node

@@ -1,0 +1,42 @@
+"""What /health tells to whom: all of it to key holders, status and version to everybody else."""
+
+import time
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from worker_node.api.keys import Node, NodeState
+from worker_node.app import make_app
+from worker_node.devices.npu_source import npu_source
+from worker_node.devices.probe import Probe
+from worker_node.models.catalog import Catalog
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.registry import Registry
+from worker_node.settings import NodeSettings
+from worker_node.telemetry import Telemetry
+
+PRIVATE = {"devices", "models", "npu", "uptime_s"}
+
+
+async def told(keys, headers, *, draining=False):
+    """The status and the fields of /health."""
+    with npu_source(None, emulated=False) as npu:
+        registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
+        node = Node(NodeSettings(api_keys=keys), registry, Probe((), "test"), npu, NodeState(time.monotonic()))
+        node.state.draining = draining
+        async with TestClient(TestServer(make_app(node))) as client, client.get("/health", headers=headers) as reply:
+            return reply.status, set(await reply.json())
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic one", "one", "Bearer"])
+@pytest.mark.parametrize(("draining", "status"), [(False, 200), (True, 503)])
+async def test_without_a_key_only_the_status_and_the_version_are_told(header, draining, status):
+    headers = {} if header is None else {"Authorization": header}
+    assert await told(("one", "two"), headers, draining=draining) == (status, {"status", "version"})
+
+
+@pytest.mark.parametrize(("keys", "headers"), [((), {}), (("one", "two"), {"Authorization": "Bearer two"})])
+async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys, headers):
+    status, fields = await told(keys, headers)
+    assert status == 200
+    assert fields >= PRIVATE
