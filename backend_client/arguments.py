@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 import types
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, KeysView, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
 from numbers import Integral, Real
@@ -17,6 +18,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from backend_client.errors import InvalidArgument
 
+# Names come back in messages and logs.
+_NAME_CHARS = 256
+_NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_NAME_CHARS}}}")
 _INVALID = object()
 # Returns the value as it is sent, or _INVALID.
 _Reader = Callable[[Any], Any]
@@ -48,7 +52,9 @@ def ordered(values: Iterable[str]) -> Iterable[str]:
     problem = None
     if isinstance(values, str | bytes | bytearray | memoryview):
         problem = "one text; give a list of texts, or call embed for one text"
-    elif isinstance(values, Mapping | AbstractSet):
+    elif isinstance(values, Mapping):
+        problem = "a mapping; give a list of its keys or of its values"
+    elif isinstance(values, AbstractSet) and not isinstance(values, KeysView):
         problem = "without an order; give a list of texts"
     elif isinstance(values, AsyncIterable):
         problem = "asynchronous; give a list of texts, or call embed_stream"
@@ -80,6 +86,8 @@ def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, 
         if value is None:
             continue
         read[name] = rule[0](value)
+        if name == "model" and isinstance(value, str) and not _NAME.fullmatch(value):
+            raise InvalidArgument(f"model must be a name of 1 to {_NAME_CHARS} printable characters", param=name)
         if read[name] is _INVALID:
             raise InvalidArgument(f"{name} must be {rule[1]}; {method}() got {_got(value)}", param=name)
     return read
@@ -157,4 +165,6 @@ def _got(value: object) -> str:
     """What a refused value is, without the value."""
     if isinstance(value, str):
         return "another str" if value else "an empty str"
-    return "another number" if type(value) in {int, float} else f"a value of type {_type(value)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "one that is not"
+    return f"a value of type {_type(value)}"

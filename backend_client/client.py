@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from pydantic import SecretStr
 
 from backend_client.calls import Calls
 from backend_client.discovery import parsed_or_configuration_error
+from backend_client.errors import ConfigurationError
 from backend_client.fleet.bindings import Bindings
 from backend_client.fleet.pool import Pool
 from backend_client.npu import FleetBackend
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock
 from backend_client.runtime import Runtime
-from backend_client.settings import ClientSettings
+from backend_client.settings import ClientSettings, checked_key
 from backend_client.status import ClientStatus, NodeStatus, client_status, node_status
 from backend_client.transport import HttpTransport, Transport
 
@@ -42,7 +43,11 @@ class NPUClient(Calls):
         clock: Clock = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        options = options or ClientOptions()
+        options = ClientOptions() if options is None else options
+        nodes = nodes if isinstance(nodes, str) or not isinstance(nodes, Iterable) else list(nodes)
+        problem = _problem(nodes, api_key, spaces, options)
+        if problem is not None:
+            raise ConfigurationError(problem)
         rng = rng or random.Random()
         key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._pool = Pool(options, clock, rng)
@@ -95,3 +100,20 @@ class NPUClient(Calls):
 
     def __repr__(self) -> str:
         return f"NPUClient({list(self._pool.nodes)})"
+
+
+def _problem(nodes: object, api_key: object, spaces: object, options: object) -> str | None:
+    """What is wrong with the arguments of a client, or None. Node URLs are checked where they are parsed."""
+    if not isinstance(nodes, Iterable) or not all(isinstance(node, str) for node in nodes):
+        return "nodes is a list of URLs"
+    if api_key is not None and not isinstance(api_key, str | SecretStr):
+        return f"api_key is a str, not {type(api_key).__name__}"
+    try:
+        checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
+    except ValueError as error:
+        return str(error)
+    if spaces is not None and not (
+        isinstance(spaces, Mapping) and all(isinstance(part, str) and part for item in spaces.items() for part in item)
+    ):
+        return "spaces maps names of models to vector spaces (the `space` of a result)"
+    return None if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"

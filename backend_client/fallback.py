@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from backend_client.calls import Calls
 from backend_client.client import NPUClient
-from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
+from backend_client.errors import CloudError, CloudRejected, ConfigurationError, NPUUnavailableError
 from backend_client.fleet.breaker import BreakerState
 from backend_client.jobs import Answer, EmbedJob, GenerateJob, J, Job
 from backend_client.ledger import Ledger
@@ -185,6 +185,8 @@ class InferenceClient(Calls):
         local_only: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
+        if not isinstance(npu, NPUClient) or not isinstance(cloud, Calls | None):
+            raise ConfigurationError("InferenceClient takes an NPUClient and, for the fallback, a CloudClient")
         self.npu = npu
         self._cloud = cloud
         self._local_only = local_only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,13 @@ from backend_client.options import ClientOptions, HedgeOptions, Timeouts
 
 DEFAULT_NODE = "http://127.0.0.1:8081"
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
+
+
+def checked_key(key: SecretStr | None) -> SecretStr | None:
+    """An API key that can be sent in a header. Raises ValueError, which does not repeat it."""
+    if key is not None and not re.fullmatch(r"[!-~]*", key.get_secret_value()):
+        raise ValueError("an API key holds no white space and ASCII only; is there a line end in its file?")
+    return key
 
 
 class TimeoutSettings(BaseModel):
@@ -63,6 +71,8 @@ class CloudSettings(BaseModel):
     prices: dict[str, Price] = {}
     spend_cap: Decimal | None = Field(default=None, ge=0)
 
+    _key = field_validator("api_key")(checked_key)
+
     @model_validator(mode="after")
     def _cap_needs_prices(self) -> CloudSettings:
         models = (self.chat_model, *self.chat_models.values(), *self.embedding_models.values())
@@ -94,6 +104,8 @@ class ClientSettings(BaseSettings):
     local_only: bool = False
     hedge_percentile: float | None = Field(default=None, gt=0, lt=1)
     spaces: dict[str, str] = {}
+
+    _key = field_validator("api_key")(checked_key)
 
     @field_validator("nodes", mode="before")
     @classmethod

@@ -32,6 +32,8 @@ class CloudClient(Calls):
         clock: Clock = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
+        if not isinstance(settings, CloudSettings):
+            raise ConfigurationError("CloudClient takes CloudSettings")
         options = options or ClientOptions()
         self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
         name = settings.base_url or "https://api.openai.com/v1"

@@ -8,8 +8,10 @@ import pytest
 from aiohttp import web
 
 from backend_client import (
+    ClientSettings,
     CloudClient,
     CloudSettings,
+    ConfigurationError,
     InferenceClient,
     InvalidArgument,
     NPUClient,
@@ -50,13 +52,15 @@ async def client(scripted):
         ("embed", "t", {"timeout": float("inf")}, "timeout must be a finite number"),
         ("embed", "t", {"timeout": 10**400}, "timeout must be a finite number"),
         ("embed", "t", {"timeout": "5"}, "timeout must be a finite number"),
-        ("embed", "t", {"model": ""}, "model must be a str that is not empty"),
+        ("embed", "t", {"model": ""}, "model must be a name"),
         ("embed", "t", {"model": b"m"}, "model must be"),
         ("embed", ["t"], {}, "text is list, not str"),
         ("embed", "\ud800", {}, "not Unicode"),
         ("embed_many", "hello", {}, "texts is str, one text"),
         ("embed_many", b"hello", {}, "texts is bytes, one text"),
-        ("embed_many", {"a": 1}, {}, "texts is dict, without an order"),
+        ("embed", "t", {"model": "a\nb"}, "model must be a name"),
+        ("embed", "t", {"model": "m" * 257}, "model must be a name"),
+        ("embed_many", {"a": 1}, {}, "texts is dict, a mapping"),
         ("embed_many", {"a", "b"}, {}, "texts is set, without an order"),
         ("embed_many", None, {}, "texts is NoneType, not iterable"),
         ("embed_many", 5, {}, "texts is int, not iterable"),
@@ -99,7 +103,37 @@ async def test_a_stream_reports_a_wrong_option_at_the_call(client):
         client.stream("p", max_new_token=5)
 
 
-@pytest.mark.parametrize("given", [iter, tuple, np.array, lambda texts: (text for text in texts)])
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: NPUClient("http://10.0.0.1:8081"), "nodes is a list"),
+        (lambda: NPUClient(None), "nodes is a list"),
+        (lambda: NPUClient([None]), "nodes is a list"),
+        (lambda: NPUClient([b"http://10.0.0.1:8081"]), "nodes is a list"),
+        (lambda: NPUClient(["10.0.0.1:8081"]), "http://host:port"),
+        (lambda: NPUClient([DEAD], api_key=5), "api_key is a str, not int"),
+        (lambda: NPUClient([DEAD], api_key="sk-hunter2\n"), "line end"),
+        (lambda: NPUClient([DEAD], api_key="sk-hünter2"), "ASCII"),
+        (lambda: NPUClient([DEAD], spaces=["m"]), "spaces maps names"),
+        (lambda: NPUClient([DEAD], spaces={"m": None}), "spaces maps names"),
+        (lambda: NPUClient([DEAD], options={"timeouts": 5}), "options is"),
+        (lambda: sync.NPUClient("http://10.0.0.1:8081"), "nodes is a list"),
+        (lambda: InferenceClient(DEAD), "takes an NPUClient"),
+        (lambda: InferenceClient(NPUClient([DEAD]), CloudSettings(api_key="k")), "a CloudClient"),
+        (lambda: CloudClient(None), "takes CloudSettings"),
+        (lambda: ClientSettings.load(api_key="sk-hunter2\n"), "line end"),
+        (lambda: ClientSettings.load(cloud={"api_key": "sk-hunter2\n"}), "line end"),
+    ],
+)
+def test_a_client_that_is_built_wrongly_says_so_at_once(build, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        build()
+    assert "nter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [iter, tuple, np.array, lambda texts: (text for text in texts), lambda texts: dict.fromkeys(texts).keys()]
+)
 async def test_any_ordered_iterable_of_texts_is_embedded(client, given):
     texts = [f"text {index}" for index in range(150)]
     np.testing.assert_array_equal(await client.embed_many(given(texts)), vectors_for(texts))
