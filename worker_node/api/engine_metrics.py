@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from worker_node.domain import Priority
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import Registry
@@ -36,9 +37,8 @@ class EngineMetrics:
         stats = status.stats
         self._gauge("engine_ready", "1 if the engine serves", key, status.state is EngineState.READY)
         for state in EngineState:
-            self._gauge(
-                "engine_state", "1 for the state that the engine is in", (*key, state.value), status.state is state
-            )
+            is_it = status.state is state
+            self._gauge("engine_state", "1 for the state that the engine is in", (*key, state.value), is_it, "state")
         self._gauge("engine_in_flight", "Jobs that the engine process holds, running or waiting", key, status.in_flight)
         self._gauge("num_requests_running", "Requests (texts, for embeddings) that the engine runs", key, stats.running)
         self._gauge("num_requests_waiting", "Requests or texts that wait in the engine", key, stats.waiting)
@@ -55,6 +55,14 @@ class EngineMetrics:
         self._gauge("admission_outstanding", "Requests or texts admitted and not finished", key, admission.outstanding)
         text = "Requests or texts that may be admitted at once; more are refused"
         self._gauge("admission_limit", text, key, admission.limits.max_outstanding)
+        for priority in Priority:
+            interactive = priority is Priority.INTERACTIVE
+            by = (*key, priority.value)
+            tokens = admission.backlog.tokens(interactive=interactive)
+            self._gauge("admission_outstanding_tokens", "Tokens expected to be computed yet", by, tokens, "priority")
+            text = "Estimated wait of a request that comes now; none before anything was measured"
+            wait = admission.expected_wait(interactive=interactive)
+            self._gauge("admission_expected_wait_seconds", text, by, wait, "priority")
         self._process(key, status)
 
     def _process(self, key: tuple[str, str], status: EngineStatus) -> None:
@@ -62,9 +70,10 @@ class EngineMetrics:
         self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
         self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)
 
-    def _gauge(self, name: str, text: str, key: tuple[str, ...], value: float | None) -> None:
+    def _gauge(self, name: str, text: str, key: tuple[str, ...], value: float | None, *more: str) -> None:
+        """Add a sample; `more` are the labels whose values `key` has after the model and the device."""
         if value is not None:
-            labels = (*_BY, "state") if len(key) > len(_BY) else _BY
+            labels = (*_BY, *more)
             family = self._gauges.setdefault(name, GaugeMetricFamily(f"npu_node_{name}", text, labels=labels))
             family.add_metric(key, float(value))
 

@@ -139,7 +139,8 @@ class Engine(Protocol):
 class EmbeddingOutput:
     """`vectors`: float32 (n, dimensions). `started` is monotonic time, `inference_s` seconds on the device.
 
-    `device_tokens` are those that the device computed, padding included, where the engine counts them.
+    `device_tokens` are those that the device computed, padding included, where the engine counts them. For
+    `measured_tokens` and `measured_s` see `messages.Embedded`.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -148,3 +149,5 @@ class EmbeddingOutput:
     busy_us: int | None
     busy_shared: bool = False
     device_tokens: int | None = None
+    measured_tokens: int = 0
+    measured_s: float = 0.0

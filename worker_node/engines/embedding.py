@@ -150,6 +150,7 @@ class EmbeddingRunner:
         while self._idle and len(self._jobs.queue):
             batch = self._jobs.take(self._limits, now, free_slots=len(self._idle) - 1)
             self._start(self._idle.pop(), batch)
+        self._jobs.throughput.went_on(now, waiting=len(self._jobs.queue) > 0)
 
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
         shape = (len(batch), max(w.length for w in batch))

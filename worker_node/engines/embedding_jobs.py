@@ -23,6 +23,35 @@ class RunCost:
 
 
 @dataclass(slots=True)
+class Throughput:
+    """Tokens that the device computes per second, over the times in which more texts waited than it could run."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    _pressed_at: float | None = None
+
+    def finished(self, tokens: int, now: float) -> None:
+        """A run ended."""
+        if self._pressed_at is not None:
+            self.tokens += tokens
+            self.seconds += now - self._pressed_at
+            self._pressed_at = now
+
+    def went_on(self, now: float, *, waiting: bool) -> None:
+        """The device has all the runs that it is going to get now; `waiting` says whether texts are left over."""
+        if not waiting:
+            self._pressed_at = None
+        elif self._pressed_at is None:
+            self._pressed_at = now
+
+    def take(self) -> tuple[int, float]:
+        """Return the tokens and the seconds since the last call."""
+        taken = self.tokens, self.seconds
+        self.tokens, self.seconds = 0, 0.0
+        return taken
+
+
+@dataclass(slots=True)
 class _Open:
     """A job of which rows are still missing."""
 
@@ -42,6 +71,7 @@ class EmbeddingJobs:
     """All jobs that an engine holds; `queue` has their waiting rows. Every operation is O(log n) a row."""
 
     queue: TextQueue = field(default_factory=TextQueue)
+    throughput: Throughput = field(default_factory=Throughput)
     runs: int = 0
     rows: int = 0
     _running: int = 0
@@ -116,6 +146,7 @@ class EmbeddingJobs:
     ) -> Iterable[Embedded]:
         """Take in a run's vectors (row i is that of `batch[i]`) and return the jobs that are complete by it."""
         self._running -= len(batch)
+        self.throughput.finished(cost.tokens, now)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
             job = self._open.get(waiting.job_id)
@@ -143,4 +174,5 @@ class EmbeddingJobs:
                     None if job.busy_us is None else round(job.busy_us),
                     job.busy_shared,
                     round(job.device_tokens),
+                    *self.throughput.take(),
                 )

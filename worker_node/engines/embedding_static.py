@@ -88,6 +88,9 @@ class StaticEmbeddingRunner:
         length = bucket_for(max(w.length for w in batch), self._options.buckets)
         shape = (self._options.batch, length)
         ids, mask = self._jobs.padded(batch, shape)
+        # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
+        self._jobs.throughput.went_on(now, waiting=False)
+        self._jobs.throughput.went_on(now, waiting=len(batch) == self._options.batch or len(self._jobs.queue) > 0)
         request = self._requests[length]
         emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
         self._meter.begin()

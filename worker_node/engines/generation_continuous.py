@@ -37,13 +37,12 @@ from worker_node.engines.messages import (
 )
 from worker_node.engines.sampling import generation_config
 from worker_node.scheduling.jobs import JobQueue, Pick
+from worker_node.scheduling.shares import batch_sequences
 
 # What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
 # has another to be filled up with.
 _STEPS_AHEAD = 2
 _PROMPTS_AHEAD = 2
-# A sequence cannot be interrupted, so batch work never holds all of them.
-_BATCH_SEQUENCES = 0.75
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -84,7 +83,7 @@ class ContinuousRunner:
         self._options = msgspec.convert(spec.options, ContinuousOptions)
         self._queue: JobQueue[GenerateJob] = JobQueue()
         self._running: dict[int, _Running] = {}
-        self._batch_limit = max(1, int(self._options.max_num_seqs * _BATCH_SEQUENCES))
+        self._batch_limit = batch_sequences(self._options.max_num_seqs)
         self._taken_back: set[int] = set()
         # GenAI's own, because a job that was taken back is a new request to it.
         self._handles = itertools.count()

@@ -148,7 +148,8 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
     """The finished vectors of one job: float32, row-major, `len(lengths)` rows.
 
     `device_tokens` are those that the device computed for it, padding included. For `busy_us` and `busy_shared` see
-    `TokenDelta`; a run that held texts of several jobs is shared out by rows.
+    `TokenDelta`; a run that held texts of several jobs is shared out by rows. Since the last such event the engine
+    computed `measured_tokens` tokens of any jobs in `measured_s` seconds in which more texts were waiting.
     """
 
     id: int
@@ -158,6 +159,8 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
     busy_us: int | None = None
     busy_shared: bool = False
     device_tokens: int | None = None
+    measured_tokens: int = 0
+    measured_s: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):

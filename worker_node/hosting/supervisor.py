@@ -252,7 +252,14 @@ class SupervisedEngine:
             _abandon(link, job.id)
         vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(lengths), -1)
         return EmbeddingOutput(
-            vectors, event.started, event.inference_s, event.busy_us, event.busy_shared, event.device_tokens
+            vectors,
+            event.started,
+            event.inference_s,
+            event.busy_us,
+            event.busy_shared,
+            event.device_tokens,
+            event.measured_tokens,
+            event.measured_s,
         )
 
     async def generate(self, job: GenerateJob) -> AsyncGenerator[TokenDelta, None]:

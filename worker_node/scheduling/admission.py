@@ -1,7 +1,7 @@
-"""The door of an engine: a permit, or a refusal at once.
+"""Admission control of an engine: grant a permit or reject immediately.
 
-Overload is answered with 429 and a Retry-After from the measured drain rate; a request whose deadline would pass in
-the queue is refused now rather than served late. Pure but for the permits that callers hold.
+Overload is answered with 429 and a Retry-After from the estimated wait; a request whose deadline would pass in the
+queue is refused now rather than served late.
 """
 
 from __future__ import annotations
@@ -13,28 +13,65 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from worker_node.errors import DeadlineExceeded, Overloaded
-from worker_node.scheduling.estimates import DrainRate
+from worker_node.scheduling.backlog import Backlog, Capacity, Job
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
 # A request that is served just too late is work for nothing, and in an overload that is every request: so the wait
-# must fit the deadline with room for its own run and for an estimate that is too good.
+# must fit the deadline with a margin for an estimate that is too low.
 _CAUTION = 1.5
 # What batch work leaves free, so that it cannot shut interactive work out.
-_BATCH_SHARE = 0.75
+_BATCH_PLACES = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """`max_outstanding` units may be queued or running; the engine works on `parallel` of them at once.
+    """`max_outstanding` units (requests; texts, for embeddings) may be queued or running, `parallel` of them at once.
 
     Nothing is admitted behind a wait of more than `max_wait_s`, whatever its own deadline: a caller who hears so at
-    once can ask another node.
+    once can ask another node. `sizes` are the static lengths of an embedding engine, ascending; none where shapes are
+    dynamic.
     """
 
     max_outstanding: int
     parallel: int = 1
     max_wait_s: float = 30.0
+    capacity: Capacity = field(default_factory=Capacity)
+    sizes: tuple[int, ...] = ()
+
+    def computed_tokens(self, tokens: int) -> int:
+        """The tokens that the engine computes for a text of so many: static shapes are padded."""
+        return next((size for size in self.sizes if tokens <= size), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a request costs, in tokens: those of its prompt or texts, and its most new ones, all used with `exact`."""
+
+    prefill: int = 0
+    limit: int = 0
+    exact: bool = False
+
+
+@dataclass(slots=True)
+class Permit:
+    """A request that was admitted; its progress is what later estimates are made of."""
+
+    _backlog: Backlog
+    _job: Job
+    _clock: Callable[[], float]
+
+    def progressed(self, tokens: int, *, taken_up: float | None = None, at: float | None = None) -> None:
+        """The engine had new tokens at `at` (monotonic; None: now); `taken_up` is when it began, with the first."""
+        self._backlog.progressed(self._job, tokens, taken_up=taken_up, at=self._clock() if at is None else at)
+
+    def answered(self, *, by_itself: bool) -> None:
+        """The answer ended by itself, or was cut at its limit."""
+        self._backlog.answered(self._job, by_itself=by_itself)
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """The engine did so many tokens in so many seconds while more work was waiting."""
+        self._backlog.measured(tokens, seconds)
 
 
 @dataclass(slots=True)
@@ -44,65 +81,64 @@ class Admission:
     what: str
     limits: AdmissionLimits
     clock: Callable[[], float] = time.monotonic
-    rate: DrainRate = field(default_factory=DrainRate)
+    outstanding: int = 0
+    backlog: Backlog = field(init=False)
 
-    @property
-    def outstanding(self) -> int:
-        """Units queued or running."""
-        return int(self.rate.outstanding)
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.limits.capacity)
 
     @property
     def queue_depth(self) -> int:
         """Units waiting behind those that run."""
         return max(0, self.outstanding - self.limits.parallel)
 
-    def expected_wait(self) -> float | None:
-        """Seconds until a unit admitted now would begin to run; None while nothing has been measured."""
-        if self.queue_depth == 0 and self.outstanding < self.limits.parallel:
-            return 0.0
-        rate = self.rate.per_second(self.clock())
-        return None if rate is None else (self.outstanding - self.limits.parallel + 1) / rate
+    def expected_wait(self, *, interactive: bool = True) -> float | None:
+        """Seconds until work of this priority admitted now would begin to run; None while nothing was measured."""
+        return self.backlog.wait(self.clock(), interactive=interactive)
 
     @contextmanager
-    def permit(self, units: int, deadline: float, *, interactive: bool = True) -> Iterator[None]:
+    def permit(
+        self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
+    ) -> Iterator[Permit]:
         """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
 
         Raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has passed.
         """
-        self.check(units, deadline, interactive=interactive)
-        self.rate.begin(units, self.clock())
-        done = False
+        work = work or Work()
+        self.check(units, deadline, work=work, interactive=interactive)
+        job = Job(work.prefill, work.limit, work.exact, interactive, self.clock())
+        self.outstanding += units
+        self.backlog.add(job)
         try:
-            yield
-            done = True
-        except DeadlineExceeded:
-            # It left the queue by its deadline: were it not counted, overload would make the engine look slower and
-            # slower.
-            done = True
-            raise
+            yield Permit(self.backlog, job, self.clock)
         finally:
-            self.rate.end(units, self.clock(), done=done)
+            self.outstanding -= units
+            self.backlog.remove(job, self.clock())
 
-    def check(self, units: int, deadline: float, *, interactive: bool = True) -> None:
-        """Raise what `permit` would, and take nothing."""
+    def check(self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True) -> None:
+        """Raise what `permit` would, and take nothing. Without `work` only the wait before it is looked at."""
         now = self.clock()
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
-        places = self.limits.max_outstanding if interactive else math.ceil(self.limits.max_outstanding * _BATCH_SHARE)
+        places = self.limits.max_outstanding if interactive else math.ceil(self.limits.max_outstanding * _BATCH_PLACES)
         if self.outstanding and self.outstanding + units > places:
             whose = "" if interactive else " for batch work"
             raise Overloaded(
                 f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
-                retry_after=self._retry_after(),
+                retry_after=_retry_after(self.backlog.soonest_end()),
             )
-        wait = self.expected_wait()
-        if wait is not None and (wait > self.limits.max_wait_s or wait * _CAUTION > deadline - now):
+        wait = self.expected_wait(interactive=interactive)
+        if not wait:
+            return
+        # By itself a request is given the time that it asks for; behind others, only what it is likely to need.
+        own = 0.0 if work is None else self.backlog.own_prefill_s(work.prefill)
+        if wait > self.limits.max_wait_s or wait * _CAUTION + own > deadline - now:
             raise Overloaded(
                 f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline or the "
                 f"{self.limits.max_wait_s:g} s that anything is queued for",
-                retry_after=self._retry_after(),
+                retry_after=_retry_after(wait),
             )
 
-    def _retry_after(self) -> float:
-        wait = self.expected_wait()
-        return _UNKNOWN_RATE_RETRY_S if wait is None else min(_MAX_RETRY_AFTER_S, max(0.05, wait))
+
+def _retry_after(wait: float | None) -> float:
+    return _UNKNOWN_RATE_RETRY_S if wait is None else min(_MAX_RETRY_AFTER_S, max(0.05, wait))

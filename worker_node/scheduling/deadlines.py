@@ -21,10 +21,11 @@ class Deadlines:
 
     def due(self, now: float, waiting: Container[int]) -> list[int]:
         """Remove and return the ids of the jobs in `waiting` whose deadline has passed, earliest first."""
-        late = []
+        late: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             _, job_id = heapq.heappop(self._heap)
-            if job_id in waiting:
+            # A job that was put back is in the heap twice, and comes out of it twice in a row.
+            if job_id in waiting and late[-1:] != [job_id]:
                 late.append(job_id)
         return late
 

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 # Of ten tokens that an engine serves while both kinds of work wait, at least one is batch work's.
 INTERACTIVE_WEIGHT = 9
 BATCH_SHARE = 1 / (INTERACTIVE_WEIGHT + 1)
+# A generation that runs cannot be interrupted, so batch work never holds all sequences where there are several.
+_BATCH_SEQUENCES = 0.75
+
+
+def batch_sequences(sequences: int) -> int:
+    """How many of the sequences of an engine batch work may hold."""
+    return max(1, int(sequences * _BATCH_SEQUENCES))
 
 
 @dataclass(slots=True)

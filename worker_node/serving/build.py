@@ -20,10 +20,11 @@ from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.routing import NOTHING, Feature
-from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.scheduling.admission import Admission
 from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
+from worker_node.serving.limits import admission_limits
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel, ServedModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
@@ -31,13 +32,6 @@ from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 log = logging.getLogger(__name__)
 
-# What is counted is texts for embedding and requests for generation.
-_ADMISSION: dict[str, AdmissionLimits] = {
-    "embedding": AdmissionLimits(max_outstanding=8192, parallel=16),
-    "embedding_static": AdmissionLimits(max_outstanding=8192, parallel=1),
-    "generation_continuous": AdmissionLimits(max_outstanding=256, parallel=64),
-    "generation_stateful": AdmissionLimits(max_outstanding=64, parallel=1),
-}
 _LACKS: dict[str, frozenset[Feature]] = {"generation_stateful": frozenset({"n", "logprobs"})}
 _HASHED = (MANIFEST_FILE, MODEL_FILE)
 
@@ -175,13 +169,10 @@ def _placement(
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
     engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby)
-    limits = _ADMISSION[plan.runner]
-    if wanted.max_outstanding is not None:
-        limits = AdmissionLimits(wanted.max_outstanding, limits.parallel)
     placement = Placement(
         device=place.device,
         engine=engine,
-        admission=Admission(f"{installed.id} on {place.device}", limits),
+        admission=Admission(f"{installed.id} on {place.device}", admission_limits(plan, wanted.max_outstanding)),
         prompt_limit=plan.prompt_limit,
         total_limit=plan.total_limit,
         emulated=emulated,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
+from worker_node.scheduling.admission import Work
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.proof import Proof
 from worker_node.serving.registry import EmbeddingModel, Registry
@@ -63,13 +64,16 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
         )
     else:
         wanted = [tokens[index] for index in missing]
+        admission, interactive = placement.admission, context.interactive
+        work = Work(sum(admission.limits.computed_tokens(len(row)) for row in wanted))
         with (
             errors_of(route),
             model.activity.working(),
-            placement.admission.permit(len(wanted), context.deadline, interactive=context.interactive),
+            admission.permit(len(wanted), context.deadline, work=work, interactive=interactive) as permit,
         ):
             operation.submitted(placement.engine)
-            output = await placement.engine.embed(wanted, deadline=context.deadline, interactive=context.interactive)
+            output = await placement.engine.embed(wanted, deadline=context.deadline, interactive=interactive)
+            permit.measured(output.measured_tokens, output.measured_s)
         operation.ran(output.started, output.started + output.inference_s)
         with errors_of(route):
             proof.check(output.busy_us)

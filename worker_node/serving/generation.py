@@ -27,6 +27,7 @@ from worker_node.domain import (
 from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
+from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
@@ -67,13 +68,15 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         operation.routed(place.route)
         prompt = prepared.prompt
         job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
+        work = Work(len(prompt.tokens), job.max_new_tokens, exact=job.ignore_eos)
+        admission = place.placement.admission
         with (
             errors_of(place.route),
             prepared.model.activity.working(),
-            place.placement.admission.permit(1, context.deadline, interactive=context.interactive),
+            admission.permit(1, context.deadline, work=work, interactive=context.interactive) as permit,
         ):
             proof = Proof.of(place.route, context, strict=registry.require_proof)
-            watch = _Watch(operation, registry.telemetry.token_counter(place.route), proof)
+            watch = _Watch(operation, registry.telemetry.token_counter(place.route), proof, permit)
             async with (
                 aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, watch)) as events,
                 aclosing(_counted(registry.telemetry, operation, place.route, events)) as counted,
@@ -89,11 +92,12 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who is told how a generation goes on: its trace, the counter of tokens, the proof that the NPU works."""
+    """Who observes a generation: its trace, the counter of tokens, the proof that the NPU works, admission control."""
 
     operation: Operation
     count: Callable[[int], None]
     proof: Proof
+    permit: Permit
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +235,15 @@ async def _run(
                 watch.operation.first_token(delta.at or first_token)
             completion_tokens += len(delta.tokens)
             watch.count(len(delta.tokens))
+            watch.permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
             if stop.matched is not None or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
+            if stop.matched is not None or delta.finish is not None:
+                watch.permit.answered(by_itself=stop.matched is not None or delta.finish == FinishReason.STOP)
             if stop.matched is not None:
                 break
             if delta.finish is not None:

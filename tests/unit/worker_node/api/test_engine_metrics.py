@@ -43,6 +43,9 @@ def test_exactly_the_state_that_an_engine_is_in_is_one():
     assert value(status, "engine_restarts_total") == 3
     assert value(status, "canary_passed_timestamp_seconds") is None
     assert value(status, "admission_limit") == 8
+    for priority in ("interactive", "batch"):
+        assert value(status, "admission_outstanding_tokens", priority=priority) == 0
+        assert value(status, "admission_expected_wait_seconds", priority=priority) == 0
 
 
 def test_what_an_engine_holds_and_proved_is_told():

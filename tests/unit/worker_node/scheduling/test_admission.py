@@ -1,9 +1,13 @@
-"""The door: permits while there is room, refusals with a time to come back."""
+"""Admission control: permits while there are places and time, refusals with a time to come back."""
 
 import pytest
 
 from worker_node.errors import DeadlineExceeded, Overloaded
-from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
+from worker_node.scheduling.backlog import Capacity
+from worker_node.scheduling.lengths import AnswerLengths
+
+FAR = 1e6
 
 
 class Clock:
@@ -19,82 +23,160 @@ def clock():
 
 
 @pytest.fixture
-def door(clock):
+def admission(clock):
     return Admission("m on CPU", AdmissionLimits(max_outstanding=4), clock)
 
 
-def work(door, clock, units, seconds):
-    with door.permit(units, deadline=clock.now + 1e6):
-        clock.now += seconds
+def engine_of(clock, rate=100, **limits):
+    """Embeddings at `rate` tokens a second."""
+    admission = Admission("m on CPU", AdmissionLimits(max_outstanding=1000, **limits), clock)
+    with admission.permit(1, FAR) as permit:
+        permit.measured(10 * rate, 10.0)
+    return admission
 
 
-def test_permits_are_counted_and_returned(door):
-    with door.permit(3, deadline=10):
-        assert (door.outstanding, door.queue_depth) == (3, 2)
-    assert door.outstanding == 0
+def test_permits_are_counted_and_returned(admission):
+    with admission.permit(3, deadline=10):
+        assert (admission.outstanding, admission.queue_depth) == (3, 2)
+    assert admission.outstanding == 0
 
 
-def test_a_permit_is_returned_when_the_work_fails(door):
-    with pytest.raises(RuntimeError, match="boom"), door.permit(3, deadline=10):
+def test_a_permit_is_returned_when_the_work_fails(admission):
+    with pytest.raises(RuntimeError, match="boom"), admission.permit(3, deadline=10, work=Work(5, 10)):
         raise RuntimeError("boom")
-    assert door.outstanding == 0
+    assert admission.outstanding == 0
+    assert admission.backlog.jobs == 0
 
 
-def test_a_full_queue_is_refused_with_a_retry_after_from_the_drain_rate(door, clock):
-    work(door, clock, units=4, seconds=2.0)
-    with door.permit(4, deadline=1e6), pytest.raises(Overloaded) as caught, door.permit(1, deadline=1e6):
+def test_a_full_queue_is_refused_with_a_retry_after_from_the_measured_rate(clock):
+    admission = engine_of(clock)
+    with (
+        admission.permit(1000, deadline=FAR, work=Work(200)),
+        pytest.raises(Overloaded, match="1000 of 1000") as caught,
+        admission.permit(1, deadline=FAR),
+    ):
         pass
     assert caught.value.retry_after == pytest.approx(2.0, rel=0.2)
 
 
-def test_batch_work_leaves_places_for_interactive_work(door):
-    with door.permit(3, deadline=1e6, interactive=False):
+def test_batch_work_leaves_places_for_interactive_work(admission):
+    with admission.permit(3, deadline=FAR, interactive=False):
         with pytest.raises(Overloaded, match="3 of 3 places for batch work"):
-            door.check(1, 1e6, interactive=False)
-        door.check(1, 1e6)
+            admission.check(1, FAR, interactive=False)
+        admission.check(1, FAR)
 
 
-def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(door):
-    with door.permit(100, deadline=10):
-        assert door.outstanding == 100
+def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(admission):
+    with admission.permit(100, deadline=10):
+        assert admission.outstanding == 100
 
 
-def test_a_deadline_that_would_pass_in_the_queue_is_refused_now(door, clock):
-    work(door, clock, units=1, seconds=1.0)
-    with door.permit(2, deadline=1e6):
-        # Two wait before it at one a second: 2.5 s would just do, which under load is just too late.
-        with pytest.raises(Overloaded, match="longer than the request's deadline"), door.permit(1, clock.now + 2.5):
-            pass
-        with door.permit(1, clock.now + 10):
-            assert door.outstanding == 3
+def test_a_deadline_that_would_pass_in_the_queue_is_refused_now(clock):
+    admission = engine_of(clock)
+    with admission.permit(1, FAR, work=Work(200)):
+        # Two seconds of work are before it: 2.5 s would just do, which under load is just too late.
+        with pytest.raises(Overloaded, match="longer than the request's deadline"):
+            admission.check(1, clock.now + 2.5)
+        admission.check(1, clock.now + 4, work=Work(50))
+        with pytest.raises(Overloaded, match="longer than the request's deadline"):
+            admission.check(1, clock.now + 4, work=Work(150))
 
 
 def test_nothing_is_queued_for_longer_than_the_limit(clock):
-    door = Admission("m on CPU", AdmissionLimits(max_outstanding=1000, max_wait_s=10.0), clock)
-    work(door, clock, units=1, seconds=1.0)
-    with door.permit(9, deadline=1e6):
-        door.check(1, deadline=1e6)
-        with door.permit(10, deadline=1e6), pytest.raises(Overloaded, match="10 s that anything is queued"):
-            door.check(1, deadline=1e6)
-    assert door.outstanding == 0
+    admission = engine_of(clock, max_wait_s=10.0)
+    with admission.permit(1, FAR, work=Work(900)):
+        admission.check(1, FAR)
+        with (
+            admission.permit(1, FAR, work=Work(900)),
+            pytest.raises(Overloaded, match="10 s that anything is queued") as caught,
+        ):
+            admission.check(1, FAR)
+    assert caught.value.retry_after == pytest.approx(18.0, rel=0.1)
 
 
-def test_a_deadline_that_has_passed_is_no_overload(door, clock):
+def test_interactive_work_waits_for_interactive_work_and_one_step_of_batch_work(clock):
+    admission = engine_of(clock, capacity=Capacity(step_tokens=50))
+    with admission.permit(500, FAR, work=Work(100_000), interactive=False):
+        assert admission.expected_wait(interactive=True) == pytest.approx(0.5)
+        assert admission.expected_wait(interactive=False) > 900
+        admission.check(1, clock.now + 2)
+        with pytest.raises(Overloaded):
+            admission.check(1, FAR, interactive=False)
+        with admission.permit(1, FAR, work=Work(90)):
+            # Beside it batch work has its share, a tenth.
+            assert admission.expected_wait(interactive=True) == pytest.approx(1.5)
+
+
+def test_a_deadline_that_has_passed_is_no_overload(admission, clock):
     clock.now = 5.0
-    with pytest.raises(DeadlineExceeded), door.permit(1, deadline=5.0):
+    with pytest.raises(DeadlineExceeded), admission.permit(1, deadline=5.0):
         pass
 
 
-def test_what_its_deadline_took_out_of_the_queue_does_not_make_the_engine_look_slow(door, clock):
-    work(door, clock, units=1, seconds=1.0)
+def test_what_was_given_up_does_not_make_the_engine_look_slow(clock):
+    admission = engine_of(clock)
     for _ in range(20):
-        with pytest.raises(DeadlineExceeded), door.permit(1, deadline=1e6):
-            clock.now += 1.0
+        with pytest.raises(DeadlineExceeded), admission.permit(1, FAR, work=Work(100)):
+            clock.now += 10.0
             raise DeadlineExceeded("too late")
-    with door.permit(2, deadline=1e6):
-        assert door.expected_wait() < 3
+    with admission.permit(1, FAR, work=Work(100)):
+        assert admission.expected_wait() == pytest.approx(1.0)
 
 
-def test_without_a_measurement_nothing_is_predicted(door):
-    with door.permit(3, deadline=10), door.permit(1, deadline=0.001):
-        assert door.outstanding == 4
+def test_without_a_measurement_nothing_is_predicted(admission):
+    with admission.permit(3, 10, work=Work(100, 10)), admission.permit(1, deadline=0.001, work=Work(100)):
+        assert admission.outstanding == 4
+        assert admission.expected_wait() is None
+
+
+def test_a_hung_engine_does_not_look_as_if_it_worked_on(clock):
+    admission = engine_of(clock)
+    with admission.permit(1, FAR, work=Work(1000)), admission.permit(1, FAR, work=Work(1000)):
+        clock.now += 3600.0
+        assert admission.expected_wait() > 10
+
+
+def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
+    limits = AdmissionLimits(64, capacity=Capacity(sequences=1))
+    admission = Admission("m on NPU", limits, clock)
+    with admission.permit(1, FAR, work=Work(100, 1000, exact=True)) as permit:
+        clock.now = 1.0
+        permit.progressed(1, taken_up=0.0)
+        for token in range(1, 500):
+            clock.now = 1.0 + 0.1 * token
+            permit.progressed(1)
+        assert admission.expected_wait() == pytest.approx(50.0, rel=0.02)
+        with pytest.raises(Overloaded) as caught:
+            admission.check(1, FAR)
+        assert caught.value.retry_after == pytest.approx(50.0, rel=0.02)
+    assert admission.expected_wait() == 0.0
+
+
+def test_refusals_of_one_moment_cost_one_estimate(clock, monkeypatch):
+    looked = 0
+    original = AnswerLengths._at
+
+    def counting(self, length):
+        nonlocal looked
+        looked += 1
+        return original(self, length)
+
+    monkeypatch.setattr(AnswerLengths, "_at", counting)
+    admission = Admission("m", AdmissionLimits(10**6, capacity=Capacity(sequences=4)), clock)
+    permits = [admission.permit(1, FAR, work=Work(10, 4096)) for _ in range(200)]
+    for permit in permits:
+        permit.__enter__()
+    try:
+        permit = permits[0]
+        with admission.permit(1, FAR, work=Work(10, 4096)) as permit:
+            permit.progressed(1, taken_up=0.0, at=0.5)
+            permit.progressed(1, at=1.0)
+            looked = 0
+            for _ in range(1000):
+                with pytest.raises(Overloaded):
+                    admission.check(1, FAR)
+            assert looked < 3 * 200
+    finally:
+        for permit in permits:
+            permit.__exit__(None, None, None)
+    assert admission.backlog.jobs == 0

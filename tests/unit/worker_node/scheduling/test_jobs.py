@@ -50,6 +50,12 @@ def test_a_job_that_was_taken_back_is_the_next_of_its_kind():
     assert served(queue) == [1, 2]
 
 
+def test_a_job_that_was_put_back_expires_once():
+    queue = queue_of(Job(1, False, deadline=5.0), Job(2, False, deadline=5.0))
+    queue.add(queue.next().job, first=True)
+    assert sorted(job.id for job in queue.expired(5.0)) == [1, 2]
+
+
 def test_what_was_cancelled_or_is_late_leaves_the_queue():
     queue = queue_of(Job(1), Job(2, deadline=5.0), Job(3), Job(4, False, deadline=4.0))
     assert queue.remove(1)

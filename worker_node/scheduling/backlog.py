@@ -1,0 +1,326 @@
+"""What an engine has before it, in tokens, and how long that takes: one estimator for all engines.
+
+A job has two phases: the prefill (the tokens of its prompt, or of its texts), for which jobs are taken in turn, and the
+decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Both phases have
+a rate measured from progress. No device, no clock of its own; times are the caller's monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from worker_node.scheduling.lengths import AnswerLengths
+from worker_node.scheduling.rates import Load, Rate
+from worker_node.scheduling.shares import BATCH_SHARE, batch_sequences
+
+# A running piece of work is never taken to be over before its end is seen.
+_MOST_OF_IT = 0.95
+# Progress changes an estimate little in this time: under load it is computed once for all who ask.
+_FRESH_S = 0.01
+_PREFILL_MEMORY_STEPS = 16
+# Multiples of it, without their whole part, are spread evenly.
+_GOLDEN = 0.618034
+_DECODE_MEMORY_TOKENS = 32
+# The least share of the time between two tokens that is taken to be decoding.
+_LEAST_DECODE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the estimator must know of an engine.
+
+    `sequences` is how many generations run side by side (None: embeddings, which have no decode). `step_tokens` is what
+    one step or run takes in; smaller prefills that run alone say nothing of the rate under load.
+    """
+
+    sequences: int | None = None
+    step_tokens: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """An admitted job. `limit` is its most new tokens; with `exact` it uses them all."""
+
+    prefill: int
+    limit: int
+    exact: bool
+    interactive: bool
+    since: float
+    # Where it stands among answers of its kind, from the longest (0) to the shortest (1), as far as anyone can tell.
+    luck: float = 0.5
+    generated: int = 0
+    # When it last got a token, and how much had been prefilled by then.
+    heard: float = 0.0
+    heard_prefilled: float = 0.0
+
+
+@dataclass(slots=True)
+class Backlog:
+    """All admitted jobs of an engine. Adding, progress and removal are O(1); an estimate is O(n log n) in its jobs."""
+
+    capacity: Capacity
+    # By the size of the limit: callers that ask for as much as 4,096 tokens seldom want what those of 16 want.
+    _lengths: dict[int, AnswerLengths] = field(default_factory=dict)
+    _luck: float = 0.5
+    # Not begun to decode, in order of arrival, by priority (False: batch); for embeddings all jobs.
+    _pending: dict[bool, OrderedDict[Job, None]] = field(
+        default_factory=lambda: {True: OrderedDict(), False: OrderedDict()}
+    )
+    _prefill: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    # Jobs that hold one of the engine's sequences, as far as can be told from here.
+    _serving: dict[Job, None] = field(default_factory=dict)
+    _batch_served: int = 0
+    _queued: dict[bool, OrderedDict[Job, None]] = field(
+        default_factory=lambda: {True: OrderedDict(), False: OrderedDict()}
+    )
+    # Tokens that the oldest pending job of each priority has got by now, if the engine works at the usual rate.
+    _under_way: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+    _advanced_at: float = 0.0
+    _prefilled_at: float = float("-inf")
+    _prefilled: int = 0
+    _load: Load = field(default_factory=Load)
+    _prefill_rate: Rate = field(init=False)
+    _decode_rate: Rate = field(init=False)
+    _estimates: dict[bool, tuple[float, float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._prefill_rate = Rate(_PREFILL_MEMORY_STEPS * max(64, self.capacity.step_tokens))
+        self._decode_rate = Rate(_DECODE_MEMORY_TOKENS)
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs there are."""
+        serving_only = sum(job not in self._pending[job.interactive] for job in self._serving)
+        return serving_only + len(self._pending[True]) + len(self._pending[False])
+
+    def tokens(self, *, interactive: bool) -> int:
+        """Tokens of this priority that are still to be computed, as far as is expected."""
+        decode = [*self._serving, *self._queued[interactive]]
+        return round(
+            self._prefill[interactive] + sum(self._rest(job) for job in decode if job.interactive is interactive)
+        )
+
+    def add(self, job: Job) -> None:
+        """A job was admitted."""
+        self._advance(job.since)
+        self._luck = (self._luck + _GOLDEN) % 1.0 or 1.0
+        job.luck = self._luck
+        self._pending[job.interactive][job] = None
+        self._prefill[job.interactive] += job.prefill
+        if self.capacity.sequences is not None:
+            self._queued[job.interactive][job] = None
+            self._fill(job.since)
+        if job.interactive:
+            self._load.arrived(self._service_s(job), job.since)
+        self._estimates.clear()
+
+    def remove(self, job: Job, now: float) -> None:
+        """A job ended, whether or not it was done."""
+        if job in self._pending[job.interactive]:
+            self._end_prefill(job, now)
+        self._queued[job.interactive].pop(job, None)
+        if job in self._serving:
+            self._leave(job)
+            self._fill(now)
+        self._estimates.clear()
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """The engine itself measured its prefills under load."""
+        self._prefill_rate.measured(tokens, seconds)
+        self._estimates.clear()
+
+    def progressed(self, job: Job, tokens: int, *, taken_up: float | None, at: float) -> None:
+        """A generation got new tokens at `at`; with the first of them, `taken_up` is when the engine took it up."""
+        if job in self._pending[job.interactive]:
+            # Prefills are done in turn, so this one began when the one before was done.
+            if self._prefill[True] + self._prefill[False] >= self.capacity.step_tokens:
+                began = max(self._prefilled_at, job.since if taken_up is None else taken_up)
+                self._prefill_rate.measured(job.prefill, max(0.0, at - began))
+            self._prefilled_at = at
+            self._end_prefill(job, at)
+            self._is_served(job)
+        else:
+            self._measure_decode(job, tokens, at)
+        self._answers_like(job).grew(job.generated, tokens)
+        job.generated += tokens
+        job.heard, job.heard_prefilled = at, self._prefilled_so_far()
+        self._estimates.clear()
+
+    def _measure_decode(self, job: Job, tokens: int, at: float) -> None:
+        """Take the time between two tokens, less what the prefills of other jobs took of it."""
+        self._advance(at)
+        elapsed = max(0.0, at - job.heard)
+        prefills = (self._prefilled_so_far() - job.heard_prefilled) / (self._prefill_rate.per_second or math.inf)
+        self._decode_rate.memory = _DECODE_MEMORY_TOKENS * max(1, len(self._serving))
+        self._decode_rate.measured(tokens, max(elapsed - prefills, _LEAST_DECODE * elapsed))
+
+    def _prefilled_so_far(self) -> float:
+        return self._prefilled + self._under_way[True] + self._under_way[False]
+
+    def answered(self, job: Job, *, by_itself: bool) -> None:
+        """An answer ended by itself, or was cut at its limit."""
+        self._answers_like(job).ended(job.generated, by_itself=by_itself)
+
+    def own_prefill_s(self, tokens: int) -> float:
+        """How long a prefill of this size takes by itself; 0 while that is not known."""
+        rate = self._prefill_rate.per_second
+        return 0.0 if rate is None else tokens / rate
+
+    def soonest_end(self) -> float | None:
+        """Seconds until the first of the jobs ends that the engine has taken up; None while that is not known."""
+        jobs = self._serving or [next(iter(lane)) for lane in self._pending.values() if lane]
+        measured = self._prefill_rate if self.capacity.sequences is None else self._decode_rate
+        return None if measured.per_second is None else min(map(self._service_s, jobs), default=0.0)
+
+    def wait(self, now: float, *, interactive: bool) -> float | None:
+        """Seconds until the engine takes up a job of this priority that comes now; None while that is not known.
+
+        Interactive work waits for interactive work, for one step of batch work and for the share of batch work.
+        """
+        known = self._estimates.get(interactive)
+        if known is not None and 0 <= now - known[0] < _FRESH_S:
+            return known[1]
+        wait = self._wait_for_prefills(now, interactive=interactive)
+        if self.capacity.sequences is not None:
+            decodes = self._wait_for_decodes(now, self.capacity.sequences, interactive=interactive)
+            # They add up: while the engine takes in prompts, answers hardly grow.
+            known_waits = [each for each in (wait, decodes) if each is not None]
+            wait = sum(known_waits) if any(known_waits) or len(known_waits) == 2 else None
+        self._estimates[interactive] = now, wait
+        return wait
+
+    def _wait_for_prefills(self, now: float, *, interactive: bool) -> float | None:
+        if not self._prefill[True] and not self._prefill[False]:
+            return 0.0
+        rate = self._prefill_rate.per_second
+        if rate is None:
+            return None
+        self._advance(now)
+        ahead = self._prefill[True] - self._under_way[True]
+        step = 0
+        if interactive:
+            step = min(self.capacity.step_tokens, self._prefill[False])
+        else:
+            ahead += self._prefill[False] - self._under_way[False]
+        return (max(0.0, ahead) / self._share_of_engine(now, interactive=interactive) + step) / rate
+
+    def _advance(self, now: float) -> None:
+        """Credit the oldest pending jobs with what the engine has done since the last time, interactive work first."""
+        elapsed, self._advanced_at = now - self._advanced_at, max(now, self._advanced_at)
+        work = max(0.0, elapsed) * (self._prefill_rate.per_second or 0.0)
+        for interactive, most in ((True, work * self._share_of_engine(now, interactive=True)), (False, work)):
+            head = next(iter(self._pending[interactive]), None)
+            room = 0.0 if head is None else max(0.0, _MOST_OF_IT * head.prefill - self._under_way[interactive])
+            done = min(room, most, work)
+            self._under_way[interactive] += done
+            work -= done
+
+    def _end_prefill(self, job: Job, now: float) -> None:
+        """A prefill is done, or given up."""
+        self._advance(now)
+        lane = self._pending[job.interactive]
+        if next(iter(lane)) is job or self.capacity.sequences is None:
+            self._under_way[job.interactive] = max(0.0, self._under_way[job.interactive] - job.prefill)
+        del lane[job]
+        self._prefill[job.interactive] -= job.prefill
+        self._prefilled += job.prefill
+        if not lane:
+            self._under_way[job.interactive] = 0.0
+
+    def _wait_for_decodes(self, now: float, sequences: int, *, interactive: bool) -> float | None:
+        ahead, running = [*self._queued[True]], [*self._serving]
+        slowed = self._share_of_engine(now, interactive=interactive)
+        if not interactive and sequences == 1:
+            ahead += self._queued[False]
+        elif not interactive:
+            # What batch work may hold, and of that what interactive work leaves.
+            most = batch_sequences(sequences)
+            ahead, running = [*self._queued[False]], [job for job in running if not job.interactive]
+            sequences, slowed = most, min(1.0, slowed * sequences / most)
+        if not ahead and len(running) < sequences:
+            return 0.0
+        if self._decode_rate.per_second is None:
+            return None
+        free_at = [self._decode_s(job, by_luck=sequences > 1) for job in running]
+        heapq.heapify(free_at)
+        soonest = free_at[0] if len(free_at) >= sequences else 0.0
+        for job in ahead:
+            begins = heapq.heappop(free_at) if len(free_at) >= sequences else 0.0
+            heapq.heappush(free_at, begins + self._decode_s(job, by_luck=sequences > 1))
+        begins = free_at[0] if len(free_at) >= sequences else 0.0
+        return soonest + (begins - soonest) / slowed
+
+    def _share_of_engine(self, now: float, *, interactive: bool) -> float:
+        """The share of the engine that work of this priority gets, beside the work that goes before it."""
+        if interactive:
+            return 1 - BATCH_SHARE if self._pending[False] else 1.0
+        return max(BATCH_SHARE, 1 - self._load.share(now))
+
+    def _service_s(self, job: Job) -> float:
+        """Seconds of the whole engine's time that a job still takes, as far as is known."""
+        rate, lane = self._prefill_rate.per_second, self._pending[job.interactive]
+        prefill = job.prefill if job in lane else 0.0
+        if lane and next(iter(lane)) is job:
+            prefill = max(0.0, prefill - self._under_way[job.interactive])
+        return (prefill / rate if rate else 0.0) + self._decode_s(job) / (self.capacity.sequences or 1)
+
+    def _decode_s(self, job: Job, *, by_luck: bool = False) -> float:
+        """Seconds that a job still decodes, prefills of others apart, as far as is known.
+
+        `by_luck` gives some jobs the time of a long answer and others that of a short one: where several run side by
+        side, the first to end counts, and one long answer holds up one sequence only. A mean would hide both.
+        """
+        rate = self._decode_rate.per_second
+        if rate is None:
+            return 0.0
+        if by_luck and not job.exact:
+            return self._answers_like(job).rest_of(job.luck, job.generated, job.limit) / rate
+        return self._rest(job) / rate
+
+    def _rest(self, job: Job) -> float:
+        """New tokens that a job is still expected to get."""
+        if job.exact:
+            return job.limit - job.generated
+        return self._answers_like(job).expected_rest(job.generated, job.limit)
+
+    def _answers_like(self, job: Job) -> AnswerLengths:
+        return self._lengths.setdefault(job.limit.bit_length(), AnswerLengths())
+
+    def _fill(self, now: float) -> None:
+        """Give free sequences to the jobs that are next, as the engine does."""
+        sequences = self.capacity.sequences or 0
+        while len(self._serving) < sequences:
+            lane = self._queued[True]
+            if not lane and self._batch_served < batch_sequences(sequences):
+                lane = self._queued[False]
+            if not lane:
+                return
+            job, _ = lane.popitem(last=False)
+            job.since = now
+            self._serve(job)
+
+    def _serve(self, job: Job) -> None:
+        self._serving[job] = None
+        self._batch_served += not job.interactive
+
+    def _leave(self, job: Job) -> None:
+        del self._serving[job]
+        self._batch_served -= not job.interactive
+
+    def _is_served(self, job: Job) -> None:
+        """The engine turns out to have taken up this job: it has the sequence of the last that shows no progress."""
+        if job not in self._queued[job.interactive]:
+            return
+        del self._queued[job.interactive][job]
+        self._serve(job)
+        for other in reversed(self._serving):
+            if len(self._serving) <= (self.capacity.sequences or 0):
+                return
+            if other in self._pending[other.interactive]:
+                self._leave(other)
+                self._queued[other.interactive][other] = None
+                self._queued[other.interactive].move_to_end(other, last=False)
+                return
