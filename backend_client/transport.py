@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Protocol
 
@@ -22,6 +23,7 @@ _BINARY = "application/octet-stream"
 _EVENTS = "text/event-stream"
 # /health of a node with dozens of models is a few kB; an error body is less.
 _SMALL = 1024 * 1024
+_LARGE = 512 * 1024
 
 
 class Transport(Protocol):
@@ -99,7 +101,7 @@ class HttpTransport:
         try:
             async with self._session.post(
                 self._url(node, "/inference"),
-                data=call.encoded,
+                data=_payload(call.encoded),
                 headers=call.headers(_EVENTS),
                 allow_redirects=False,
                 timeout=self._stream_timeout,
@@ -179,7 +181,11 @@ class HttpTransport:
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
             async with session.request(
-                method, self._url(node, path), data=body, headers=headers, allow_redirects=False
+                method,
+                self._url(node, path),
+                data=None if body is None else _payload(body),
+                headers=headers,
+                allow_redirects=False,
             ) as response:
                 return response.status, response.headers, await _read(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -201,6 +207,11 @@ def _connection_waits() -> aiohttp.TraceConfig:
     trace.on_connection_queued_start.append(begin)
     trace.on_connection_queued_end.append(end)
     return trace
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """The body as aiohttp wants it: one that is large in pieces, so that the event loop does other work in between."""
+    return body if len(body) <= _LARGE else io.BytesIO(body)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -19,12 +19,15 @@ import numpy as np
 from backend_client.commands.vector_files import Rows, writer_for
 from backend_client.errors import ConfigurationError
 from backend_client.fallback import InferenceClient
-from backend_client.results import EmbedOptions
+from backend_client.results import EmbedBatch, EmbedOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the vectors that are done belong to: they may be continued only if all of it is the same."""
+    """What the vectors that are done belong to: they may be continued only if all of it is the same.
+
+    `requested` is the model that was asked for, None for the default; `model` the one that answered.
+    """
 
     source: str
     size: int
@@ -32,6 +35,7 @@ class _State:
     model: str
     space: str
     dimensions: int
+    requested: str | None = None
 
 
 class EmbedFile:
@@ -48,20 +52,24 @@ class EmbedFile:
         self._state = self._read_state()
 
     def space_to_continue(self) -> dict[str, str]:
-        """The vector space that the vectors which are done bind the model to."""
-        return {self._state.model: self._state.space} if self._state else {}
+        """The vector space that the vectors which are done bind the model to, by the name that was asked for."""
+        return {self._state.requested or self._state.model: self._state.space} if self._state else {}
 
     async def run(self, client: InferenceClient, **options: Unpack[EmbedOptions]) -> None:
         """Embed what is not done yet, then write the output. Shows progress on standard error."""
-        if self._state and options.get("model") not in {None, self._state.model}:
-            raise ConfigurationError(f"{self._part} holds vectors of {self._state.model}: remove it to begin anew")
+        if self._state:
+            name = self._state.requested or self._state.model
+            if options.get("model") not in {None, name}:
+                raise ConfigurationError(f"{self._part} holds vectors of {name}: remove it to begin anew")
+            options["model"] = name
+        requested = options.get("model")
         total = sum(1 for _ in self._texts())
         done = self._done()
         began, start = time.monotonic(), done
         with self._part.open("ab") as part:
             async for batch in client.embed_stream(self._texts(done), **options):
                 if self._state is None:
-                    self._begin(batch.model, batch.space, batch.vectors.shape[1])
+                    self._begin(batch, requested)
                 part.write(batch.vectors.astype("<f4", copy=False).tobytes())
                 part.flush()
                 done += len(batch.vectors)
@@ -84,9 +92,17 @@ class EmbedFile:
         self._part.unlink()
         self._state_file.unlink(missing_ok=True)
 
-    def _begin(self, model: str, space: str, dimensions: int) -> None:
+    def _begin(self, batch: EmbedBatch, requested: str | None) -> None:
         found = self._source.stat()
-        self._state = _State(str(self._source.resolve()), found.st_size, found.st_mtime_ns, model, space, dimensions)
+        self._state = _State(
+            source=str(self._source.resolve()),
+            size=found.st_size,
+            modified_ns=found.st_mtime_ns,
+            model=batch.model,
+            space=batch.space,
+            dimensions=batch.vectors.shape[1],
+            requested=requested,
+        )
         self._state_file.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
 
     def _read_state(self) -> _State | None:

@@ -50,7 +50,7 @@ class ScriptedNode:
 
     @asynccontextmanager
     async def running(self, port=0):
-        app = web.Application()
+        app = web.Application(client_max_size=8 * 1024 * 1024)
         app.add_routes(
             [
                 web.get("/health", self._health),

@@ -9,7 +9,7 @@ import pytest
 from backend_client import NPUClient
 from backend_client.cli import main
 from backend_client.commands import vector_files
-from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for
+from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for, vectors_in
 from tests.faults.served import served_in_thread
 
 TEXTS = [f"text {index} ä" for index in range(300)]
@@ -94,6 +94,29 @@ def test_another_vector_space_or_input_does_not_continue(node, source, tmp_path,
     source.write_text('"another"\n', encoding="utf-8")
     assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
     assert "begun from another input" in capsys.readouterr().err
+
+
+def test_an_alias_that_means_another_model_does_not_continue(node, source, tmp_path, capsys):
+    """Rows are continued under the name that was asked for, not under the model that happened to answer."""
+    out = tmp_path / "out.npy"
+    node.embedders = {"model-a": "space-of-a", "model-b": "space-of-b"}
+    node.aliases = {"prod": "model-a"}
+
+    async def fail_late(_):
+        return error_response(400, "invalid_request") if TEXTS[150] in node.bodies[-1]["texts"] else None
+
+    node.respond = fail_late
+    command = ["embed", "--in", str(source), "--out", str(out)]
+    assert main([*command, "--model", "prod"]) == 1
+    node.respond = None
+    assert main([*command, "--model", "model-a"]) == 1
+    assert "holds vectors of prod" in capsys.readouterr().err
+    node.aliases = {"prod": "model-b"}
+    assert main([*command, "--model", "prod"]) == 1
+    assert "vector space" in capsys.readouterr().err
+    node.aliases = {"prod": "model-a"}
+    assert main(command) == 0
+    np.testing.assert_array_equal(np.load(out), vectors_in("space-of-a", TEXTS))
 
 
 @pytest.mark.usefixtures("node")

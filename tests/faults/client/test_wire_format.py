@@ -178,6 +178,14 @@ async def test_text_that_is_none_is_refused_here(client):
         await client.embed("\ud800")
 
 
+async def test_a_large_text_is_sent_without_a_warning(scripted, client):
+    """aiohttp warns of large bodies in one piece, and warnings are errors in many test suites."""
+    text = "word " * 400_000
+    assert (await client.embed_result(text)).attempts[0].outcome == "ok"
+    assert (await client.generate(text)).text == "".join(ANSWER)
+    assert scripted.bodies[0]["texts"] == [text]
+
+
 async def test_a_closed_client_says_so(client):
     await client.embed("text")
     await client.close()
