@@ -48,9 +48,9 @@ def pytest_xdist_auto_num_workers():
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Used with `-n`, whatever `--dist` says."""
-    from tests.support.workers import LongestFirst
+    from tests.support.workers import SharedNodeScheduling
 
-    return LongestFirst(config, log)
+    return SharedNodeScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,19 @@
-"""How pytest-xdist spreads the suite over its workers: by file, and the files that share a node on one worker.
+"""How pytest-xdist spreads the suite over its workers: file by file, and the shared `node` on as few as possible.
 
 pytest-xdist 3.8 ignores the mark `xdist_group` under pytest 9.2: it appends the group to a private attribute that
-pytest no longer reads. So the groups are derived from the files.
+pytest no longer reads. So what a file needs is read from its source.
 """
 
 import ast
 import functools
 import os
+import re
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# What takes long starts first; the unit tests fill the gaps at the end.
-ORDER = ("node of ", "tests/real/", "tests/contract/", "tests/faults/", "tests/unit/")
+# The unit tests are many and short: they fill the gaps at the end.
+ORDER = ("tests/real/", "tests/contract/", "tests/faults/", "tests/unit/")
 # A node runs on this many cores whatever the machine has: more make its threads wait for each other, busily.
 CORES_OF_A_WORKER = 2
 
@@ -30,34 +31,48 @@ def take_cores(worker):
 
 
 @functools.cache
-def unit_of(path):
-    """What runs as a whole on one worker: a file, or all files of a directory of tests/ that use the shared `node`."""
-    return f"node of {'/'.join(path.split('/')[:2])}" if _uses_shared_node(Path(path)) else path
-
-
-def _uses_shared_node(path):
+def uses_shared_node(path):
+    """Whether a test or fixture of that file takes `node`, and the file has none of its own."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, functions)]
-    own_fixtures = {function.name for function in found}
+    found = [
+        node for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))) if isinstance(node, functions)
+    ]
     wanted = {
         argument.arg
         for function in found
         if function.name.startswith("test_") or function.decorator_list
         for argument in function.args.args
     }
-    return "node" in wanted - own_fixtures
+    return "node" in wanted - {function.name for function in found}
 
 
-class LongestFirst(LoadScopeScheduling):
-    """Hands out units in `ORDER`."""
+@functools.cache
+def longest_first(path):
+    """A sort key: first what is given most time, then by directory."""
+    limits = re.findall(r"mark\.timeout\((\d+)\)", Path(path).read_text(encoding="utf-8"))
+    directory = next((i for i, start in enumerate(ORDER) if path.startswith(start)), len(ORDER))
+    return -max(map(int, limits), default=0), directory, path
+
+
+class SharedNodeScheduling(LoadScopeScheduling):
+    """Hands out files. Those that use the shared node go to a worker that has it, unless nothing else is left."""
+
+    def __init__(self, config, log=None):
+        super().__init__(config, log)
+        self._with_node = set()
 
     def _split_scope(self, nodeid):
-        return unit_of(nodeid.split("::")[0])
+        return nodeid.split("::")[0]
 
     def _assign_work_unit(self, node):
-        self.workqueue.move_to_end(min(self.workqueue, key=_rank), last=False)
+        """`node` is xdist's word for a worker."""
+        path = min(self.workqueue, key=lambda path: self._rank(node, path))
+        if uses_shared_node(path):
+            self._with_node.add(node)
+        self.workqueue.move_to_end(path, last=False)
         super()._assign_work_unit(node)
 
-
-def _rank(unit):
-    return next((rank for rank, start in enumerate(ORDER) if unit.startswith(start)), len(ORDER)), unit
+    def _rank(self, worker, path):
+        has_node = worker in self._with_node or not self._with_node
+        # A worker that has the node keeps to what needs it; another leaves that for the end.
+        return uses_shared_node(path) != has_node, longest_first(path)

@@ -6,15 +6,16 @@ from collections import OrderedDict
 import pytest
 
 pytest.importorskip("xdist")
-from tests.support.workers import LongestFirst, take_cores, unit_of, worker_count
+from tests.support.workers import SharedNodeScheduling, longest_first, take_cores, uses_shared_node, worker_count
 
 CONTENTS = {
     "tests/real/test_plain.py": "def test_it():\n    pass\n",
+    "tests/real/test_slow.py": "@pytest.mark.timeout(300)\ndef test_it():\n    pass\n",
     "tests/real/test_shared.py": "async def test_it(http, node):\n    pass\n",
     "tests/real/test_by_fixture.py": "@pytest.fixture\ndef client(node):\n    pass\ndef test_it(client):\n    pass\n",
     "tests/faults/test_own.py": "@pytest.fixture\ndef node():\n    pass\ndef test_it(node):\n    pass\n",
     "tests/faults/test_helper.py": "def helper(node):\n    pass\ndef test_it():\n    pass\n",
-    "tests/contract/openai/test_shared.py": "def test_it(node):\n    pass\n",
+    "tests/contract/openai/test_shared.py": "@pytest.mark.timeout(60)\ndef test_it(node):\n    pass\n",
     "tests/unit/test_pure.py": "def test_it():\n    pass\n",
 }
 
@@ -27,53 +28,69 @@ def suite(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     monkeypatch.chdir(tmp_path)
-    unit_of.cache_clear()
+    for cached in (uses_shared_node, longest_first):
+        cached.cache_clear()
     yield
-    unit_of.cache_clear()
+    for cached in (uses_shared_node, longest_first):
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("suite")
-def test_files_that_use_the_shared_node_are_one_unit_for_each_directory():
-    assert {name: unit_of(name) for name in CONTENTS if unit_of(name) != name} == {
-        "tests/real/test_shared.py": "node of tests/real",
-        "tests/real/test_by_fixture.py": "node of tests/real",
-        "tests/contract/openai/test_shared.py": "node of tests/contract",
-    }
-
-
-class Queue(LongestFirst):
-    """The scheduler with its queue only; a worker takes what is first in it."""
-
-    def __init__(self, units):
-        self.workqueue = OrderedDict.fromkeys(units, {})
-        self.assigned_work = {"worker": {}}
-        self.registered_collections = {"worker": []}
+def test_a_file_shares_the_node_when_a_test_or_fixture_takes_it_and_it_has_none_of_its_own():
+    assert [path for path in CONTENTS if uses_shared_node(path)] == [
+        "tests/real/test_shared.py",
+        "tests/real/test_by_fixture.py",
+        "tests/contract/openai/test_shared.py",
+    ]
 
 
 class Worker:
-    def __init__(self):
-        self.taken = []
+    """A worker that takes what it is sent."""
 
     def send_runtest_some(self, indexes):
-        self.taken.append(indexes)
+        pass
 
 
-def test_units_that_take_long_are_handed_out_first():
-    worker = Worker()
-    queue = Queue(
-        ["tests/unit/test_a.py", "elsewhere.py", "tests/real/test_b.py", "tests/faults/test_c.py", "node of tests/real"]
-    )
-    queue.assigned_work = {worker: {}}
-    queue.registered_collections = {worker: []}
-    while queue.workqueue:
-        queue._assign_work_unit(worker)
-    assert list(queue.assigned_work[worker]) == [
-        "node of tests/real",
-        "tests/real/test_b.py",
-        "tests/faults/test_c.py",
-        "tests/unit/test_a.py",
-        "elsewhere.py",
+@pytest.fixture
+def scheduling_of(suite, monkeypatch, pytestconfig):
+    """A scheduling of files over workers."""
+    monkeypatch.setattr("xdist.scheduler.loadscope.parse_tx_spec_config", lambda config: [])
+
+    def make(paths, *workers):
+        scheduling = SharedNodeScheduling(pytestconfig)
+        scheduling.workqueue = OrderedDict((path, {}) for path in paths)
+        scheduling.assigned_work = {worker: {} for worker in workers}
+        scheduling.registered_collections = {worker: [] for worker in workers}
+        return scheduling
+
+    return make
+
+
+def test_one_worker_gets_what_shares_the_node_and_the_longest_comes_first(scheduling_of):
+    first, second = Worker(), Worker()
+    scheduling = scheduling_of(CONTENTS, first, second)
+    for worker in (first, second, first, first, second, second, first, second):
+        scheduling._assign_work_unit(worker)
+    assert list(scheduling.assigned_work[first]) == [
+        "tests/contract/openai/test_shared.py",
+        "tests/real/test_by_fixture.py",
+        "tests/real/test_shared.py",
+        "tests/faults/test_own.py",
     ]
+    assert list(scheduling.assigned_work[second]) == [
+        "tests/real/test_slow.py",
+        "tests/real/test_plain.py",
+        "tests/faults/test_helper.py",
+        "tests/unit/test_pure.py",
+    ]
+
+
+def test_a_worker_with_nothing_else_to_do_gets_what_shares_the_node(scheduling_of):
+    first, second = Worker(), Worker()
+    scheduling = scheduling_of(filter(uses_shared_node, CONTENTS), first, second)
+    for worker in (first, second, first):
+        scheduling._assign_work_unit(worker)
+    assert list(scheduling.assigned_work[second]) == ["tests/real/test_by_fixture.py"]
 
 
 def test_a_worker_keeps_to_two_cores_and_neighbours_to_others(monkeypatch):
