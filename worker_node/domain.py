@@ -128,11 +128,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments."""
+    """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments.
+
+    `path` is where that schema stands in the request.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    path: str = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +172,21 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """The JSON schema that an answer must match, not checked yet, and where it stands in the request."""
+
+    schema: Any
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
-    `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar` (EBNF, see
-    `grammars`). `think` turns the reasoning of models that can do with and without it on or off;
-    with `split_reasoning` it is told apart from the answer. Prompt and answer together have at most `context_limit`
-    tokens.
+    `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
+    `grammars`), or the schema that it is compiled from. `think` turns the reasoning of models that can do with and
+    without it on or off; with `split_reasoning` it is told apart from the answer. Prompt and answer together have at
+    most `context_limit` tokens.
     """
 
     context: RequestContext
@@ -182,7 +194,7 @@ class GenerationRequest:
     sampling: Sampling
     model: str | None = None
     tool_use: ToolUse | None = None
-    grammar: str | None = None
+    grammar: str | AnswerSchema | None = None
     think: bool | None = None
     split_reasoning: bool = False
     context_limit: int | None = None

@@ -33,6 +33,7 @@ from worker_node.notify import ServiceManager
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.registry import Registry, ServedModel
+from worker_node.serving.schemas import SchemaCompiler
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.choice import open_tracing
@@ -47,11 +48,15 @@ _OTHER_FILES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a node serves: its models, built but not started; its routes; the form of an error that no route made."""
+    """What a node serves: its models, built but not started; its routes; the form of an error that no route made.
+
+    `takes_schemas`: whether requests bring schemas, so that the processes that compile them are started with the node.
+    """
 
     models: Callable[[Machine], Sequence[ServedModel]]
     make_app: Callable[[Node], web.Application]
     render: Renderer = error_response
+    takes_schemas: bool = True
 
 
 def configured_models(machine: Machine) -> list[ServedModel]:
@@ -130,6 +135,10 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
         stack.push_async_callback(tracing.close)
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
         found = await probe()
+        schemas = SchemaCompiler()
+        stack.push_async_callback(schemas.close)
+        if profile.takes_schemas:
+            await schemas.start()
         models = profile.models(Machine(settings, found, npu))
         node = Node(
             settings=settings,
@@ -140,6 +149,7 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
                 EmbeddingCache(settings.embedding_cache),
                 tracing,
                 require_proof=settings.npu_require_proof,
+                schemas=schemas,
             ),
             probe=found,
             npu=npu,

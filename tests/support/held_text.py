@@ -36,15 +36,22 @@ class HeldText:
         )
 
     def sample(self, grammar, seed):
+        tokens = self._generate(grammar, seed, LONGEST)
+        return self._tokenizer.decode(tokens[:-1]) if tokens[-1] == self._end else None
+
+    def run(self, grammar, seed, most):
+        """Generate at most so many tokens; how many it were."""
+        return len(self._generate(grammar, seed, most))
+
+    def _generate(self, grammar, seed, most):
         config = genai.GenerationConfig()
         config.eos_token_id = self._end
-        config.max_new_tokens = LONGEST
+        config.max_new_tokens = most
         config.do_sample = True
         config.rng_seed = seed
         config.structured_output_config = genai.StructuredOutputConfig(grammar=grammar)
         one = ov.Tensor(np.array([[1]], np.int64))
-        tokens = self._pipeline.generate(genai.TokenizedInputs(one, one), config).tokens[0]
-        return self._tokenizer.decode(tokens[:-1]) if tokens[-1] == self._end else None
+        return self._pipeline.generate(genai.TokenizedInputs(one, one), config).tokens[0]
 
 
 def _constant_model(weights):

@@ -36,25 +36,8 @@ def literal(text: str) -> str:
 
 
 def json_literal(value: Any) -> str:
-    """The EBNF of a value as compact JSON."""
-    return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
-# Many characters, in blocks: the runtime spells a count out, and took 11 s for one of 2,000.
-COUNT_RULES = {"chars16": "char{16}", "chars256": "chars16{16}"}
-
-
-def characters(least: int, most: int | None) -> str:
-    """The EBNF of so many characters of a JSON string; needs `COUNT_RULES`."""
-    fixed = f"chars256{{{least // 256}}} chars16{{{least % 256 // 16}}} char{{{least % 16}}} "
-    if most is None:
-        return fixed + "char*"
-    left = most - least
-    large = max(0, left - 255) // 256
-    left -= 256 * large
-    small = max(0, left - 15) // 16
-    left -= 16 * small
-    return f"{fixed} chars256{{0,{large}}} chars16{{0,{small}}} char{{0,{left}}}"
+    """The EBNF of a value as compact JSON. Raises ValueError for a number that JSON cannot hold."""
+    return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def character_class(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
@@ -79,6 +62,7 @@ class Rules:
 
     def __init__(self) -> None:
         self._bodies: dict[str, str] = dict(JSON_RULES)
+        self._by_body: dict[str, str] = {}
         self.size = 0
 
     def reserve(self, hint: str) -> str:
@@ -98,8 +82,11 @@ class Rules:
         self._bodies |= rules
 
     def add(self, hint: str, body: str) -> str:
-        """A fresh rule; returns its name."""
-        return self.define(self.reserve(hint), body)
+        """The name of a rule with this body: equal parts of a schema share one, and are compiled once."""
+        name = self._by_body.get(body)
+        if name is None:
+            name = self._by_body[body] = self.define(self.reserve(hint), body)
+        return name
 
     def text(self, root: str) -> str:
         """The whole grammar."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from worker_node.grammars.budget import Budget
 
 # They say something about a schema and nothing about a value.
 ANNOTATIONS = frozenset(
@@ -42,34 +45,69 @@ class CannotMerge(ValueError):
         self.keyword = keyword
 
 
-def merge(one: Schema, other: Schema) -> Schema:
-    """Return a schema that admits only what both admit. Raises CannotMerge."""
-    merged = dict(one)
-    for keyword, value in other.items():
-        merged[keyword] = value if keyword not in merged else _both(keyword, merged[keyword], value)
-    return merged
+class Merged:
+    """Schemas that all hold for one value, gathered into one schema; the time is linear in what is added."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._keywords: Schema = {}
+        self._properties: dict[str, list[Any]] | None = None
+        self._required: dict[str, None] | None = None
+
+    def add(self, schema: Schema) -> None:
+        """Have this schema hold too. Raises CannotMerge, or OutOfSteps beyond the budget."""
+        for keyword, value in schema.items():
+            self._budget.spend(_size(value))
+            if keyword == "properties":
+                self._properties = {} if self._properties is None else self._properties
+                for name, part in value.items():
+                    self._properties.setdefault(name, []).append(part)
+            elif keyword == "required":
+                self._required = {} if self._required is None else self._required
+                self._required.update(dict.fromkeys(value))
+            elif keyword not in self._keywords:
+                self._keywords[keyword] = value
+            elif keyword not in ANNOTATIONS:
+                self._keywords[keyword] = _both(keyword, self._keywords[keyword], value)
+
+    def schema(self) -> Schema:
+        """The one schema."""
+        merged = dict(self._keywords)
+        if self._properties is not None:
+            merged["properties"] = {
+                name: parts[0] if len(parts) == 1 else {"allOf": parts} for name, parts in self._properties.items()
+            }
+        if self._required is not None:
+            merged["required"] = list(self._required)
+        return merged
+
+
+def _size(value: Any) -> int:
+    return 1 + (len(value) if isinstance(value, list | dict) else 0)
 
 
 def _both(keyword: str, one: Any, other: Any) -> Any:
-    if one == other or keyword in ANNOTATIONS:
-        return one
     if keyword in _LARGER | _SMALLER:
         return max(one, other) if keyword in _LARGER else min(one, other)
-    if keyword == "required":
-        return [*one, *(name for name in other if name not in one)]
-    if keyword == "properties":
-        return {
-            name: one[name]
-            if name not in other
-            else other[name]
-            if name not in one
-            else {"allOf": [one[name], other[name]]}
-            for name in [*one, *(name for name in other if name not in one)]
-        }
     if keyword == "type":
         first, second = ([value] if isinstance(value, str) else value for value in (one, other))
         if common := [name for name in first if name in second or (name == "integer" and "number" in second)]:
             return common
-    if keyword == "enum" and (common := [value for value in one if value in other]):
-        return common
+    elif keyword == "enum":
+        allowed = {comparable(value) for value in other}
+        if common := [value for value in one if comparable(value) in allowed]:
+            return common
+    elif comparable(one) == comparable(other):
+        return one
     raise CannotMerge(keyword)
+
+
+def comparable(value: Any) -> str:
+    """A text that is the same for equal JSON values and no others: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{comparable(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(comparable, value)) + "]"
+    return json.dumps(value)

@@ -6,15 +6,25 @@ counts. The whole string has to match: what is so admitted also matches where JS
 
 from __future__ import annotations
 
-from worker_node.grammars.ebnf import character_class, literal
+from collections.abc import Iterator
+from dataclasses import replace
 
+from worker_node.grammars.ebnf import Rules, character_class, literal
+from worker_node.grammars.pattern_parts import Characters, Open, Part, either, part_of
+from worker_node.grammars.repetition import repeated
+
+MAX_PATTERN_CHARACTERS = 1000
 MAX_REPEAT = 1000
+MAX_NESTED_REPEAT = 20
+# From here on a count is made of blocks.
+_MANY = 8
 
 _DIGIT = [(0x30, 0x39)]
 _WORD = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": [(0x20, 0x20)]}
 # What cannot stand in a JSON string as it is: a class or dot does not produce it.
 _UNWRITABLE = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
+_ANY: Characters = ((0, 0x10FFFF),)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 _JSON_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\f": "\\f", '"': '\\"', "\\": "\\\\"}
 
@@ -25,18 +35,24 @@ class PatternRefused(ValueError):
     """The expression is wrong, or uses what cannot be turned into a grammar."""
 
 
-def pattern_to_ebnf(pattern: str) -> str:
-    """Return the EBNF of the strings that match, without the quotes. Raises PatternRefused."""
-    parser = _Parser(pattern)
+def pattern_to_ebnf(pattern: str, rules: Rules) -> str:
+    """Return the EBNF of the strings that match, without the quotes; counts are added to `rules`.
+
+    Raises PatternRefused.
+    """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
+    parser = _Parser(pattern, rules)
     ebnf = parser.alternatives(top=True)
     if not parser.at_end:
         raise PatternRefused(f"unexpected {parser.peek()!r} at position {parser.position}")
-    return ebnf
+    return ebnf.text
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, rules: Rules) -> None:
         self.text = text
+        self.rules = rules
         self.position = 0
         self.depth = 0
 
@@ -59,14 +75,14 @@ class _Parser:
         self.position += len(text) * found
         return found
 
-    def alternatives(self, *, top: bool = False) -> str:
+    def alternatives(self, *, top: bool = False) -> Part:
         options = [self._sequence(top=top)]
         while self.accept("|"):
             options.append(self._sequence(top=top))
-        return "(" + " | ".join(options) + ")"
+        return either(options)
 
-    def _sequence(self, *, top: bool) -> str:
-        parts: list[str] = []
+    def _sequence(self, *, top: bool) -> Part:
+        parts: list[Part] = []
         if top:
             self.accept("^")
         while not self.at_end and self.peek() not in "|)":
@@ -74,9 +90,38 @@ class _Parser:
                 self.take()
                 break
             parts.append(self._repeated(self._atom()))
-        return " ".join(parts) or '""'
+        return self._joined(parts)
 
-    def _atom(self) -> str:
+    def _joined(self, parts: list[Part]) -> Part:
+        first: Characters = ()
+        head: tuple[Open, ...] = ()
+        tail: tuple[Open, ...] = ()
+        empty = True
+        for part in parts:
+            self._refuse_blurred(tail, part.head, counted=False)
+            first += part.first if empty else ()
+            head += part.head if empty else ()
+            tail = part.tail + (tail if part.empty else ())
+            empty = empty and part.empty
+        return Part(
+            " ".join(part.text for part in parts) or '""',
+            empty,
+            any(part.counted for part in parts),
+            tuple(dict.fromkeys(one for part in parts for one in part.characters)),
+            first,
+            head,
+            tail,
+        )
+
+    def _refuse_blurred(self, before: tuple[Open, ...], after: tuple[Open, ...], *, counted: bool) -> None:
+        # The runtime follows every way to split a text: 10 characters of `(.{1,20}){2}` keep it busy for minutes.
+        if any(one.blurs(other, counted=counted) for one in before for other in after):
+            raise PatternRefused(
+                "a count follows another repetition of the same characters, so that a text can be split between them "
+                f"in many ways, before position {self.position}; put a fixed other character between them"
+            )
+
+    def _atom(self) -> Part:
         character = self.take()
         match character:
             case "(":
@@ -84,16 +129,16 @@ class _Parser:
             case "[":
                 return self._class()
             case ".":
-                return character_class(_UNWRITABLE, negated=True)
+                return part_of(character_class(_UNWRITABLE, negated=True), _ANY)
             case "\\":
                 return self._escape()
             case "^" | "$":
                 raise PatternRefused(f"{character} in the middle, at position {self.position - 1}")
             case "*" | "+" | "?" | "{" | "}" | "]":
                 raise PatternRefused(f"unexpected {character!r} at position {self.position - 1}")
-        return _character(character)
+        return _single(character)
 
-    def _group(self) -> str:
+    def _group(self) -> Part:
         if self.accept("?") and not self.accept(":"):
             raise PatternRefused(f"a group with (?{self.peek()} at position {self.position}")
         self.depth += 1
@@ -105,27 +150,27 @@ class _Parser:
             raise PatternRefused("a group is not closed")
         return inner
 
-    def _escape(self) -> str:
+    def _escape(self) -> Part:
         character = self.take()
         if character in _CLASSES:
-            return character_class(_CLASSES[character])
+            return part_of(character_class(_CLASSES[character]), tuple(_CLASSES[character]))
         if character in _CONTROL:
-            return _character(_CONTROL[character])
+            return _single(_CONTROL[character])
         if character.isalnum():
             raise PatternRefused(f"\\{character}")
-        return _character(character)
+        return _single(character)
 
-    def _class(self) -> str:
+    def _class(self) -> Part:
         negated = self.accept("^")
         ranges: Ranges = []
         while not self.accept("]"):
             ranges += self._class_member()
         if negated:
-            return character_class([*_UNWRITABLE, *ranges], negated=True)
+            return part_of(character_class([*_UNWRITABLE, *ranges], negated=True), tuple(_complement(ranges)))
         writable = [part for low, high in ranges for part in _without_unwritable(low, high)]
         if not writable:
             raise PatternRefused("a class without a character that can stand in a JSON string as it is")
-        return character_class(writable)
+        return part_of(character_class(writable), tuple(writable))
 
     def _class_member(self) -> Ranges:
         low = self._class_character()
@@ -154,7 +199,7 @@ class _Parser:
             raise PatternRefused(f"\\{escaped} in a class")
         return ord(escaped)
 
-    def _repeated(self, atom: str) -> str:
+    def _repeated(self, atom: Part) -> Part:
         if self.accept("{"):
             low, high = self._counts()
         elif self.accept("*"):
@@ -168,10 +213,30 @@ class _Parser:
         if self.peek() in {"*", "+", "{"}:
             raise PatternRefused(f"two counts in a row at position {self.position}")
         self.accept("?")  # lazy or not, the same strings match
+        most = max(low, high or 0)
         # A count of a count multiplies: the grammar would grow beyond what can be compiled in time.
-        if max(low, high or 0) > (MAX_REPEAT if "{" not in atom else 20):
-            raise PatternRefused(f"a count above {MAX_REPEAT}, or above 20 of something that is counted itself")
-        return f"({atom}){{{low},{'' if high is None else high}}}"
+        if most > (MAX_NESTED_REPEAT if atom.counted else MAX_REPEAT):
+            raise PatternRefused(
+                f"a count above {MAX_REPEAT}, or above {MAX_NESTED_REPEAT} of something that is counted itself"
+            )
+        # The runtime follows every way to split a text among such repetitions: a few dozen keep it busy for minutes.
+        if atom.empty and (most > 1 or (high is None and atom.counted)):
+            raise PatternRefused(f"a count of something that may be empty, before position {self.position}")
+        text = self._counted(atom.text, low, high)
+        empty = low == 0 or atom.empty
+        more = replace(atom, text=text, empty=empty, counted=most > 1 or atom.counted)
+        if high == 1:
+            return more
+        self._refuse_blurred(atom.tail, atom.head, counted=high is not None or atom.counted)
+        if low == high or atom.head or atom.tail:
+            return more  # what is open inside is kept apart from itself, so by a character between
+        bounded = high is not None
+        return replace(more, head=(Open(atom.first, bounded),), tail=(Open(atom.characters, bounded),))
+
+    def _counted(self, atom: str, low: int, high: int | None) -> str:
+        if max(low, high or 0) < _MANY:
+            return f"({atom}){{{low},{'' if high is None else high}}}"
+        return f"({repeated(self.rules, self.rules.add('atom', atom), low, high)})"
 
     def _counts(self) -> tuple[int, int | None]:
         body, closed, _ = self.text[self.position :].partition("}")
@@ -184,6 +249,19 @@ class _Parser:
         if most is not None and most < least:
             raise PatternRefused("a count whose limits are the wrong way round")
         return least, most
+
+
+def _single(character: str) -> Part:
+    return part_of(_character(character), ((ord(character), ord(character)),))
+
+
+def _complement(ranges: Ranges) -> Iterator[tuple[int, int]]:
+    start = 0
+    for low, high in sorted(ranges):
+        if start < low:
+            yield start, low - 1
+        start = max(start, high + 1)
+    yield start, 0x10FFFF
 
 
 def _character(character: str) -> str:

@@ -7,10 +7,11 @@ from decimal import Decimal
 
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.grammars.digits import WIDEST, integer_between, number_between
-from worker_node.grammars.ebnf import COUNT_RULES, Rules, characters
+from worker_node.grammars.ebnf import Rules
 from worker_node.grammars.formats import FORMAT_RULES, FORMATS, REFUSED
 from worker_node.grammars.merging import Schema
 from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
+from worker_node.grammars.repetition import repeated
 
 # Counting costs the runtime time and memory: a longer text or list is simply not written.
 MAX_COUNT = 2048
@@ -29,7 +30,7 @@ def string(rules: Rules, schema: Schema, path: str) -> str:
         return rules.add("format", f'"\\"" {FORMATS[schema["format"]]} "\\""')
     if held == ["pattern"]:
         try:
-            inner = pattern_to_ebnf(schema["pattern"])
+            inner = pattern_to_ebnf(schema["pattern"], rules)
         except PatternRefused as error:
             raise UnsupportedParameter(f"{path}.pattern: cannot be held to: {error}", param=f"{path}.pattern") from None
         return rules.add("text", f'"\\"" {inner} "\\""')
@@ -37,8 +38,7 @@ def string(rules: Rules, schema: Schema, path: str) -> str:
         return "string"
     if least > MAX_COUNT or (most is not None and most < least):
         raise UnsupportedParameter(f"{path}.minLength: {least} cannot be held to", param=f"{path}.minLength")
-    rules.include(COUNT_RULES)
-    body = characters(least, None if most is None else min(most, MAX_COUNT))
+    body = repeated(rules, "char", least, None if most is None else min(most, MAX_COUNT))
     return rules.add("text", f'"\\"" {body} "\\""')
 
 

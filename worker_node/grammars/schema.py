@@ -12,13 +12,21 @@ from typing import Any
 from urllib.parse import unquote
 
 from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.grammars.budget import (
+    MAX_COST,
+    MAX_DEPTH,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_WIDTH,
+    QUICK_STEPS,
+    Budget,
+    OutOfSteps,
+)
+from worker_node.grammars.containers import array_of, object_of
+from worker_node.grammars.cost import grammar_cost
 from worker_node.grammars.ebnf import Rules, json_literal
-from worker_node.grammars.merging import ANNOTATIONS, CannotMerge, Schema, merge
-from worker_node.grammars.scalars import MAX_COUNT, integer, number, string
-from worker_node.grammars.shape import TYPES, check_shape, disjoint, type_of
-
-MAX_DEPTH = 64
-MAX_GRAMMAR_CHARACTERS = 200_000
+from worker_node.grammars.merging import ANNOTATIONS, CannotMerge, Merged, Schema, comparable
+from worker_node.grammars.scalars import integer, number, string
+from worker_node.grammars.shape import TYPES, check_shape, disjoint, told_apart_at_once, type_of
 
 _BY_TYPE: dict[str, frozenset[str]] = {
     "object": frozenset(
@@ -37,16 +45,49 @@ _EVERYWHERE = ANNOTATIONS | {"type", "enum", "const", "anyOf", "oneOf", "allOf",
 _KNOWN = _EVERYWHERE.union(*_BY_TYPE.values())
 
 
-def compile_schema(schema: Any, where: str) -> str:
+def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str:
     """Return the grammar of the JSON values to which `schema` restricts; `where` is its place in the request.
 
-    Raises BadRequest if it is no schema, UnsupportedParameter if it cannot be held to; both name the part.
+    Raises BadRequest if it is no schema, UnsupportedParameter if it cannot be enforced or is over a bound
+    (`grammars.budget`); both name the part. The work is at most that of `budget`.
     """
-    compiler = _Compiler(schema, where)
-    grammar = compiler.rules.text(compiler.rule(schema, where))
+    compiler = _Compiler(schema, where, budget or Budget(where))
+    try:
+        grammar = compiler.rules.text(compiler.rule(schema, where))
+    except RecursionError:
+        raise BadRequest(f"{where}: a value in the schema is nested too deeply", param=where) from None
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-        raise UnsupportedParameter(f"{where}: the schema is too large to be held to", param=where)
+        raise _too_large(where, len(grammar))
+    cost = grammar_cost(grammar)
+    if cost.compiling > MAX_COST:
+        raise UnsupportedParameter(
+            f"{where}: enforcing the schema costs {cost.compiling} units, the bound here is {MAX_COST}; use fewer "
+            "different counts (minLength, maxLength, {n} in a pattern), or smaller ones, or fewer alternatives",
+            param=where,
+        )
+    if cost.width > MAX_WIDTH:
+        raise UnsupportedParameter(
+            f"{where}: {cost.width} counted texts can be open at the same place, the bound here is {MAX_WIDTH}; use "
+            "fewer alternatives with minLength, maxLength or {n} in a pattern, or tell them apart by the first key",
+            param=where,
+        )
     return grammar
+
+
+def compile_if_quick(schema: Any, where: str) -> str | None:
+    """The same within `QUICK_STEPS`; None for what takes longer."""
+    try:
+        return compile_schema(schema, where, Budget(where, QUICK_STEPS))
+    except OutOfSteps:
+        return None
+
+
+def _too_large(path: str, characters: int) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{path}: the schema is too large to be enforced: its grammar has {characters} characters or more, the bound "
+        f"here is {MAX_GRAMMAR_CHARACTERS}",
+        param=path,
+    )
 
 
 def any_json_object() -> str:
@@ -55,16 +96,17 @@ def any_json_object() -> str:
 
 
 class _Compiler:
-    def __init__(self, root: Any, where: str) -> None:
+    def __init__(self, root: Any, where: str, budget: Budget) -> None:
         self.rules = Rules()
+        self._budget = budget
         self._root = root
         self._root_path = where
-        self._named: dict[str, str] = {}
-        self._open: list[str] = []
+        self._named: dict[tuple[str, str], str] = {}
+        self._open: list[tuple[str, str]] = []
         self._depth = 0
         self._makers: dict[str, Callable[[Schema, str], str]] = {
-            "object": self._object,
-            "array": self._array,
+            "object": partial(object_of, self),
+            "array": partial(array_of, self),
             "string": partial(string, self.rules),
             "integer": partial(integer, self.rules),
             "number": partial(number, self.rules),
@@ -75,8 +117,13 @@ class _Compiler:
     def rule(self, schema: Any, path: str) -> str:
         """The name of a rule, or an expression, for a schema."""
         self._depth += 1
-        if self._depth > MAX_DEPTH or self.rules.size > MAX_GRAMMAR_CHARACTERS:
-            raise UnsupportedParameter(f"{path}: the schema is too deep or too large to be held to", param=path)
+        if self._depth > MAX_DEPTH:
+            raise UnsupportedParameter(
+                f"{path}: the schema is too deep to be enforced: the bound here is {MAX_DEPTH} levels", param=path
+            )
+        if self.rules.size > MAX_GRAMMAR_CHARACTERS:
+            raise _too_large(path, self.rules.size)
+        self._budget.spend()
         try:
             return self._rule(schema, path)
         finally:
@@ -88,6 +135,7 @@ class _Compiler:
         if schema is False:
             raise UnsupportedParameter(f"{path}: false admits no value at all", param=path)
         check_shape(schema, path)
+        self._budget.spend(sum(1 + len(value) for value in schema.values() if isinstance(value, list | dict)))
         self._refuse_unknown(schema, path)
         if "$ref" in schema:
             return self._reference(schema, path)
@@ -116,22 +164,19 @@ class _Compiler:
     def _reference(self, schema: Schema, path: str) -> str:
         target = schema["$ref"]
         beside = {key: value for key, value in schema.items() if key != "$ref" and key not in ANNOTATIONS}
-        if beside:
-            found = self._resolve(target, path)
-            if not isinstance(found, dict):
-                raise UnsupportedParameter(f"{path}.$ref: keywords beside it cannot be held to", param=f"{path}.$ref")
-            return self._rule(self._merged(found, beside, path), path)
-        if target in self._open:
+        # The conditions beside a reference are part of what is defined: it may be used within itself with the same.
+        key = (target, comparable(beside)) if beside else (target, "")
+        if key in self._open:
             raise BadRequest(f"{path}.$ref: {target[:100]!r} is defined by itself", param=f"{path}.$ref")
-        if target not in self._named:
-            found = self._resolve(target, path)
-            self._named[target] = self.rules.reserve("ref")
-            self._open.append(target)
-            self.rules.define(self._named[target], self.rule(found, path))
+        if key not in self._named:
+            found = self._flat(schema, path) if beside else self._resolve(target, path)
+            self._named[key] = self.rules.reserve("ref")
+            self._open.append(key)
+            self.rules.define(self._named[key], self.rule(found, path))
             self._open.pop()
-        return self._named[target]
+        return self._named[key]
 
-    def _inside(self, schema: Any, path: str) -> str:
+    def inside(self, schema: Any, path: str) -> str:
         """A rule for a part of an object or a list: there a definition may be used in itself."""
         outside, self._open = self._open, []
         rule = self.rule(schema, path)
@@ -141,6 +186,7 @@ class _Compiler:
     def _resolve(self, target: str, path: str) -> Any:
         if target != "#" and not target.startswith("#/"):
             raise UnsupportedParameter(f"{path}.$ref: only a part of this schema can be meant", param=f"{path}.$ref")
+        self._budget.spend(target.count("/"))
         found = self._root
         for part in target.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -154,21 +200,29 @@ class _Compiler:
 
     def _combined(self, schema: Schema, keyword: str, path: str) -> str:
         beside = {key: value for key, value in schema.items() if key != keyword and key not in ANNOTATIONS}
+        if not beside and (keyword == "anyOf" or len(schema[keyword]) == 1):
+            # Nothing to merge: a reference stays one, and may be used within itself.
+            parts = [self.rule(option, f"{path}.{keyword}[{i}]") for i, option in enumerate(schema[keyword])]
+            return self._either(parts, schema[keyword])
         options = [self._flat(option, f"{path}.{keyword}[{i}]") for i, option in enumerate(schema[keyword])]
         if keyword == "allOf":
-            for option in options:
-                beside = self._merged(beside, option, f"{path}.allOf")
-            return self._rule(beside, path)
-        if keyword == "oneOf" and not disjoint([self._merged(beside, option, path) for option in options]):
+            return self.rule(self._merged([beside, *options], f"{path}.allOf"), path)
+        merged = [self._merged([option, beside], f"{path}.{keyword}[{i}]") for i, option in enumerate(options)]
+        if keyword == "oneOf" and not disjoint(merged):
             raise UnsupportedParameter(
                 f"{path}.oneOf: a value could match two of these; use anyOf, or a property that tells them apart",
                 param=f"{path}.oneOf",
             )
         parts = [
-            self.rule(self._merged(option, beside, f"{path}.{keyword}[{i}]") if beside else schema[keyword][i], path)
-            for i, option in enumerate(options)
+            self.rule(option if beside else schema[keyword][i], f"{path}.{keyword}[{i}]")
+            for i, option in enumerate(merged)
         ]
-        return self.rules.add("alt", " | ".join(parts))
+        return self._either(parts, merged)
+
+    def _either(self, parts: list[str], options: list[Any]) -> str:
+        flat = [self._flat(option, "") for option in options if option is not False]
+        hint = "choice" if told_apart_at_once(flat) else "alt"
+        return self.rules.add(hint, " | ".join(dict.fromkeys(parts)))
 
     def _flat(self, schema: Any, path: str) -> Schema:
         """The schema, or the one that it refers to."""
@@ -182,22 +236,31 @@ class _Compiler:
             check_shape(schema, path)
             beside = {key: value for key, value in schema.items() if key != "$ref" and key not in ANNOTATIONS}
             found = self._resolve(schema["$ref"], path)
-            schema = self._merged(found, beside, path) if beside and isinstance(found, dict) else found
+            if beside and not isinstance(found, dict | bool):
+                raise BadRequest(f"{path}.$ref: what it means is no schema", param=f"{path}.$ref")
+            if beside and found is not False:
+                found = self._merged([{} if found is True else found, beside], path)
+            schema = found
         raise BadRequest(f"{path}: a chain of $ref without an end", param=path)
 
-    @staticmethod
-    def _merged(one: Schema, other: Schema, path: str) -> Schema:
+    def _merged(self, schemas: list[Schema], path: str) -> Schema:
+        """One schema for values that match all of these."""
+        merged = Merged(self._budget)
         try:
-            return merge(one, other)
-        except (CannotMerge, TypeError) as error:
+            for schema in schemas:
+                check_shape(schema, path)
+                merged.add(schema)
+        except CannotMerge as error:
             raise UnsupportedParameter(
                 f"{path}: two conditions on the same value cannot be held to at once ({error})", param=path
             ) from None
+        return merged.schema()
 
     def _constants(self, schema: Schema, path: str) -> str:
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        if "const" in schema and "enum" in schema and schema["const"] not in schema["enum"]:
-            values = []
+        if "const" in schema and "enum" in schema:
+            allowed = set(map(comparable, schema["enum"]))
+            values = [value for value in values if comparable(value) in allowed]
         kinds = type_of({key: schema[key] for key in ("type",) if key in schema}, _BY_TYPE)
         beside = set(schema) - ANNOTATIONS - {"const", "enum", "type"}
         if beside:
@@ -208,90 +271,8 @@ class _Compiler:
         fitting = [value for value in values if not kinds or any(TYPES[kind](value) for kind in kinds)]
         if not fitting:
             raise BadRequest(f"{path}: no value is admitted", param=path)
-        return self.rules.add("const", " | ".join(json_literal(value) for value in fitting))
-
-    def _object(self, schema: Schema, path: str) -> str:
-        properties: Schema = schema.get("properties", {})
-        required = list(schema.get("required", []))
-        # Where properties are declared, if only that there are none, others are written only when they are asked for.
-        extra = schema.get("additionalProperties", schema.get("unevaluatedProperties", "properties" not in schema))
-        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-        if not properties and not required:
-            return self._map(extra, least, most, path)
-        for name in required:
-            if name not in properties:
-                if schema.get("additionalProperties") is False:
-                    raise BadRequest(
-                        f"{path}.required: {name[:100]!r} is required and forbidden", param=f"{path}.required"
-                    )
-                properties = properties | {name: extra or True}
-        if least > len(required) or (most is not None and most < len(properties)):
-            raise UnsupportedParameter(
-                f"{path}: minProperties and maxProperties cannot be held to beside properties", param=path
-            )
-        members = [
-            (
-                f'{json_literal(name)} ws ":" ws {self._inside(value, f"{path}.properties.{name[:100]}")}',
-                name in required,
-            )
-            for name, value in properties.items()
-            if value is not False or name in required
-        ]
-        return self.rules.add("object", f'"{{" ws {self._members(members)} ws "}}"')
-
-    def _members(self, members: list[tuple[str, bool]]) -> str:
-        """Members in order, those that are not required left out or not; commas between those that are there."""
-        rest, begun = '""', '""'
-        for member, needed in reversed(members):
-            name = self.rules.add("member", member)
-            after = self.rules.add("more", begun)
-            rest_rule = self.rules.add("rest", rest)
-            rest = f"{name} {after}" if needed else f"{name} {after} | {rest_rule}"
-            begun = f'ws "," ws {name} {after}' if needed else f'(ws "," ws {name})? {after}'
-        return self.rules.add("members", rest)
-
-    def _map(self, values: Any, least: int, most: int | None, path: str) -> str:
-        if least > 1:
-            raise UnsupportedParameter(
-                f"{path}.minProperties: more than one cannot be held to, a key may be repeated",
-                param=f"{path}.minProperties",
-            )
-        if values is False or most == 0:
-            if least:
-                raise BadRequest(f"{path}: no value is admitted", param=path)
-            return '("{" ws "}")'
-        member = f'string ws ":" ws {self._inside(values, f"{path}.additionalProperties")}'
-        return self.rules.add(
-            "map", '"{" ws ' + self._listed(self.rules.add("member", member), least, most) + ' ws "}"'
-        )
-
-    def _array(self, schema: Schema, path: str) -> str:
-        if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
-            raise UnsupportedParameter(f"{path}.uniqueItems: cannot be held to", param=f"{path}.uniqueItems")
-        first = [self._inside(item, f"{path}.prefixItems[{i}]") for i, item in enumerate(schema.get("prefixItems", []))]
-        others = schema.get("items", schema.get("unevaluatedItems", schema.get("additionalItems", True)))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if least > MAX_COUNT or (most is not None and most < least):
-            raise UnsupportedParameter(f"{path}: minItems {least} cannot be held to", param=f"{path}.minItems")
-        if not first:
-            if others is False or most == 0:
-                return '("[" ws "]")'
-            return self.rules.add(
-                "array", '"[" ws ' + self._listed(self._inside(others, f"{path}.items"), least, most) + ' ws "]"'
-            )
-        # All of the items that have a place of their own are written, and none after them unless they are asked for.
-        if (most is not None and most < len(first)) or (least > len(first) and others is False):
-            raise UnsupportedParameter(f"{path}: minItems and maxItems contradict prefixItems", param=path)
-        body = ' ws "," ws '.join(first)
-        if others is not False and most != len(first):
-            item = self._inside(others, f"{path}.items")
-            high = "" if most is None else str(min(most - len(first), MAX_COUNT))
-            body += f' (ws "," ws {item}){{{max(0, least - len(first))},{high}}}'
-        return self.rules.add("array", f'"[" ws {body} ws "]"')
-
-    @staticmethod
-    def _listed(item: str, least: int, most: int | None) -> str:
-        """Items with commas between them."""
-        high = "" if most is None else str(min(most, MAX_COUNT) - 1)
-        body = f'{item} (ws "," ws {item}){{{max(0, least - 1)},{high}}}'
-        return f"({body})" if least else f"({body})?"
+        try:
+            literals = [json_literal(value) for value in fitting]
+        except ValueError:
+            raise BadRequest(f"{path}: a constant that cannot be written in JSON", param=path) from None
+        return self.rules.add("const", " | ".join(literals))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from worker_node.errors import BadRequest
+from worker_node.grammars.merging import comparable
 
 Schema = dict[str, Any]
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_count(value: Any) -> bool:
@@ -101,6 +103,15 @@ def disjoint(options: Sequence[Schema]) -> bool:
     return any(_pairwise_disjoint([tag[name] for tag in tags]) for name in shared)
 
 
+def told_apart_at_once(options: Sequence[Schema]) -> bool:
+    """Whether the first property of each option is the same and required, and its constants tell the options apart."""
+    firsts = {next(iter(option.get("properties") or ()), None) for option in options}
+    if len(firsts) != 1 or (first := firsts.pop()) is None:
+        return False
+    tags = [_tags(option).get(first) for option in options]
+    return _pairwise_disjoint([tag for tag in tags if tag is not None]) and None not in tags
+
+
 def _pairwise_disjoint(sets: Sequence[set[str]]) -> bool:
     return sum(map(len, sets)) == len(set().union(*sets))
 
@@ -117,5 +128,5 @@ def _tags(option: Schema) -> dict[str, set[str]]:
     for name in option.get("required", []):
         part = properties.get(name)
         if isinstance(part, dict) and ("const" in part or "enum" in part):
-            tags[name] = {repr(value) for value in ([part["const"]] if "const" in part else part["enum"])}
+            tags[name] = {comparable(value) for value in ([part["const"]] if "const" in part else part["enum"])}
     return tags

@@ -11,6 +11,7 @@ import numpy as np
 
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import (
+    AnswerSchema,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -31,7 +32,7 @@ from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
-from worker_node.serving.prompting import Prepared, prepare
+from worker_node.serving.prompting import Prepared, answer_schemas, prepare
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.telemetry import Telemetry
@@ -61,7 +62,7 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     context = request.context
     with registry.tracing.generation(request) as operation:
         began = time.monotonic()
-        prepared = prepare_generation(registry, request)
+        prepared = await prepare_generation(registry, request)
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
         place = await find_place(prepared.demand, context)
@@ -109,12 +110,18 @@ class PreparedGeneration:
     demand: Demand
 
 
-def prepare_generation(registry: Registry, request: GenerationRequest) -> PreparedGeneration:
-    """Find the model and count the prompt's tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded."""
+async def prepare_generation(registry: Registry, request: GenerationRequest) -> PreparedGeneration:
+    """Find the model, compile the answer's schema and count the prompt's tokens.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+    """
     model = registry.generation(request.model)
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
-    prompt = prepare(model, request)
+    grammar = None if isinstance(request.grammar, AnswerSchema) else request.grammar
+    for wanted_schema in answer_schemas(model, request):
+        grammar = await registry.schemas.grammar(wanted_schema.schema, wanted_schema.where, request.context.deadline)
+    prompt = prepare(model, request, grammar)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
     if wanted is not None and wanted > model.max_tokens_limit:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
+from worker_node.domain import AnswerSchema, GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.grammars.schema import compile_schema
 from worker_node.serving.registry import GenerationModel
 
 
@@ -22,23 +21,35 @@ class Prepared:
     parser: Parser | None = None
 
 
-def prepare(model: GenerationModel, request: GenerationRequest) -> Prepared:
-    """Return the prompt as the model takes it.
+def prepare(model: GenerationModel, request: GenerationRequest, grammar: str | None) -> Prepared:
+    """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
 
     Raises BadRequest, ContextLengthExceeded, UnsupportedParameter.
     """
     if isinstance(request.prompt, tuple):
-        prepared = _conversation(model, request, request.prompt)
+        prepared = _conversation(model, request, request.prompt, grammar)
     elif isinstance(request.prompt, TokenIds):
-        prepared = Prepared(model.tokenizer.check_ids(request.prompt.ids), request.grammar)
+        prepared = Prepared(model.tokenizer.check_ids(request.prompt.ids), grammar)
     else:
-        prepared = Prepared(model.tokenizer.encode_prompt(request.prompt), request.grammar)
+        prepared = Prepared(model.tokenizer.encode_prompt(request.prompt), grammar)
     if not prepared.tokens:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
     return prepared
 
 
-def _conversation(model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...]) -> Prepared:
+def answer_schemas(model: GenerationModel, request: GenerationRequest) -> list[AnswerSchema]:
+    """The schemas that the answer must match: the last is compiled for it, those before it for their own refusals."""
+    use = request.tool_use
+    if use is not None and use.forced and isinstance(request.prompt, tuple):
+        # One by one as well: a refusal then names the tool's own part, whatever form the model writes its calls in.
+        forced = AnswerSchema(tool_format(model.installed.family).forced_schema(use.tools), "tools")
+        return [*(AnswerSchema(tool.parameters, tool.path) for tool in use.tools), forced]
+    return [request.grammar] if isinstance(request.grammar, AnswerSchema) else []
+
+
+def _conversation(
+    model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...], grammar: str | None
+) -> Prepared:
     chat = model.tokenizer
     use = request.tool_use
     if request.think and not chat.can_think:
@@ -50,11 +61,9 @@ def _conversation(model: GenerationModel, request: GenerationRequest, messages: 
         history = [_in_words(message, wanted) for message in history]
     declarations = [declaration(tool) for tool in use.tools] if use is not None and native else None
     text = chat.render(history, declarations, request.think)
-    grammar = request.grammar
     if use is not None and use.forced:
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
         text += wanted.opening
-        grammar = compile_schema(wanted.forced_schema(use.tools), "tools")
         return Prepared(chat.encode_rendered(text), grammar, wanted.forced_parser(_names(use)))
     answer = wanted.parser(_names(use)) if use is not None else None
     if not request.split_reasoning or grammar is not None:

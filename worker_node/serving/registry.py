@@ -15,6 +15,7 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.serving.activity import Activity
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.placement import Placement
+from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
@@ -104,12 +105,14 @@ class Registry:
         tracing: Tracing = OFF,
         *,
         require_proof: bool = False,
+        schemas: SchemaCompiler | None = None,
     ) -> None:
         self.models: tuple[ServedModel, ...] = ()
         self.telemetry = telemetry
         self.cache = cache
         self.tracing = tracing
         self.require_proof = require_proof
+        self.schemas = schemas or SchemaCompiler()
         self._catalog = catalog
         self._by_id: dict[str, ServedModel] = {}
         self._by_alias: dict[str, ServedModel] = {}

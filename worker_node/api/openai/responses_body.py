@@ -12,9 +12,9 @@ from worker_node.api import parameters
 from worker_node.api.body import Body, DialectBody
 from worker_node.api.openai.fields import ACCOUNTING, NumberOf
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, tool_use
-from worker_node.domain import GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
-from worker_node.grammars.schema import any_json_object, compile_schema
+from worker_node.grammars.schema import any_json_object
 
 
 class TextPart(Body):
@@ -173,7 +173,7 @@ class ResponsesBody(DialectBody):
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
 
-    def _grammar(self) -> str | None:
+    def _grammar(self) -> str | AnswerSchema | None:
         wanted = self.text.format if self.text else None
         if wanted is None or wanted.type == "text":
             return None
@@ -181,7 +181,7 @@ class ResponsesBody(DialectBody):
             return any_json_object()
         if wanted.json_schema is None:
             raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
-        return compile_schema(wanted.json_schema, "text.format.schema")
+        return AnswerSchema(wanted.json_schema, "text.format.schema")
 
 
 def _past_call(item: CallItem, index: int) -> ToolCall:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from worker_node.api.body import Body
-from worker_node.domain import Tool, ToolUse
+from worker_node.domain import AnswerSchema, Tool, ToolUse
 from worker_node.errors import BadRequest
-from worker_node.grammars.schema import any_json_object, compile_schema
+from worker_node.grammars.schema import any_json_object
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -76,10 +77,10 @@ class JsonSchemaFormat(Body):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-def grammar_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> str | None:
-    """The grammar that the answer is held to. Raises UnsupportedParameter naming the part of a schema."""
+def grammar_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> str | AnswerSchema | None:
+    """What the answer must match."""
     if isinstance(wanted, JsonSchemaFormat):
-        return compile_schema(wanted.json_schema.json_schema, "response_format.json_schema.schema")
+        return AnswerSchema(wanted.json_schema.json_schema, "response_format.json_schema.schema")
     return any_json_object() if isinstance(wanted, JsonObjectFormat) else None
 
 
@@ -96,10 +97,7 @@ def tool_use(tools: list[Tool], choice: str | None, named: str | None, *, single
     """
     if len({tool.name for tool in tools}) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
-    for index, tool in enumerate(tools):
-        if choice == "required" or tool.name == named:
-            # Compiled for the refusal, which names the part; the engine's grammar is made with the model's own form.
-            compile_schema(tool.parameters, f"tools[{index}].function.parameters")
+    tools = [replace(tool, path=f"tools[{index}].function.parameters") for index, tool in enumerate(tools)]
     if named is not None:
         chosen = tuple(tool for tool in tools if tool.name == named)
         if not chosen:

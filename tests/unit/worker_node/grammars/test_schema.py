@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.held_text import HeldText
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.grammars.digits import integer_between
+from worker_node.grammars.ebnf import Rules
 from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
 from worker_node.grammars.schema import any_json_object, compile_schema
 
@@ -227,13 +228,13 @@ REFUSED = ["(", "a)", "[", "[]", "a{2", "a{3,2}", "a**", "(?<x>a)", "a\\b", "\\1
 @pytest.mark.parametrize("pattern", REFUSED)
 def test_expressions_that_are_refused(pattern):
     with pytest.raises(PatternRefused):
-        pattern_to_ebnf(pattern)
+        pattern_to_ebnf(pattern, Rules())
 
 
 @given(st.text("ab[](){}|^$.*+?\\d-,1", max_size=12))
 def test_any_expression_is_turned_into_a_grammar_or_refused(pattern):
     with contextlib.suppress(PatternRefused):
-        pattern_to_ebnf(pattern)
+        pattern_to_ebnf(pattern, Rules())
 
 
 @given(st.integers(-300, 300), st.integers(0, 400), st.integers(-800, 800))

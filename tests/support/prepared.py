@@ -1,0 +1,39 @@
+"""Functions that preparation processes run in tests: slow, greedy, crashing."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+from worker_node.errors import UnsupportedParameter
+
+
+def echo(value):
+    return value
+
+
+def refuse(where):
+    raise UnsupportedParameter(f"{where}: no", param=where)
+
+
+def spin():
+    while True:
+        pass
+
+
+def hang(marker):
+    """Says that it runs, then waits without using the CPU."""
+    Path(marker).write_text(str(os.getpid()), encoding="utf-8")
+    signal.pause()
+
+
+def take_memory():
+    return len(bytearray(4 * 1024**3))
+
+
+def crash():
+    ctypes.string_at(0)
+
+
+def fail(secret):
+    raise ValueError(secret)

@@ -1,0 +1,137 @@
+"""Preparation processes: bounded calls, killed and replaced on overrun, and nobody but the culprit is refused."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.support import prepared
+from worker_node.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, Overloaded
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+
+
+@pytest.fixture
+async def pool():
+    pool = PreparationPool(PreparationLimits(cpu_s=0.5, queue=1), ["tests.support.prepared"])
+    yield pool
+    await pool.close()
+    assert not pool.pids
+
+
+def run(pool, function, *arguments, seconds=60.0):
+    return pool.run(function, *arguments, deadline=time.monotonic() + seconds, param="schema")
+
+
+async def until_written(path):
+    while not path.exists() or not path.read_text():
+        await asyncio.sleep(0.01)
+    return int(path.read_text())
+
+
+async def test_a_call_returns_what_the_function_returns(pool):
+    value = {"a": [1, 2.5, None, True, "é"], "b": {}}
+    assert await run(pool, prepared.echo, value) == value
+
+
+async def test_a_refusal_keeps_its_kind_and_place(pool):
+    with pytest.raises(BadRequest, match="format: no") as refusal:
+        await run(pool, prepared.refuse, "format")
+    assert refusal.value.code == "unsupported_parameter"
+    assert refusal.value.param == "format"
+
+
+@pytest.mark.parametrize(
+    ("function", "bound"), [(prepared.spin, "CPU time"), (prepared.take_memory, "memory"), (prepared.crash, "crashed")]
+)
+async def test_a_call_over_a_bound_is_refused_and_the_next_one_runs(pool, function, bound):
+    with pytest.raises(BadRequest, match=bound):
+        await run(pool, function)
+    assert await run(pool, prepared.echo, 1) == 1
+
+
+async def test_a_bug_is_an_internal_error_and_its_text_is_not_logged(pool, caplog):
+    with pytest.raises(InternalError):
+        await run(pool, prepared.fail, "secret text")
+    assert "prepared.py" in caplog.text
+    assert "secret text" not in caplog.text
+    assert await run(pool, prepared.echo, 1) == 1
+
+
+async def test_a_process_that_was_killed_while_idle_harms_no_call(pool):
+    await run(pool, prepared.echo, 1)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGKILL)
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        await asyncio.sleep(0.01)
+    assert await run(pool, prepared.echo, 2) == 2
+
+
+async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_path):
+    running = asyncio.create_task(run(pool, prepared.hang, str(tmp_path / "running")))
+    await until_written(tmp_path / "running")
+    waiting = asyncio.create_task(run(pool, prepared.echo, 1))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await run(pool, prepared.echo, 2)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    with pytest.raises(DeadlineExceeded):
+        await run(pool, prepared.echo, 3, seconds=0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_call_that_nobody_waits_for_is_ended(pool, tmp_path):
+    running = asyncio.create_task(run(pool, prepared.hang, str(tmp_path / "running")))
+    pid = await until_written(tmp_path / "running")
+    running.cancel()
+    assert await run(pool, prepared.echo, 1) == 1
+    assert pid not in pool.pids
+
+
+async def test_a_call_that_waits_for_too_long_may_be_sent_again(tmp_path):
+    pool = PreparationPool(PreparationLimits(wall_s=2.0), ["tests.support.prepared"])
+    try:
+        await run(pool, prepared.echo, 1)
+        with pytest.raises(EngineUnavailable):
+            await run(pool, prepared.hang, str(tmp_path / "running"))
+    finally:
+        await pool.close()
+
+
+async def test_closing_ends_the_calls_in_flight(pool, tmp_path):
+    running = asyncio.create_task(run(pool, prepared.hang, str(tmp_path / "running")))
+    await until_written(tmp_path / "running")
+    await pool.close()
+    with pytest.raises(EngineUnavailable):
+        await running
+
+
+PARENT = """
+import asyncio, time
+from tests.support import prepared
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+
+async def main():
+    pool = PreparationPool(PreparationLimits())
+    await pool.run(prepared.echo, 1, deadline=time.monotonic() + 60, param="schema")
+    print(*pool.pids, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_dies_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs([child], timeout=20)
+    assert not alive

@@ -1,0 +1,92 @@
+"""A preparation process: one call after the other, until the edge process closes the socket or dies.
+
+    python -m worker_node.preparation.worker FD PARENT_PID MEMORY_BYTES MODULE…
+
+The modules are imported before the first call. A call that exceeds its CPU time ends the process with SIGPROF, even
+inside native code that never returns to Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from worker_node.errors import NodeError
+from worker_node.models.tether import tie_to_parent
+from worker_node.preparation.messages import (
+    LENGTH,
+    Call,
+    Failed,
+    OutOfMemory,
+    Refused,
+    Reply,
+    Returned,
+    calls,
+    frame,
+)
+
+
+def run(call: Call) -> Reply:
+    """Run one call."""
+    signal.setitimer(signal.ITIMER_PROF, call.cpu_s)
+    try:
+        return Returned(_function(call.function)(*call.arguments))
+    except NodeError as error:
+        return Refused(error.code, error.message, error.param)
+    except MemoryError:
+        return OutOfMemory()
+    except Exception as error:  # noqa: BLE001  (a bug, which the edge logs; the process can go on)
+        return Failed(_place(error))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def main(fd: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> None:
+    """Serve calls on the socket `fd`."""
+    tie_to_parent(parent)
+    # The edge process decides when this one ends; a Ctrl-C in its terminal reaches us too and must not.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for module in modules:
+        importlib.import_module(module)
+    with socket.socket(fileno=fd) as channel:
+        while (head := _received(channel, LENGTH.size)) is not None:
+            body = _received(channel, LENGTH.unpack(head)[0])
+            if body is None:
+                return
+            channel.sendall(frame(run(calls.decode(body))))
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _received(channel: socket.socket, size: int) -> bytes | None:
+    """So many bytes; None when the edge process has closed its end."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = channel.recv(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__}{where}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
