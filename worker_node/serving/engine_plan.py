@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from worker_node.domain import Device, ModelKind
 from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MAX_PROMPT_LEN = 1024
 DEFAULT_MIN_RESPONSE_LEN = 128
@@ -85,6 +88,8 @@ def plan_engine(
     if plugin_config:
         options["plugin_config"] = plugin_config
     if place.device is not Device.NPU:
+        if options.get("dynamic_split_fuse") is False:
+            options["max_num_batched_tokens"] = _whole_prompts(installed, wanted)
         return EnginePlan(
             runner, options, installed.context_limit, installed.context_limit, ignored=tuple(sorted(ignored))
         )
@@ -96,6 +101,20 @@ def plan_engine(
     return EnginePlan(
         runner, options, min(prompt, settings.npu_token_limit), total, lengths, ignored=tuple(sorted(ignored))
     )
+
+
+def _whole_prompts(installed: InstalledModel, wanted: ModelSettings) -> int:
+    """The tokens of one step where prompts are not split: a longer prompt would never be scheduled, and hang."""
+    asked = wanted.max_num_batched_tokens
+    if asked is not None and asked < installed.context_limit:
+        log.warning(
+            "model %s: max_num_batched_tokens is raised from %d to %d, the model's context: with "
+            "dynamic_split_fuse = false every prompt must fit one step",
+            wanted.name,
+            asked,
+            installed.context_limit,
+        )
+    return max(asked or 0, installed.context_limit)
 
 
 def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
