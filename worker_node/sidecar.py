@@ -13,7 +13,7 @@ from worker_node.api.keys import NODE, Node
 from worker_node.api.middleware import errors_as, hide_versions, log_requests
 from worker_node.api.origins import OriginPolicy, guard_origins
 from worker_node.bounded.device_lock import DeviceLock
-from worker_node.bounded.model import build, choose_model
+from worker_node.bounded.model import build, choose_model, reservation
 from worker_node.bounded.service import JobService
 from worker_node.bounded.settings import BoundedSettings
 from worker_node.models.store import ModelStore
@@ -51,12 +51,15 @@ class _Parts:
         self._choice = choose_model(settings.model, ModelStore())
         self._lock = DeviceLock(settings.lock, settings.lock_wait_s)
         log.info("the model is %s (%s)", self._choice.path, self._choice.why)
+        if (problem := reservation(self._choice)) is not None:
+            log.warning("%s", problem)
 
     def profile(self) -> Profile:
         return Profile(
             lambda machine: build(self._choice, machine, self._lock, examined=self._examined),
             lambda node: _app(node, self.service(node)),
             jobs.job_error_response,
+            takes_schemas=False,
         )
 
     def service(self, node: Node) -> JobService:

@@ -51,6 +51,16 @@ def choose_model(given: Path | None, store: ModelStore) -> Choice:
     )
 
 
+def reservation(choice: Choice) -> str | None:
+    """What to report at start-up when the model is not the one that the jobs were accepted with."""
+    if choice.installed is None or choice.installed.id == REFERENCE_MODEL:
+        return None
+    return (
+        f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
+        f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}, or unset OV_GENAI_NPU_MODEL"
+    )
+
+
 def _read(path: Path, why: str) -> Choice:
     if not path.is_dir():
         return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")

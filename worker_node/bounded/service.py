@@ -18,6 +18,7 @@ from worker_node.domain import Device, Finished, GenerationRequest, RequestConte
 from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, EngineUnavailable
 from worker_node.jobs.bounds import JobRequest
+from worker_node.jobs.examples import repeats
 from worker_node.jobs.fitting import fit
 from worker_node.jobs.shaping import json_object
 from worker_node.serving.generation import generate
@@ -131,6 +132,10 @@ class JobService:
             text = None
             if before.value is not None:
                 text, extra = await self._generate(request, began, deadline)
+                if _copied(request, text):
+                    # The example did harm: once more without it.
+                    text, again = await self._generate(request, began, deadline, with_example=False)
+                    extra |= again
             generate_s = time.monotonic() - started
             after = self.busy_time() if before.value is not None else before
         shaped = None if text is None else request.job.shape(text)
@@ -153,14 +158,16 @@ class JobService:
         }
         return JobResult(payload | extra | self.label(), _verdict(before, after, shaped))
 
-    async def _generate(self, request: JobRequest, began: float, deadline: float) -> tuple[str, dict[str, Any]]:
+    async def _generate(
+        self, request: JobRequest, began: float, deadline: float, *, with_example: bool = True
+    ) -> tuple[str, dict[str, Any]]:
         job, placement = request.job, self._placement
         limit = min(placement.prompt_limit, placement.total_limit - request.max_new_tokens)
         text, kept = fit(request.text, self._counter(request), limit)
         extra: dict[str, Any] = {} if kept == len(request.text) else {"input_truncated": {"kept_characters": kept}}
         generation = GenerationRequest(
             RequestContext("job", began, deadline, require_device=Device.NPU),
-            job.messages(text),
+            job.messages(text, with_example=with_example),
             Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
             grammar=job.grammar(request.max_new_tokens),
         )
@@ -210,7 +217,19 @@ def _verdict(before: Reading, after: Reading, text: str | None) -> str | None:
 
 def _json(request: JobRequest, text: str | None) -> dict[str, Any] | None:
     schema = request.job.schema(request.max_new_tokens)
-    return None if schema is None or text is None else json_object(text, schema)
+    value = None if schema is None or text is None else json_object(text, schema)
+    return None if value is None or _repeats_example(request, value) else value
+
+
+def _copied(request: JobRequest, text: str) -> bool:
+    schema = request.job.schema(request.max_new_tokens)
+    value = None if schema is None else json_object(text, schema)
+    return value is not None and _repeats_example(request, value)
+
+
+def _repeats_example(request: JobRequest, value: dict[str, Any]) -> bool:
+    example = request.job.example
+    return example is not None and repeats(value, example, request.text)
 
 
 def _ms(seconds: float) -> float:

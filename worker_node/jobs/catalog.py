@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from worker_node.domain import Message
 from worker_node.grammars.schema import compile_schema
-from worker_node.jobs import schemas, shaping
+from worker_node.jobs import examples, schemas, shaping
 from worker_node.jobs.schemas import Schema
 
 MAX_INPUT_CHARACTERS = 6000
@@ -23,7 +24,7 @@ class Job:
     """One kind of work. `shape` makes the answer's text; a job with a `form`, a schema for a budget, answers in JSON.
 
     `repetition_penalty` keeps small models from writing one phrase over and over; JSON, which repeats its own marks,
-    is spoiled by it.
+    is spoiled by it. The prompt shows the `example` of an answer, where there is one.
     """
 
     name: str
@@ -32,13 +33,15 @@ class Job:
     instruction: str
     shape: Callable[[str], str] = str.strip
     form: Callable[[int], Schema] | None = None
+    example: Mapping[str, Any] | None = None
     repetition_penalty: float = 1.05
 
-    def messages(self, text: str) -> tuple[Message, ...]:
+    def messages(self, text: str, *, with_example: bool = True) -> tuple[Message, ...]:
         """The conversation that asks for this job on a text. The text is data: it stands between marks of its own."""
+        example = f"\n{examples.shown(self.example)}" if self.example is not None and with_example else ""
         return (
             Message("system", self.system),
-            Message("user", f"{self.instruction}\n\n<text>\n{text}\n</text>"),
+            Message("user", f"{self.instruction}{example}\n\n<text>\n{text}\n</text>"),
         )
 
     def schema(self, max_new_tokens: int) -> Schema | None:
@@ -77,9 +80,8 @@ JOBS: dict[str, Job] = {
             _SYSTEM + "Answer with one JSON object.",
             "Condense the notification to JSON: severity (info, warning or critical), category (such as build, "
             "calendar, message, payment, security), summary (one short sentence), action_needed (true if someone must "
-            "act).\n"
-            'Example: {"severity": "warning", "category": "storage", "summary": "The backup disk is 91 % full.", '
-            '"action_needed": true}',
+            "act).",
+            example=examples.NOTIFICATION,
             form=schemas.notification,
             repetition_penalty=1.0,
         ),
@@ -88,8 +90,8 @@ JOBS: dict[str, Job] = {
             192,
             _SYSTEM + "Answer with one JSON object.",
             "List the lasting facts, preferences and decisions in the text as JSON: candidates (short sentences, an "
-            "empty list if there are none), notes (one short sentence).\n"
-            'Example: {"candidates": ["Ana prefers tea to coffee."], "notes": "One preference was stated."}',
+            "empty list if there are none), notes (one short sentence).",
+            example=examples.MEMORY,
             form=schemas.memory_candidate,
             repetition_penalty=1.0,
         ),
