@@ -25,12 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds, and how many connections may be open."""
+    """Seconds, and how many connections may be open.
+
+    At the limit, a request whose body is still to come keeps its connection for `send_grace_s` only.
+    """
 
     header_timeout_s: float
     keepalive_timeout_s: float
     max_connections: int
     stall_timeout_s: float = 30.0
+    send_grace_s: float = 0.25
 
 
 class GuardedConnection(RequestHandler):
@@ -90,6 +94,9 @@ class GuardedConnection(RequestHandler):
             self._stop_timer()
             if self._request_count > seen:
                 self._since = self._loop.time()
+            if self._upgraded:
+                # Nothing here speaks another protocol, and what follows would never be read as requests.
+                self.close()
         elif self._header_timer is None and data:
             self._start_timer()
 
@@ -113,7 +120,7 @@ class GuardedConnection(RequestHandler):
             return None
         if not self._request_in_progress and not self._messages:
             return (1 if self._request_count else 0), self._since
-        if now - self._since < self._limits.header_timeout_s:
+        if now - self._since < self._limits.send_grace_s:
             return None
         request = self._current_request
         if request is not None and not request.content.is_eof():
@@ -152,6 +159,12 @@ class GuardedConnection(RequestHandler):
             self.drop()
             return
         self._stall_timer = self._loop.call_later(self._limits.stall_timeout_s, self._look_at_reader, unsent)
+
+    def log_exception(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
+        """aiohttp hands over what it did not expect, with a traceback: bodies that are not what their headers say."""
+        error = kwargs.get("exc_info")
+        level = logging.DEBUG if isinstance(error, (web.RequestPayloadError, ConnectionError)) else logging.ERROR
+        log.log(level, "connection ended by %s", type(error).__name__)
 
     def handle_error(
         self,

@@ -129,6 +129,8 @@ def _authority(request: web.Request) -> tuple[str, str | None] | None:
 
     Raises BadRequest for none or several in HTTP/1.1, a malformed one, and a target that names another than the header.
     """
+    if request.version < (1, 0):
+        raise BadRequest("HTTP/0.9 is not spoken here; use HTTP/1.1")
     given = request.headers.getall("Host", [])
     if len(given) > 1 or (not given and request.version >= (1, 1)):
         raise BadRequest(f"the request has {len(given)} Host headers; HTTP/1.1 has exactly one")

@@ -36,7 +36,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(header=NEVER, keepalive=NEVER, most=1024, stall=NEVER):
+async def serving(header=NEVER, keepalive=NEVER, most=1024, stall=NEVER, grace=NEVER):
     served = Served()
 
     async def hold(_request):
@@ -49,7 +49,10 @@ async def serving(header=NEVER, keepalive=NEVER, most=1024, stall=NEVER):
 
     async def body(request):
         served.held.release()
-        return web.Response(text=str(len(await request.read())))
+        try:
+            return web.Response(text=str(len(await request.read())))
+        except web.RequestPayloadError:
+            return web.Response(status=400)
 
     async def quick(_request):
         return web.Response(text="hello")
@@ -59,7 +62,7 @@ async def serving(header=NEVER, keepalive=NEVER, most=1024, stall=NEVER):
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     loop = asyncio.get_running_loop()
-    limits = ConnectionLimits(header, keepalive, most, stall)
+    limits = ConnectionLimits(header, keepalive, most, stall, grace)
     listener = await loop.create_server(
         lambda: GuardedConnection(runner.server, loop, limits, served.noted.append, error_response), "127.0.0.1", 0
     )
@@ -151,6 +154,28 @@ async def test_silent_connections_go_before_idle_ones_and_the_oldest_first():
             await reader.readuntil(b"hello")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n",
+    ],
+)
+async def test_a_connection_that_asks_for_another_protocol_ends_with_its_reply(head):
+    async with serving() as served:
+        reader, _ = await served.connect(head)
+        assert (await ends(reader)).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 404 "))
+
+
+async def test_a_body_that_is_not_what_its_headers_say_is_no_traceback_in_the_log(caplog):
+    async with serving() as served:
+        head = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Encoding: deflate\r\nContent-Length: 15\r\n\r\n"
+        reader, _ = await served.connect(head + b'{"texts":["a"]}')
+        await ends(reader)
+    assert "Traceback" not in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_connections_at_work_are_never_replaced():
     async with serving(most=2) as served:
         working = [await served.connect(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(2)]
@@ -164,7 +189,7 @@ async def test_connections_at_work_are_never_replaced():
 
 
 async def test_slow_senders_give_way_once_they_had_their_time():
-    async with serving(most=2, header=0.1) as served:
+    async with serving(most=2, grace=0.1) as served:
         slow = [await served.connect(HEAD + b"ab") for _ in range(2)]
         for _ in slow:
             await served.held.acquire()

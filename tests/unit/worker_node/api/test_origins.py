@@ -94,6 +94,7 @@ async def test_the_target_of_a_request_may_be_a_whole_url_of_this_node_only(monk
         assert (await ask("Host: localhost", target="http://evil.example/"))[0] == 400
         assert (await ask("Host: evil.example", target="http://evil.example/"))[0] == 403
         assert (await ask(target="http://evil.example/", version="1.0"))[0] == 400
+        assert (await ask(method="GET", version="0.9"))[0] == 400
         # Load balancers ask in HTTP/1.0 without a name; no browser does.
         assert (await ask(method="GET", version="1.0"))[0] == 200
 
