@@ -1,11 +1,13 @@
 """One result has one vector space, whatever nodes take a name for: differing aliases, reloads, restarts, the cloud."""
 
 import asyncio
+import random
 
 import numpy as np
 import pytest
 
 from backend_client import (
+    ClientOptions,
     CloudClient,
     CloudSettings,
     ConfigurationError,
@@ -16,6 +18,7 @@ from backend_client import (
     VectorSpaceMismatch,
     sync,
 )
+from backend_client.options import ProbeOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, ScriptedNode, vectors_for, vectors_in
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
@@ -26,8 +29,8 @@ class AsyncCalls:
     """Calls the asynchronous client."""
 
     async def many(self, urls, texts=TEXTS, **options):
-        spaces = options.pop("spaces", None)
-        async with NPUClient(urls, spaces=spaces) as client:
+        built = {name: options.pop(name, None) for name in ("spaces", "options")}
+        async with NPUClient(urls, **built) as client:
             return await client.embed_many_result(texts, **options)
 
 
@@ -35,10 +38,10 @@ class BlockingCalls:
     """Calls the blocking client, from another thread than the nodes'."""
 
     async def many(self, urls, texts=TEXTS, **options):
-        spaces = options.pop("spaces", None)
+        built = {name: options.pop(name, None) for name in ("spaces", "options")}
 
         def call():
-            with sync.NPUClient(urls, spaces=spaces) as client:
+            with sync.NPUClient(urls, **built) as client:
                 return client.embed_many_result(texts, **options)
 
         return await asyncio.to_thread(call)
@@ -229,24 +232,62 @@ async def test_the_cloud_is_not_asked_for_a_space_that_only_the_new_meaning_has(
     assert not cloud.requests
 
 
+async def test_calls_under_way_together_have_one_space_too(nodes):
+    """All requests are sent before the first answer binds the alias."""
+    both_asked = asyncio.Event()
+
+    async def hold(_):
+        if all(node.requests for node in nodes):
+            both_asked.set()
+        await both_asked.wait()
+
+    for node in nodes:
+        node.respond = hold
+        node.tells_aliases = False
+    async with NPUClient([node.url for node in nodes], rng=random.Random(1)) as client:
+        results = await asyncio.gather(*(client.embed_result(text, model="prod") for text in TEXTS[:12]))
+    [space] = {result.space for result in results}
+    vectors = np.float32([result.vector for result in results])
+    np.testing.assert_array_equal(vectors, vectors_in(space, TEXTS[:12]))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_model_with_two_spaces_is_bound_to_the_same_whichever_node_answers_first(pair, calls, first):
+    """As in the middle of an upgrade. Two processes of a service must not choose differently."""
+    pair[0].space, pair[1].space = "space-b", "space-a"
+    answer_in_turn(pair[first], pair[1 - first])
+    result = await calls.many([node.url for node in pair], TEXTS[:300], model=EMBEDDER, options=OFTEN)
+    assert result.space == "space-a"
+    assert result.served == {pair[1].url: 300}
+
+
 # The default model
+
+
+OFTEN = ClientOptions(probe=ProbeOptions(interval=0.05))
+
+
+def answer_in_turn(first, second):
+    """Let the first probe of one node wait until the client has read the report of the other: it asks that again."""
+    read = asyncio.Event()
+
+    async def at_once(_):
+        if first.probes == 2:
+            read.set()
+
+    async def later(_):
+        await read.wait()
+
+    first.health_respond, second.health_respond = at_once, later
 
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_an_ambiguous_default_is_rejected_whichever_node_answers_first(pair, calls, first):
     """Each node has an embedding model of its own; the probe of the other waits until the first was answered."""
     pair[1].embedders = {"model-b": "space-of-b"}
-    answered = asyncio.Event()
-
-    async def at_once(_):
-        answered.set()
-
-    async def later(_):
-        await answered.wait()
-
-    pair[first].health_respond, pair[1 - first].health_respond = at_once, later
+    answer_in_turn(pair[first], pair[1 - first])
     with pytest.raises(ConfigurationError, match=rf"{EMBEDDER}, model-b"):
-        await calls.many([node.url for node in pair], ["text"])
+        await calls.many([node.url for node in pair], ["text"], options=OFTEN)
     assert not pair[0].requests
     assert not pair[1].requests
 
