@@ -25,6 +25,7 @@ _TEXT, _HTML, _BINARY = "text/plain", "text/html", "application/octet-stream"
 _REFUSALS = {
     400: "the request is wrong, or asks for what cannot be had; `param` names the part",
     401: "no API key, or a wrong one",
+    403: "the request names another host, or comes from another site's page",
     404: "no such model or URL",
     405: "not with this method",
     408: "the request was too slow in coming",
@@ -32,7 +33,8 @@ _REFUSALS = {
     429: "busy; Retry-After says when to try again",
     500: "a bug in the node",
     501: "not offered by this node",
-    503: "not now: loading, draining, or the required device is missing",
+    502: "a model could not be downloaded or converted",
+    503: "not now: loading, draining, or the required device is missing or not proven to have worked",
     504: "the request's time was up",
 }
 
@@ -225,7 +227,7 @@ _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Request-ID": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=@-]{1,128}$"},
     "X-Request-Timeout-Ms": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
-    "X-NPU-Min-New-Tokens": {"pattern": "^[0-9]{1,9}$"},
+    "X-NPU-Min-New-Tokens": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-Priority": {"enum": ["interactive", "batch"]},
 }
 

@@ -35,15 +35,15 @@ class OllamaError(Reply):
 
 
 class Health(Reply):
-    """GET /health."""
+    """GET /health. Where the node has keys, a caller without one gets only `status` and `version`."""
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     reason: str | None = None
     version: str
-    uptime_s: float
-    devices: list[dict[str, Any]]
-    models: list[dict[str, Any]]
-    npu: dict[str, Any]
+    uptime_s: float | None = None
+    devices: list[dict[str, Any]] | None = None
+    models: list[dict[str, Any]] | None = None
+    npu: dict[str, Any] | None = None
 
 
 class Status(Reply):
