@@ -3,7 +3,7 @@
 | given as | means |
 |---|---|
 | `http://10.0.0.22:8081` | this node |
-| `dns://npu.internal:8081` | every address (A, AAAA) of the name, by the system's resolver |
+| `dns://npu.internal:8081` | every address of the name (A, or AAAA where there are more), by the system's resolver |
 | `srv://_npu._tcp.internal`, `srv+https://…` | host and port of every SRV record; needs `npu-node[dns]` |
 | `file:///etc/npu/nodes` | a URL a line, `#` begins a comment; read again when it changes |
 
@@ -19,11 +19,12 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from yarl import URL
 
 from backend_client.errors import ConfigurationError
+from backend_client.resilience.threads import Shared
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ class Source(Protocol):
 
     async def find(self) -> list[str]:
         """Their URLs now. Raises OSError, or ValueError for what is no node's URL, when it cannot tell."""
+        ...
+
+    async def close(self) -> None:
+        """Stop waiting for what `find` began."""
         ...
 
 
@@ -50,18 +55,37 @@ def node_url(value: str) -> str:
 
 
 class DnsNodes:
-    """A node on each address of a name."""
+    """A node on each address of a name.
+
+    A host with an IPv4 and an IPv6 address is one node: only the family with more addresses is used, the resolver's
+    preferred one if they are as many.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
+        self._lookup = Shared()
+
+    def __str__(self) -> str:
+        return f"dns://{self._host}:{self._port}"
 
     async def find(self) -> list[str]:
         """Resolve the name."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        hosts = sorted({str(address[0]) for *_, address in found})
-        return [f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}" for host in hosts]
+        found = await self._lookup.run(self._host, self._look_up, f"resolve {self._host}")
+        families: dict[int, set[str]] = {}
+        for family, *_, address in found:
+            families.setdefault(family, set()).add(str(address[0]))
+        hosts = max(families.values(), key=len, default=set())
+        return [
+            f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}" for host in sorted(hosts)
+        ]
+
+    async def close(self) -> None:
+        """Stop waiting for the resolver."""
+        await self._lookup.close()
+
+    def _look_up(self) -> list[Any]:
+        return socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
 
 
 class SrvNodes:
@@ -72,6 +96,9 @@ class SrvNodes:
         self._scheme = scheme
         self._nameservers = list(nameservers)
         self._port = port
+
+    def __str__(self) -> str:
+        return f"srv://{self._name}"
 
     async def find(self) -> list[str]:
         """Ask for the records."""
@@ -84,7 +111,7 @@ class SrvNodes:
             resolver.nameservers = list(self._nameservers)
             resolver.port = self._port
         try:
-            answer = await resolver.resolve(self._name, rdatatype.SRV, lifetime=3.0)
+            answer = await resolver.resolve(self._name, rdatatype.SRV, lifetime=2.0)
         except exception.DNSException as error:
             raise OSError(f"no SRV records for {self._name} ({type(error).__name__})") from None
         records = [record for record in answer if isinstance(record, SRV)]
@@ -92,18 +119,29 @@ class SrvNodes:
             f"{self._scheme}://{record.target.to_text(omit_final_dot=True)}:{record.port}" for record in records
         )
 
+    async def close(self) -> None:
+        """Nothing outlives `find`."""
+
 
 class FileNodes:
     """The nodes that a file lists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reading = Shared()
         self._seen: tuple[int, int] | None = None
         self._nodes: list[str] = []
 
+    def __str__(self) -> str:
+        return self._path.as_uri()
+
     async def find(self) -> list[str]:
         """Read the file, if it is another one than before."""
-        return await asyncio.to_thread(self._read)
+        return await self._reading.run(self._path, self._read, f"read {self._path}")
+
+    async def close(self) -> None:
+        """Stop waiting for the file."""
+        await self._reading.close()
 
     def _read(self) -> list[str]:
         found = self._path.stat()
@@ -152,33 +190,47 @@ class Follower:
         *,
         add: Callable[[Iterable[str]], None],
         remove: Callable[[Iterable[str]], None],
-        interval: float,
+        limit: float = 2.0,
     ) -> None:
         self._sources = sources
         self._fixed = frozenset(fixed)
         self._found: dict[int, list[str]] = {}
+        self._problems: dict[int, str] = {}
         self._members = set(self._fixed)
         self._add = add
         self._remove = remove
-        self._interval = interval
+        self._limit = limit
 
-    async def follow(self) -> None:
-        """Look for ever."""
-        while True:
-            await asyncio.sleep(self._interval)
-            await self.look()
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no node, when there is none."""
+        if self._members:
+            return None
+        told = [self._problems.get(index, f"{source} names none") for index, source in enumerate(self._sources)]
+        return "; ".join(told)
 
     async def look(self) -> None:
-        """Ask every source once, and take in and let go what has changed."""
-        for index, source in enumerate(self._sources):
-            try:
+        """Ask all sources at once, each for at most `limit` seconds, and apply what each one names as it answers."""
+        await asyncio.gather(*(self._look_at(index, source) for index, source in enumerate(self._sources)))
+
+    async def _look_at(self, index: int, source: Source) -> None:
+        try:
+            async with asyncio.timeout(self._limit):
                 self._found[index] = [node_url(url) for url in await source.find()]
-            except (OSError, ValueError) as error:
-                log.warning("the nodes stay as they are: %s", error)
+            self._problems.pop(index, None)
+        except TimeoutError:
+            self._failed(index, f"{source} did not answer within {self._limit:g} s")
+        except (OSError, ValueError) as error:
+            self._failed(index, f"{source} failed: {error}")
         wanted = self._fixed.union(*self._found.values())
         self._add(sorted(wanted - self._members))
         self._remove(sorted(self._members - wanted))
         self._members = set(wanted)
+
+    def _failed(self, index: int, why: str) -> None:
+        if self._problems.get(index) != why:
+            log.warning("the nodes stay as they are: %s", why)
+        self._problems[index] = why
 
 
 def parsed_or_configuration_error(nodes: Sequence[str]) -> tuple[list[str], list[Source]]:

@@ -75,7 +75,8 @@ class Runtime:
             prober.watch(node)
         if self._sources:
             self.pool.complete = False
-            self._follower = supervise(lambda: self._follow(prober), "node discovery")
+            follower = Follower(self._sources, self.pool.nodes, add=self.add, remove=self.remove)
+            self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
         return running
 
     async def known(self) -> None:
@@ -107,19 +108,16 @@ class Runtime:
             if self._follower is not None:
                 self._follower.cancel()
                 await asyncio.gather(self._follower, return_exceptions=True)
+            for source in self._sources:
+                await source.close()
             await self._running.prober.close()
             await self._running.transport.close()
         self._closed = True
 
-    async def _follow(self, prober: Prober) -> None:
-        follower = Follower(
-            self._sources,
-            self.pool.nodes,
-            add=self.add,
-            remove=self.remove,
-            interval=self._options.discovery_interval,
-        )
-        await follower.look()
-        self.pool.complete = True
-        prober.notify()
-        await follower.follow()
+    async def _follow(self, follower: Follower, prober: Prober) -> None:
+        while True:
+            await follower.look()
+            self.pool.trouble = follower.trouble
+            self.pool.complete = True
+            prober.notify()
+            await asyncio.sleep(self._options.discovery_interval)

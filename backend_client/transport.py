@@ -11,6 +11,7 @@ from pydantic import SecretStr, ValidationError
 from yarl import URL
 
 from backend_client import wire
+from backend_client.addresses import RememberingResolver
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.fleet.report import HealthReport
 from backend_client.options import ClientOptions
@@ -60,6 +61,7 @@ class HttpTransport:
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
         self._urls: dict[tuple[str, str], URL] = {}
+        self._resolver = RememberingResolver()
         self._session = self._make_session(options, options.connections_per_node)
         # Probes have connections of their own: a probe that waits for one of 128 busy connections says nothing about
         # the node.
@@ -67,7 +69,7 @@ class HttpTransport:
 
     def _make_session(self, options: ClientOptions, connections_per_node: int) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=connections_per_node),
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=connections_per_node, resolver=self._resolver),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -79,6 +81,7 @@ class HttpTransport:
         """Close every connection."""
         await self._session.close()
         await self._probes.close()
+        await self._resolver.close()
 
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""

@@ -16,6 +16,7 @@ from backend_client.errors import (
     NodeError,
     NodeNotServing,
     NodeOverloaded,
+    NPUUnavailableError,
     RequestRejected,
     SpaceChanged,
 )
@@ -63,7 +64,7 @@ class Lease:
 class Pool:
     """Pure state of the fleet; it is told the results of probes and requests and never does I/O.
 
-    `complete` is False while nodes are still being looked for the first time.
+    `complete` is False while nodes are still being looked for the first time; `trouble` says why none was found.
     """
 
     options: ClientOptions
@@ -71,6 +72,7 @@ class Pool:
     rng: random.Random = field(default_factory=random.Random)
     nodes: dict[str, Node] = field(default_factory=dict)
     complete: bool = True
+    trouble: str | None = None
     usual: Usual = field(default_factory=Usual)
     _leases: dict[str, set[Lease]] = field(default_factory=dict)
 
@@ -114,6 +116,8 @@ class Pool:
             else:
                 refusals.append(reason)
         fresh = [node for node in candidates if node.url not in tried] if tried else candidates
+        if not self.nodes and self.trouble is not None:
+            raise NPUUnavailableError(f"no node is known: {self.trouble}")
         if not (fresh or candidates):
             raise explain(need, refusals, now)
         node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)

@@ -2,13 +2,17 @@
 
 import asyncio
 import socket
+import threading
+import time
 
 import dns.message
 import dns.rrset
 import pytest
 
 from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
+from backend_client.addresses import RememberingResolver
 from backend_client.discovery import DnsNodes, FileNodes, Follower, SrvNodes, parse_nodes
+from tests.faults.scripted_node import WRITER
 
 QUICK = ClientOptions(discovery_interval=0.02)
 
@@ -45,23 +49,93 @@ async def test_a_client_without_any_node_yet_says_so(tmp_path):
             await client.embed("text")
 
 
-async def test_a_name_is_all_its_addresses(scripted, monkeypatch):
-    loop = asyncio.get_running_loop()
+def resolving(monkeypatch, addresses, name="npu.internal"):
+    """Have the system's resolver tell these addresses of the name, whenever it is asked."""
+    real = socket.getaddrinfo
 
-    async def getaddrinfo(host, port, **_):
-        assert host == "npu.internal"
-        tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-        tcp6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "")
-        addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.1"]
-        return [*((*tcp, (address, port)) for address in addresses), (*tcp6, ("fd00::1", port, 0, 0))]
+    def getaddrinfo(host, port, *args, **more):
+        if host != name:
+            return real(host, port, *args, **more)
+        if isinstance(addresses, threading.Event):
+            addresses.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
+            if ":" in address
+            else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in addresses
+        ]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
-    found = await DnsNodes("npu.internal", 8081).find()
-    assert found == ["http://10.0.0.1:8081", "http://10.0.0.2:8081", "http://[fd00::1]:8081"]
-    monkeypatch.undo()
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["10.0.0.2", "10.0.0.1", "10.0.0.1"], ["http://10.0.0.1:8081", "http://10.0.0.2:8081"]),
+        (["fd00::1", "10.0.0.1"], ["http://[fd00::1]:8081"]),
+        (["10.0.0.1", "fd00::1"], ["http://10.0.0.1:8081"]),
+        (["fd00::1", "fd00::2", "10.0.0.1", "10.0.0.2"], ["http://[fd00::1]:8081", "http://[fd00::2]:8081"]),
+        (["10.0.0.1", "10.0.0.2", "fd00::1"], ["http://10.0.0.1:8081", "http://10.0.0.2:8081"]),
+        ([], []),
+    ],
+)
+async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
+    resolving(monkeypatch, addresses)
+    assert await DnsNodes("npu.internal", 8081).find() == expected
+
+
+async def test_a_name_can_be_called(scripted):
     port = scripted.url.rpartition(":")[2]
     async with NPUClient([f"dns://127.0.0.1:{port}"]) as client:
         assert (await client.embed_result("text")).node == scripted.url
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    """The system's resolver hangs for npu.internal until the test ends."""
+    released = threading.Event()
+    resolving(monkeypatch, released)
+    yield
+    released.set()
+
+
+async def test_a_resolver_that_hangs_is_named_within_three_seconds(hanging):  # takes the 2 s that a source gets
+    began = time.monotonic()
+    async with NPUClient(["dns://npu.internal:8081"]) as client:
+        with pytest.raises(NPUUnavailableError, match=r"dns://npu\.internal:8081 did not answer within 2 s"):
+            await client.embed("text")
+    assert time.monotonic() - began < 3.0
+
+
+async def test_the_nodes_of_other_sources_do_not_wait_for_a_resolver_that_hangs(hanging, pair, tmp_path):
+    listed = tmp_path / "nodes"
+    listed.write_text(pair[0].url)
+    async with NPUClient(["dns://npu.internal:8081", listed.as_uri(), pair[1].url]) as client:
+        began = time.monotonic()
+        # A default model, or the space of an embedding, is decided only when every node is known.
+        assert await client.generate("prompt", model=WRITER)
+        while len(urls(client)) < 2:
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began < 1.5
+
+
+async def test_connections_use_the_last_addresses_while_the_resolver_hangs(monkeypatch):
+    resolver = RememberingResolver()
+    resolving(monkeypatch, ["10.0.0.1"])
+    first = await resolver.resolve("npu.internal", 8081)
+    assert [found["host"] for found in first] == ["10.0.0.1"]
+    released = threading.Event()
+    resolving(monkeypatch, released)
+    assert await resolver.resolve("npu.internal", 8081) == first
+    released.set()
+    await resolver.close()
+
+
+async def test_a_node_is_called_by_its_host_name(scripted):
+    port = scripted.url.rpartition(":")[2]
+    async with NPUClient([f"http://localhost:{port}"]) as client:
+        assert await client.embed("text")
 
 
 class _NameServer(asyncio.DatagramProtocol):
@@ -109,7 +183,7 @@ async def test_a_source_that_cannot_tell_keeps_what_it_told_and_fixed_nodes_stay
             return answer
 
     members = {"http://a:1"}
-    follower = Follower([Source()], ["http://a:1"], add=members.update, remove=members.difference_update, interval=1.0)
+    follower = Follower([Source()], ["http://a:1"], add=members.update, remove=members.difference_update)
     seen = []
     while told:
         await follower.look()

@@ -1,0 +1,70 @@
+"""Blocking calls of the system that may hang for long, such as the resolver or a file on a network mount."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+R = TypeVar("R")
+
+
+async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
+    """Run a function in a thread of its own and return its result.
+
+    Unlike `asyncio.to_thread`, a call that hangs neither uses up the caller's thread pool nor holds up the end of the
+    event loop or of the interpreter.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+
+    def settle(result: R | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # R may be None itself
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001  (it is raised in the event loop)
+            problem = error
+        # An event loop that has ended raises: nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future
+
+
+class Shared:
+    """At most one call of a function at a time, shared by all who wait for it; it goes on when they leave."""
+
+    def __init__(self) -> None:
+        self._running: dict[object, asyncio.Future[object]] = {}
+
+    async def run(self, key: object, function: Callable[[], R], name: str) -> R:
+        """The result of the call under way for `key`, or of a new one."""
+        running = self._running.get(key)
+        if running is None or running.get_loop() is not asyncio.get_running_loop():
+            running = self._running[key] = asyncio.ensure_future(in_daemon_thread(function, name))
+            running.add_done_callback(lambda done: self._ended(key, done))
+        return cast("R", await asyncio.shield(running))
+
+    async def close(self) -> None:
+        """Stop waiting for all calls."""
+        running = list(self._running.values())
+        for call in running:
+            call.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _ended(self, key: object, done: asyncio.Future[object]) -> None:
+        if self._running.get(key) is done:
+            del self._running[key]
+        if not done.cancelled():
+            done.exception()  # Retrieved: those who waited may have left.
