@@ -53,6 +53,7 @@ class Call:
     attempt_timeout: float | None
     began: float
     size: int = 0
+    hedge: bool = False
     tries: Tries = field(default_factory=Tries)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -89,6 +90,7 @@ class Dispatcher:
                     deadline=call.deadline,
                     tries=call.tries,
                     elsewhere=lambda: self.elsewhere(call),
+                    hedge=call.hedge,
                 )
         except NodeError as error:
             problem = _verdict(error, len(call.attempts))

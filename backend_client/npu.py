@@ -59,6 +59,7 @@ class FleetBackend:
         if after is None:
             return await self._embed(running, first, job)
         second = self._call("embedding", job, self._options.timeouts.attempt, length)
+        second.hedge = True
         # The second goes elsewhere: it begins with the nodes that the first has asked.
         second.tries.nodes = first.tries.nodes
         return await hedged(

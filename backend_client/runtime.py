@@ -52,6 +52,7 @@ class Runtime:
         self._follower: asyncio.Task[None] | None = None
         self._running: Running | None = None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     def start(self) -> Running:
         """Begin to probe, unless that is so. Raises ConfigurationError after `close`, or in another event loop."""
@@ -101,18 +102,25 @@ class Runtime:
                 self._running.prober.forget(url)
 
     async def close(self) -> None:
-        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed."""
-        if self._running is not None and not self._closed:
-            self._closed = True
-            await self._running.dispatcher.calls.close()
-            if self._follower is not None:
-                self._follower.cancel()
-                await asyncio.gather(self._follower, return_exceptions=True)
-            for source in self._sources:
-                await source.close()
-            await self._running.prober.close()
-            await self._running.transport.close()
+        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed.
+
+        A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
+        """
         self._closed = True
+        if self._running is not None:
+            if self._closing is None:
+                self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
+            await asyncio.shield(self._closing)
+
+    async def _close(self, running: Running) -> None:
+        await running.dispatcher.calls.close()
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        for source in self._sources:
+            await source.close()
+        await running.prober.close()
+        await running.transport.close()
 
     async def _follow(self, follower: Follower, prober: Prober) -> None:
         while True:

@@ -44,12 +44,12 @@ class Node:
     """One node: its last report (`models` are those in it), its breaker, and what this client has under way there.
 
     `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
-    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a
-    request; `returned_at` is when it came back after an absence, for slow start. `foreign` is the load of other
-    clients by model, as of the last report. `names` are the ids and aliases that the last of `reports` reports names;
-    `aliases` is what replies told of further names, each until that many reports have come.
-    `breakers` and `silences` are those of single models that gave cause;
-    `key_refused_until` is when the API key may be tried again after a 401, and `key_refusal` what the node said.
+    `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request;
+    `returned_at` is when it came back after an absence, for slow start; `leased_at` is when it last got a request.
+    `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that the
+    last of `reports` reports names; `aliases` is what replies told of further names, each until that many reports
+    have come. `breakers` and `silences` are those of single models that gave cause; `key_refused_until` is when the
+    API key may be tried again after a 401, and `key_refusal` what the node said.
     """
 
     url: str
@@ -63,6 +63,7 @@ class Node:
     stale: bool = False
     replied_at: float = float("-inf")
     returned_at: float | None = None
+    leased_at: float = float("-inf")
     outstanding: Counter[str] = field(default_factory=Counter)
     foreign: dict[str, int] = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)

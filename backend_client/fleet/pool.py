@@ -24,7 +24,7 @@ from backend_client.fleet.breaker import Breaker, BreakerState
 from backend_client.fleet.liveness import Silence, Usual
 from backend_client.fleet.node import Hold, Node, Requirement
 from backend_client.fleet.report import HealthReport
-from backend_client.fleet.selection import Refusal, choose, explain, refusal
+from backend_client.fleet.selection import Because, Refusal, choose, explain, refusal
 from backend_client.options import ClientOptions
 from backend_client.resilience.deadline import Clock
 
@@ -74,7 +74,7 @@ class Pool:
     complete: bool = True
     trouble: str | None = None
     usual: Usual = field(default_factory=Usual)
-    _leases: dict[str, set[Lease]] = field(default_factory=dict)
+    _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Take nodes in; returns those that are new."""
@@ -82,7 +82,7 @@ class Pool:
         for url in urls:
             if url not in self.nodes:
                 node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
-                self._leases[url] = set()
+                self._leases[url] = {}
                 new.append(node)
         return new
 
@@ -119,7 +119,11 @@ class Pool:
         if not self.nodes and self.trouble is not None:
             raise NPUUnavailableError(f"no node is known: {self.trouble}")
         if not (fresh or candidates):
-            raise explain(need, refusals, now)
+            problem = explain(need, refusals, now)
+            if tried or not isinstance(problem, AuthenticationFailed):
+                raise problem
+            # Every node has refused the API key: one of them may say whether that is still so.
+            candidates = [self.nodes[item.node] for item in refusals if item.because is Because.KEY_REFUSED]
         node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
         found = node.resolve(need.model) if need.model else None
         model = found.id if found else need.model or ""
@@ -128,7 +132,8 @@ class Pool:
             node, need, model, node.breaker.begin(), now, size, model_ticket=breaker.begin() if breaker else 0
         )
         node.outstanding[lease.model] += 1
-        self._leases[node.url].add(lease)
+        node.leased_at = now
+        self._leases[node.url][lease] = None
         return lease
 
     def key_refused(self, need: Requirement) -> bool:
@@ -147,7 +152,7 @@ class Pool:
         node.outstanding[lease.model] -= 1
         if node.outstanding[lease.model] <= 0:
             del node.outstanding[lease.model]
-        self._leases.get(node.url, set()).discard(lease)
+        self._leases.get(node.url, {}).pop(lease, None)
         if isinstance(error, NodeError) and error.harm is Harm.CONNECTION:
             self._abandon_model(lease)
             if node.breaker.failed(lease.ticket, error.harm):
@@ -214,6 +219,7 @@ class Pool:
             node.returned_at = self.clock()
             log.info("node %s serves again", node.url)
         self._learn_of_model(lease, error)
+        node.key_refused_until = float("-inf")
         if isinstance(error, ModelMissing) and lease.need.model is not None:
             node.learn(lease.need.model, None)
         elif isinstance(error, KeyRefused):

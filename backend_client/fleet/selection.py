@@ -32,6 +32,10 @@ class Because(Enum):
     KEY_REFUSED = auto()
 
 
+# A node in its slow start gets at least a request in so many seconds.
+_LEAST_EVERY_S = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
@@ -53,11 +57,12 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
         why = f"left alone for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
         return Refusal(node.url, Because.DOWN, why)
-    if node.key_refused_until > now:
-        return Refusal(node.url, Because.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
     if not report.serving:
         return Refusal(node.url, Because.NOT_SERVING, _not_serving(report, need))
-    return _model_refusal(node, need, now) if report.lists_models else None
+    misfit = _model_refusal(node, need, now) if report.lists_models else None
+    if misfit is None and node.key_refused_until > now:
+        return Refusal(node.url, Because.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
+    return misfit
 
 
 def _not_serving(report: HealthReport, need: Requirement) -> str:
@@ -123,6 +128,14 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
             return node
     if len(candidates) == 1:
         return candidates[0]
+    for node in candidates:
+        # Beside idle nodes, one that starts slowly would get nothing at all.
+        if (
+            node.returned_at is not None
+            and now - node.returned_at < slow_start
+            and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
+        ):
+            return node
     sure = [node for node in candidates if node.resolve(name) is not None] or candidates
     # Two different ones by their index, each equally likely; the first of them wins a tie.
     one = int(rng.random() * len(sure))

@@ -28,7 +28,8 @@ class OpenCalls:
     """The calls under way in one client."""
 
     def __init__(self) -> None:
-        self._scopes: set[asyncio.Timeout] = set()
+        # Ordered, so that a simulation repeats exactly.
+        self._scopes: dict[asyncio.Timeout, None] = {}
         self._none = asyncio.Event()
         self.closed = False
 
@@ -45,7 +46,7 @@ class OpenCalls:
         ended = False
         try:
             async with scope:
-                self._scopes.add(scope)
+                self._scopes[scope] = None
                 yield
         except TimeoutError:
             # Of the call's own, or because of `close`.
@@ -53,7 +54,7 @@ class OpenCalls:
                 raise
             ended = True
         finally:
-            self._scopes.discard(scope)
+            self._scopes.pop(scope, None)
             if not self._scopes:
                 self._none.set()
         if ended:

@@ -62,12 +62,15 @@ class Retrier:
         deadline: Deadline,
         tries: Tries,
         elsewhere: Callable[[], bool],
+        hedge: bool = False,
     ) -> R:
         """Return the first success, or raise the last attempt's error.
 
         `elsewhere` tells whether a node that was not tried yet could take the request at once.
         """
-        self._budget.deposit()
+        if not hedge:
+            # A hedge is paid from the budget; it must not pay into it.
+            self._budget.deposit()
         try:
             return await attempt()
         except (NodeError, FleetOverloaded) as error:

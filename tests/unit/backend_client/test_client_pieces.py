@@ -97,6 +97,14 @@ def test_a_node_that_returns_starts_slowly():
     assert chosen([node("a", returned_at=91.0), node("b", outstanding=5)]) == {"a": 1000}
 
 
+def test_a_node_that_returns_is_not_left_without_any_request_beside_idle_ones():
+    returned = node("a", returned_at=97.0)
+    returned.leased_at = 99.5
+    assert chosen([returned, node("b")]) == {"b": 1000}
+    returned.leased_at = 97.5
+    assert chosen([returned, node("b")]) == {"a": 1000}
+
+
 def test_the_cap_counts_what_is_under_way():
     ledger = Ledger({"m": Price(input=Decimal(1), output=Decimal(2))}, Decimal("0.000100"))
     first = ledger.reserve("m", Usage(40, 10))

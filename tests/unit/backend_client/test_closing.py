@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from backend_client import NPUError, NPUUnavailableError, StreamInterrupted
+from backend_client import NPUClient, NPUError, NPUUnavailableError, StreamInterrupted
 from backend_client.errors import ClientClosed, NodeOverloaded
-from tests.unit.backend_client.fakes import client_of, fleet, hang, warm
+from tests.unit.backend_client.fakes import FakeTransport, client_of, fleet, hang, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 
@@ -106,6 +106,25 @@ async def test_a_call_that_ends_by_itself_as_the_client_closes_keeps_its_result(
         await client.close()
         [result] = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(result, list | ClientClosed)
+
+
+@in_virtual_time
+async def test_closing_twice_at_once_and_leaving_it_closes_everything():
+    nodes = fleet(2)
+    for node in nodes:
+        node.embed = hang
+    transport = FakeTransport(nodes)
+    client = NPUClient([node.url for node in nodes], transport=lambda: transport, clock=now)
+    call = asyncio.ensure_future(client.embed("text"))
+    await asyncio.sleep(0.1)
+    left, second = asyncio.ensure_future(client.close()), asyncio.ensure_future(client.close())
+    await asyncio.sleep(0)
+    left.cancel()
+    await second
+    assert transport.closed
+    with pytest.raises(ClientClosed):
+        await call
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @in_virtual_time

@@ -68,6 +68,22 @@ async def test_hedges_are_paid_from_the_retry_budget():
 
 
 @in_virtual_time
+async def test_hedges_do_not_pay_into_the_retry_budget():
+    nodes = fleet(2)
+    async with warm(nodes, options=OPTIONS) as client:
+        await learn_latencies(client, nodes)
+        for node in nodes:
+            slow_by(node, 1.0)
+        budget = client.backend.runtime.budget
+        before, began = budget.balance, now()
+        sent = sum(len(node.requests) for node in nodes)
+        await client.embed("text")
+        hedges = sum(len(node.requests) for node in nodes) - sent - 1
+        assert hedges == 1
+        assert budget.balance == pytest.approx(before + 0.1 + (now() - began) - hedges)
+
+
+@in_virtual_time
 async def test_without_a_percentile_nothing_is_asked_twice():
     nodes = fleet(2)
     async with warm(nodes) as client:

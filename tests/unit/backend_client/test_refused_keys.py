@@ -33,7 +33,8 @@ async def test_a_key_that_every_node_refuses_is_told_with_the_nodes_own_words():
             with pytest.raises(AuthenticationFailed, match="wrong key") as caught:
                 await client.embed("text")
             assert caught.value.status == 401
-        assert [len(node.requests) for node in nodes] == [1, 1, 1]
+        # After all three have refused it, each call asks one whether that is still so.
+        assert sum(len(node.requests) for node in nodes) == 3 + 9
 
 
 @in_virtual_time
@@ -49,12 +50,11 @@ async def test_a_refused_key_on_one_node_and_a_dead_other_is_unavailability():
 
 
 @in_virtual_time
-async def test_a_rotated_key_is_accepted_again_within_seconds():
+async def test_a_rotated_key_is_accepted_again_at_once():
     [node] = nodes = fleet(1)
     async with warm(nodes) as client:
         refuse(node)
         with pytest.raises(AuthenticationFailed):
             await client.embed("text")
         node.embed = node.vectors
-        await asyncio.sleep(5.1)
         assert await client.embed("text")
