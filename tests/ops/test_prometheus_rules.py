@@ -1,5 +1,6 @@
 """The alert rules by promtool's own tests, and what every rule must have besides."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "config" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "monitoring.md"
+# It fires always: that it is silent is what nobody must see.
+WATCHDOG = "NPUWatchdog"
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +24,13 @@ def promtool():
     return found
 
 
+@functools.cache
 def rules():
     groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
-    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
+@functools.cache
 def cases():
     """For each alert, the times at which its tests expect it, and those at which they do not."""
     found = dict.fromkeys(rules(), (0, 0))
@@ -54,18 +59,17 @@ def test_the_rules_and_the_scrape_configuration_are_read(promtool):
 def test_a_rule_has_a_test_of_its_firing_and_of_its_silence(name):
     firing, silent = cases()[name]
     assert firing >= 1
-    assert silent >= 1
+    assert silent >= 1 or name == WATCHDOG
 
 
 @pytest.mark.parametrize(("name", "rule"), rules().items(), ids=list(rules()))
 def test_a_rule_says_how_bad_it_is_and_what_to_do(name, rule):
-    assert rule["labels"]["severity"] in {"critical", "warning"}
-    told = rule["annotations"]
-    assert set(told) == {"summary", "description", "runbook_url"}
-    assert "{{" in told["summary"], "a summary names the node, the model or the figure"
-    page, _, anchor = told["runbook_url"].partition("#")
-    assert ROOT / page == RUNBOOKS
-    assert anchor == name.lower()
+    assert rule["labels"]["severity"] in ({"none"} if name == WATCHDOG else {"critical", "warning"})
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert "{{" in annotations["summary"] or name == WATCHDOG, "a summary names the node, the model or the figure"
+    # RUNBOOKS is what the role, or sed, replaces by where the page is published.
+    assert annotations["runbook_url"] == f"https://RUNBOOKS#{name.lower()}"
     section = re.search(rf"^### {name}$(.+?)(?=^##|\Z)", RUNBOOKS.read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None, f"docs/monitoring.md has no section {name}"
     assert len(section[1].split()) >= 15

@@ -1,6 +1,7 @@
 """Every query of every panel, and every rule, on a real Prometheus that scraped loaded nodes and a service."""
 
 import contextlib
+import http.server
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from tests.ops.test_grafana_dashboards import EACH
+from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(400)]
@@ -121,6 +123,30 @@ def post(url, body, **headers):
             return error.code
 
 
+@contextlib.contextmanager
+def served(text):
+    """An exporter that serves this text; its host and port."""
+
+    class Exporter(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            """Keep quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Load(threading.Thread):
     """Calls that the service does not make: other dialects, long prompts, refusals."""
 
@@ -173,8 +199,9 @@ def watched(tmp_path_factory, store):
         load = Load(urls)
         load.start()
         stack.callback(load.stop)
+        exporter = stack.enter_context(served(read_ends(make_certificate(tmp_path_factory.mktemp("tls"), "node", 90))))
         hosts = [url.removeprefix("http://") for url in urls]
-        jobs = {"npu-node": [*hosts, DEAD], "npu-client": [f"127.0.0.1:{port}"]}
+        jobs = {"npu-node": [*hosts, DEAD], "npu-client": [f"127.0.0.1:{port}"], "machine": [exporter]}
         server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs))
         yield server, hosts
 
@@ -200,7 +227,7 @@ def test_every_rule_is_evaluated_and_the_dead_node_is_seen(watched):
     rules = server.wait(evaluated, "evaluation without an error")
     assert len(rules) >= 15
     # A rule over a metric that nothing exports would be well and never fire.
-    read = {name for rule in rules for name in re.findall(r"\b(?:npu|gen_ai)_\w+", rule["query"])}
+    read = {name for rule in rules for name in re.findall(r"\b(?:npu|gen_ai)(?:_|:)[\w:]+", rule["query"])}
     server.wait(lambda: read <= set(server.get("/api/v1/label/__name__/values")), f"metrics {read}")
     [down] = [rule for rule in rules if rule["name"] == "NPUNodeDown"]
     assert [alert["labels"]["instance"] for alert in down["alerts"]] == [DEAD]
