@@ -41,7 +41,7 @@ test-all: install   ## the whole suite with its long forms (soak, fuzz, benchmar
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest $(OPS_TESTS)
+	$(BIN)/python -m pytest -n auto $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

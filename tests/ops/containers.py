@@ -1,20 +1,44 @@
 """Machines for the roles: containers that boot systemd, made of nothing but a distribution's own packages."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu-node" / "ops"
-TOOLS = ("podman", "runc", "mmdebstrap")
+from tests.ops.keeping import kept
+
+TOOLS = ("podman", "runc", "mmdebstrap", "ssh", "ssh-keygen")
 _PACKAGES = (
-    "ca-certificates,dbus,dbus-user-session,init,iproute2,kmod,libpam-systemd,procps,python3,python3-apt,"
+    "ca-certificates,dbus,dbus-user-session,init,iproute2,kmod,libpam-systemd,openssh-server,procps,python3,python3-apt,"
     "systemd,systemd-sysv,udev"
 )
+# The packages that the roles of a node and its monitoring install. The image brings an archive of them as its only
+# source: apt installs them from there, and no mirror or name server can fail a test.
+_ROLES_PACKAGES = "caddy nftables nginx prometheus prometheus-node-exporter python3-venv"
+_DOWNLOAD = """
+set -eu
+chroot "$1" apt-get update --quiet
+chroot "$1" apt-get install --quiet --yes --download-only {packages}
+mkdir -p "$1/srv/apt"
+cd "$1/var/cache/apt/archives"
+for deb in *.deb; do mv "$deb" "$1/srv/apt/$(echo "$deb" | sed 's/%3a/_/')"; done
+"""
+SUPPLIED = (
+    _DOWNLOAD.format(packages=_ROLES_PACKAGES)
+    + """
+cd "$1/srv/apt"
+for deb in *.deb; do
+  dpkg-deb --field "$deb"
+  printf 'Filename: ./%s\\nSize: %s\\n' "$deb" "$(stat --format=%s "$deb")"
+  printf 'SHA256: %s\\n\\n' "$(sha256sum < "$deb" | cut --delimiter=' ' --fields=1)"
+done > Packages
+echo 'deb [trusted=yes] file:/srv/apt ./' > "$1/etc/apt/sources.list"
+"""
+)
+# Where sources are added and packages come from a mirror: without the security archive, that is one host less.
+ONLINE = "true"
 # What a container of this kind needs to boot systemd on a kernel with the old control groups as well as the new.
 _FLAGS = (
     "--runtime=runc",
@@ -47,7 +71,8 @@ def missing_tools():
     """What this machine lacks for such containers, in words; None if nothing."""
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
-        return f"{', '.join(absent)} not installed (apt-get install podman runc mmdebstrap netavark aardvark-dns)"
+        packages = "podman runc mmdebstrap netavark aardvark-dns openssh-client"
+        return f"{', '.join(absent)} not installed (apt-get install {packages})"
     if os.geteuid() != 0:
         return "containers that boot systemd need root here"
     return None
@@ -63,29 +88,38 @@ def run(*command, timeout=60, check=True, **options):
     return done
 
 
-def image(distribution):
-    """The image of a distribution, made once and kept; its name."""
-    recipe = f"{distribution.suite} {_PACKAGES}"
-    digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    name = f"localhost/npu-ops-{distribution.name}:{digest}"
-    if run("podman", "image", "exists", name, check=False).returncode == 0:
-        return name
-    CACHE.mkdir(parents=True, exist_ok=True)
-    archive = CACHE / f"{distribution.name}-{digest}.tar"
-    if not archive.exists():
-        part = archive.with_suffix(".part.tar")
+def image(distribution, supply=SUPPLIED):
+    """The image of a distribution with what `supply` puts into it; its name. It is made once and kept."""
+    sources = f"deb http://deb.debian.org/debian {distribution.suite} main"
+
+    def bootstrap(part):
         run(
             "mmdebstrap",
             "--variant=minbase",
+            "--format=tar",
             f"--include={_PACKAGES}",
             '--aptopt=Acquire::Check-Valid-Until "false"',
-            distribution.suite,
-            str(part),
+            '--aptopt=Acquire::Retries "10"',
+            f"--customize-hook={supply}",
+            *(distribution.suite, part, sources),
             timeout=_BUILD_TIMEOUT_S,
         )
-        part.rename(archive)
-    run("podman", "import", str(archive), name, timeout=_BUILD_TIMEOUT_S)
+
+    archive = kept(f"{distribution.name}.tar", bootstrap, f"{sources} {_PACKAGES} {supply}")
+    name = f"localhost/npu-ops-{archive.stem}"
+    if run("podman", "image", "exists", name, check=False).returncode:
+        run("podman", "import", archive, name, timeout=_BUILD_TIMEOUT_S)
     return name
+
+
+def ssh_key():
+    """The key that every machine lets in as root; its path."""
+
+    def generate(part):
+        part.mkdir(mode=0o700)
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", part / "key")
+
+    return kept("ssh", generate) / "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +130,26 @@ class Machine:
     address: str
     distribution: Distribution
 
+    def variables(self):
+        """What Ansible needs to reach it: by SSH, as it reaches a real one. Its host key is as new as the machine."""
+        return {
+            "ansible_connection": "ssh",
+            "ansible_host": self.address,
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(ssh_key()),
+            "ansible_ssh_common_args": (
+                "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no -o LogLevel=ERROR -o IdentitiesOnly=yes"
+            ),
+            "ansible_timeout": 60,
+        }
+
     def run(self, *command, timeout=120, check=True):
         """Run a command in it."""
         return run("podman", "exec", self.name, *command, timeout=timeout, check=check)
 
 
 @contextlib.contextmanager
-def booted(distribution, *mounts, name):
+def booted(distribution, *mounts, name, supply=SUPPLIED):
     """A machine that runs while the block does. `mounts` are podman's `--volume` values."""
     run("podman", "rm", "--force", "--time=5", "--ignore", name)
     run(
@@ -113,14 +160,18 @@ def booted(distribution, *mounts, name):
         f"--name={name}",
         f"--hostname={name}",
         *(f"--volume={mount}" for mount in mounts),
-        image(distribution),
+        image(distribution, supply),
         *_INIT,
         timeout=120,
     )
     try:
         _wait_until_running(name)
         address = run("podman", "inspect", "--format={{.NetworkSettings.IPAddress}}", name).stdout.strip()
-        yield Machine(name, address, distribution)
+        machine = Machine(name, address, distribution)
+        public = ssh_key().with_suffix(".pub").read_text(encoding="utf-8")
+        authorize = 'mkdir -p -m 700 /root/.ssh && printf %s "$1" > /root/.ssh/authorized_keys'
+        machine.run("sh", "-c", authorize, "sh", public)
+        yield machine
     finally:
         run("podman", "rm", "--force", "--time=10", name, timeout=60, check=False)
 

@@ -1,7 +1,6 @@
 """A machine with a kernel of its own: a Debian guest under QEMU's software emulation, started by GRUB."""
 
 import contextlib
-import hashlib
 import shutil
 import socket
 import subprocess
@@ -9,7 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ops.containers import CACHE, run
+from tests.ops.containers import run
+from tests.ops.keeping import kept
 
 TOOLS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "ssh", "ssh-keygen")
 SUITE = "trixie"
@@ -63,13 +63,11 @@ def missing_tools():
 
 def image():
     """The directory of the image, made once and kept: `disk`, `start` (GRUB, as QEMU starts it) and `key` (root's)."""
-    recipe = f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}"
-    directory = CACHE / f"guest-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    if directory.exists():
-        return directory
-    part = directory.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    return kept("guest", _make_image, f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}")
+
+
+def _make_image(part):
+    part.mkdir()
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", part / "key")
     root = part / "root"
     run(
@@ -88,8 +86,6 @@ def image():
     shutil.copy(root / "boot" / "grub" / "start", part / "start")
     run("mke2fs", "-q", "-t", "ext4", "-d", root, part / "disk", "6G", timeout=_BUILD_TIMEOUT_S)
     shutil.rmtree(root)
-    part.rename(directory)
-    return directory
 
 
 @dataclass(frozen=True, slots=True)

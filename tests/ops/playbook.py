@@ -1,9 +1,13 @@
 """Running playbooks against containers, and reading what came of it."""
 
+import atexit
+import functools
 import json
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +48,22 @@ class Outcome:
 
 
 def write_inventory(path, groups):
-    """An inventory of `groups`, {group: {host: variables}}, for the containers of these names."""
-    connection = {
-        "ansible_become": False,
-        "ansible_connection": "containers.podman.podman",
-        "ansible_python_interpreter": "/usr/bin/python3",
-    }
+    """An inventory of `groups`, {group: {host: variables}}; the variables say how to reach the host, as root."""
+    common = {"ansible_become": False, "ansible_python_interpreter": "/usr/bin/python3"}
     inventory = {
-        group: {"hosts": {host: connection | {"ansible_host": host} | variables for host, variables in hosts.items()}}
+        group: {"hosts": {host: common | variables for host, variables in hosts.items()}}
         for group, hosts in groups.items()
     }
     path.write_text(json.dumps(inventory, indent=1), encoding="utf-8")
     return path
+
+
+@functools.cache
+def _control_paths():
+    """A directory for this process' SSH connections: other runs use the same addresses. Its path is short."""
+    directory = tempfile.mkdtemp(prefix="npu-ops-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def start(inventory, *arguments, playbook=ANSIBLE / "site.yml", **variables):
@@ -65,6 +73,7 @@ def start(inventory, *arguments, playbook=ANSIBLE / "site.yml", **variables):
         "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
         "ANSIBLE_FORCE_COLOR": "0",
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": _control_paths(),
         "PATH": f"{BIN}:{os.environ['PATH']}",
     }
     return subprocess.Popen(

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from tests.ops.containers import DEBIAN_13, booted
+from tests.ops.containers import DEBIAN_13, ONLINE, booted
 
 _NAME = "npu-ops-hardware"
 _ADDRESS = "0000:00:0b.0"
@@ -36,7 +36,7 @@ echo "quiet $CMDLINE" > /srv/cmdline
 @contextlib.contextmanager
 def booted_scripted(files):
     """Such a machine while the block runs; the directory `files` is read there under its own path."""
-    with booted(DEBIAN_13, f"{files}:{files}:ro", name=_NAME) as machine:
+    with booted(DEBIAN_13, f"{files}:{files}:ro", name=_NAME, supply=ONLINE) as machine:
         # Nothing boots from it: what writes boot menus and RAM disks only leaves a trace that it was called.
         for tool in ("update-grub", "update-initramfs"):
             machine.run("sh", "-c", f"printf '#!/bin/sh\\necho $0 \"$@\" >> /srv/called\\n' > /usr/local/sbin/{tool}")

@@ -4,13 +4,14 @@ import json
 import socket
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import numpy as np
 import pytest
 import testinfra
 
-from tests.ops.conftest import EMBEDDER, GENERATOR, KEY
+from tests.ops.conftest import EMBEDDER, GENERATOR, KEY, RUNBOOKS
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
@@ -182,19 +183,19 @@ def test_the_firewall_lets_in_only_whom_it_should(fleet, machine):
     stranger = "198.51.100.7"
     neighbour = next(other for other in fleet.machines.values() if other is not machine)
     probe = (
-        f"import socket, sys; s = socket.socket(); s.settimeout(3); s.bind(('{stranger}', 0));"
+        f"import socket, sys; s = socket.socket(); s.settimeout(float(sys.argv[2])); s.bind(('{stranger}', 0));"
         f"sys.exit(s.connect_ex(('{machine.address}', int(sys.argv[1]))) != 0)"
     )
 
-    def reached(port):
-        return neighbour.run("python3", "-c", probe, port, check=False).returncode == 0
+    def reached(port, within=30):
+        return neighbour.run("python3", "-c", probe, port, str(within), check=False).returncode == 0
 
     neighbour.run("ip", "address", "replace", f"{stranger}/32", "dev", "eth0")
     machine.run("ip", "route", "replace", stranger, "via", neighbour.address)
     try:
-        assert not reached("8081")
-        assert not reached("8443")
-        assert not reached("9100")
+        assert not reached("8081", within=2)
+        assert not reached("8443", within=2)
+        assert not reached("9100", within=2)
         # What a reload of the machine's own rules does to all others.
         machine.run("nft", "delete", "table", "inet", "npu_node")
         assert reached("8081")
@@ -223,8 +224,15 @@ def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):
     assert {target["labels"]["job"] for target in targets} == {"npu-node", "machine", "prometheus"}
     assert {target["health"] for target in targets} == {"up"}
     assert {t["labels"]["instance"] for t in targets if t["labels"]["job"] == "npu-node"} == set(NODES)
-    rules = [rule["name"] for group in ask("/api/v1/rules")["groups"] for rule in group["rules"]]
-    assert "NPUNodeDown" in rules
+    rules = {rule["name"]: rule for group in ask("/api/v1/rules")["groups"] for rule in group["rules"]}
+    assert rules["NPUNodeDown"]["annotations"]["runbook_url"] == f"{RUNBOOKS}#npunodedown"
+    assert rules["NPUWatchdog"]["state"] == "firing"
+    # The first machine reports when the certificate of its proxy ends: it is made for seven days.
+    # (By its own job: until it was configured, Prometheus scraped itself as its package has it.)
+    asked = urllib.parse.quote('npu_tls_certificate_expiry_timestamp_seconds{job="machine"} - time()')
+    [end] = ask(f"/api/v1/query?query={asked}")["result"]
+    assert end["metric"]["path"] == "/etc/npu-node/tls/chain.pem"
+    assert 6 * 86400 < float(end["value"][1]) <= 7 * 86400
 
 
 def test_grafana_would_find_its_dashboards(host):
@@ -238,9 +246,10 @@ def test_a_hung_node_is_killed_and_comes_back(host):
     before = properties(host, "MainPID")["MainPID"]
     host.check_output(f"kill -STOP {before}")
     wait = (
-        "for i in $(seq 90); do "
+        "for i in $(seq 300); do "
         f'[ "$(systemctl show npu-node --property=MainPID --value)" != {before} ] && '
         "systemctl is-active --quiet npu-node && exit 0; sleep 1; done; exit 1"
     )
+    # It takes the 30 s of WatchdogSec, and a busy machine more.
     assert host.run(f"sh -c '{wait}'").rc == 0
     assert "Watchdog timeout" in host.check_output("journalctl --unit=npu-node --no-pager")
