@@ -76,6 +76,34 @@ def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store, monkeypatch
         runner.close()
 
 
+def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner, monkeypatch):
+    runs = []
+    start = EmbeddingRunner._start
+
+    def noting(self, slot, batch):
+        runs.append({text.job_id for text in batch})
+        start(self, slot, batch)
+
+    monkeypatch.setattr(EmbeddingRunner, "_start", noting)
+    flat = np.tile(np.asarray([101, 2000, 102], "<i4"), 2000).tobytes()
+    runner.submit(EmbedJob(100, flat, [3] * 2000, time.monotonic() + 600, interactive=False))
+    done, asked = [], []
+    while len(done) < 3:
+        if not runner.has_work:
+            assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
+        runner.step(lambda event: done.append(event.id), lambda: None)
+        if len(asked) < 3 and len(runs) >= 6 * (len(asked) + 1):
+            asked.append((200 + len(asked), len(runs)))
+            runner.submit(job(asked[-1][0], [ROWS[1]]))
+    # However many batch texts wait and for however long: the very next run that starts is the interactive text's.
+    assert [runs[before] for _, before in asked] == [{job_id} for job_id, _ in asked]
+    assert done == [job_id for job_id, _ in asked]
+    runner.cancel(100)
+    while runner.stats().running:
+        assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
+        runner.step(lambda event: pytest.fail(f"a cancelled job said {event}"), lambda: None)
+
+
 def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):
     first, *rest = job(20, ROWS[2:3]), job(21, ROWS[:2]), job(22, ROWS[3:])
     runner.submit(first)

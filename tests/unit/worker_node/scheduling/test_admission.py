@@ -149,6 +149,11 @@ def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
         with pytest.raises(Overloaded) as caught:
             admission.check(1, FAR)
         assert caught.value.retry_after == pytest.approx(50.0, rel=0.02)
+        for token in range(500, 990):
+            clock.now = 1.0 + 0.1 * token
+            permit.progressed(1)
+        # The old estimate, in finished requests a second, was 101 s here.
+        assert admission.expected_wait() == pytest.approx(1.0, rel=0.02)
     assert admission.expected_wait() == 0.0
 
 

@@ -1,0 +1,58 @@
+"""A real node under mixed load: what can be served soon is not refused, interactive work does not wait for batch."""
+
+import asyncio
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
+
+
+async def reading(http, node, name, **labels):
+    """The value of a metric, None where it has no sample."""
+    async with http.get(node.url + "/metrics") as reply:
+        text = await reply.text()
+    for line in text.splitlines():
+        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    return None
+
+
+async def post(http, node, path, body, **headers):
+    async with http.post(node.url + path, json=body, headers=headers) as reply:
+        return reply.status, await reply.read()
+
+
+# Some 3 s: the streams are the load.
+async def test_short_answers_beside_long_streams_are_not_refused(node, http):
+    story = {"prompt": "Tell me a long story about a lighthouse.", "max_new_tokens": 60, "stream": True}
+    streams = [asyncio.create_task(post(http, node, "/inference", story)) for _ in range(2)]
+    statuses = []
+    while not all(task.done() for task in streams):
+        short = {"prompt": "What is the capital of France?", "max_new_tokens": 2}
+        statuses.append((await post(http, node, "/inference", short))[0])
+    assert set(statuses) == {200}
+    assert {task.result()[0] for task in streams} == {200}
+    for priority in ("interactive", "batch"):
+        labels = {"model": GENERATOR, "device": "CPU", "priority": priority}
+        assert await reading(http, node, "npu_node_admission_outstanding_tokens", **labels) == 0
+        assert await reading(http, node, "npu_node_admission_expected_wait_seconds", **labels) == 0
+
+
+async def test_an_interactive_text_is_answered_before_the_batch_texts_that_came_first(node, http):
+    texts = [f"{number}: " + "the lighthouse keeper counted the ships " * (1 + number % 4) for number in range(2000)]
+    batch = asyncio.create_task(post(http, node, "/embeddings", {"texts": texts}, **{"X-Priority": "batch"}))
+    labels = {"model": EMBEDDER, "device": "CPU"}
+    while await reading(http, node, "npu_node_admission_outstanding", **labels) < 2000:
+        assert not batch.done(), batch.result()
+    tokens = await reading(http, node, "npu_node_admission_outstanding_tokens", **labels, priority="batch")
+    assert tokens > 2000
+    status, body = await post(http, node, "/embeddings", {"texts": ["How are you?"]})
+    assert status == 200, body
+    assert not batch.done()
+    # Nothing more is to be seen: the engine drops what nobody waits for.
+    batch.cancel()
+    await asyncio.gather(batch, return_exceptions=True)
+    while await reading(http, node, "npu_node_admission_outstanding", **labels):
+        pass
