@@ -8,6 +8,7 @@ from worker_node.api import explain, health, metrics, native, openapi
 from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
+from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import LIBRARY, NODE, Node
 from worker_node.api.middleware import hide_versions, log_requests, render_errors, require_key, tell_request_id
 from worker_node.api.ollama import embeddings as ollama_embeddings
@@ -55,7 +56,7 @@ def make_app(node: Node) -> web.Application:
     openai_rooms = (openai_models, embeddings, completions, chat, responses)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
-        app.add_routes(room.routes())
+        app.add_routes(answering_expectations(room.routes()))
     return app
 
 

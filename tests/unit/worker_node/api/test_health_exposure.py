@@ -40,3 +40,16 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
     status, fields = await told(keys, headers)
     assert status == 200
     assert fields >= PRIVATE
+
+
+@pytest.mark.parametrize(("path", "field"), [("/embeddings", dict), ("/v1/embeddings", dict), ("/api/embed", str)])
+async def test_an_expectation_that_is_not_met_is_refused_in_the_format_of_the_path(path, field):
+    with npu_source(None, emulated=False) as npu:
+        registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
+        node = Node(NodeSettings(), registry, Probe((), "test"), npu, NodeState(time.monotonic()))
+        async with TestClient(TestServer(make_app(node))) as client:
+            for expected, status in (("200-ok", 400), ("100-continue", 400), ("100-Continue", 400)):
+                async with client.post(path, data=b"{", headers={"Expect": expected}) as reply:
+                    error = (await reply.json())["error"]
+                    assert (reply.status, type(error)) == (status, field)
+                    assert ("expectation" in str(error)) == (expected == "200-ok")
