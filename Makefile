@@ -32,8 +32,8 @@ test: install       ## run the whole suite on real models
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest -n auto
 
-test-fast: install  ## unit tests, and contract tests that start no node
-	$(BIN)/python -m pytest -n auto tests/unit tests/contract -m "not real"
+test-fast: install  ## unit tests, and contract tests that need no model
+	$(BIN)/python -m pytest -n auto tests/unit tests/contract -m "not real and not slow"
 
 test-all: install   ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
 	$(BIN)/python -m worker_node pull --embedded

@@ -9,7 +9,8 @@ from tests.support.fleet import Load, real_fleet
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-RATE = 40
+# Calls a second: enough that each fault meets some, whichever node it is at.
+RATE = 20
 TIMEOUT_S = 20
 
 
@@ -29,6 +30,7 @@ async def loaded_fleet():
 
 
 async def test_one_killed_one_frozen_one_slow():
+    # More than 5 s: four nodes start, and probes have to find out what has failed.
     async with loaded_fleet() as ((dead, frozen, slow), client, load):
         slow.slow(0.1)
         await dead.kill()
@@ -45,6 +47,7 @@ async def test_one_killed_one_frozen_one_slow():
 
 
 async def test_a_rolling_restart_of_all_fails_no_call():
+    # More than 5 s: six nodes start, the last three one after another.
     async with loaded_fleet() as (nodes, _, load):
         for node in nodes:
             assert await node.terminate() == 0

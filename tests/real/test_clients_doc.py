@@ -53,6 +53,7 @@ def test_curl(node):
     ],
 )
 def test_python(node, section, requirements, lines):
+    # LiteLLM takes more than 5 s to import, and its environment minutes to install, once for each machine.
     python = sys.executable if requirements is None else environment(HERE / "environments" / f"{requirements}.txt")
     told = run(python, "-c", recipe(section, "python", node)).splitlines()
     for wanted, line in zip(lines, told, strict=False):

@@ -40,6 +40,7 @@ async def state_of(http, node, until, headers=None):
 
 
 def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
+    # More than 5 s: a node of its own starts, and its killed engine a second time.
     async def watch(node):
         async with aiohttp.ClientSession() as http:
 

@@ -23,8 +23,8 @@ STRANGER = {"Authorization": "Bearer wrong"}
 # Removing models would end the run; its refusals are tested in tests/contract/ollama.
 LEFT_OUT = "/api/delete"
 CASES_WITH_BODY, CASES_WITHOUT = 20, 3
-# With --long: thousands of requests.
-TIMES_AS_MANY = 8
+# With --long: more than 2,000 requests.
+TIMES_AS_MANY = 4
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 MODELS = {"/embeddings": "all-minilm", "/v1/embeddings": "all-minilm", "/api/embed": "all-minilm"}
 CHECKED = ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]

@@ -67,6 +67,7 @@ def test_a_connection_too_many_is_told_when_to_come_again():
 
 def test_a_killed_engine_fails_its_requests_at_once_and_comes_back():
     """Kill −9 under load: retryable 503s, the node degraded and answering, the engine back; nothing left at the end."""
+    # More than 5 s: both models load, and the killed one a second time.
 
     async def load(node):
         async with aiohttp.ClientSession() as http:
@@ -103,6 +104,7 @@ def test_a_killed_engine_fails_its_requests_at_once_and_comes_back():
 
 def test_sigterm_drains():
     """Ready → 503 first, admitted work finishes, new work is refused, all within 30 s and with exit status 0."""
+    # More than 5 s: both models load, and the answer must be long enough to be under way when the signal comes.
 
     async def drain(node):
         async with aiohttp.ClientSession() as http:
@@ -153,6 +155,7 @@ def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, when):
 
 
 def test_a_node_refuses_to_start_wrongly(tmp_path):
+    # More than 5 s: five starts, each with its imports.
     def refuse(*arguments, **environment):
         done = subprocess.run(
             [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],

@@ -79,6 +79,7 @@ def source():
 
 
 def test_openai_pythons_own_tests(tmp_path):
+    # More than 5 s: a node with names of its own starts, and 121 tests run.
     root = source()
     with start_node(NPU_NODE_MODELS=json.dumps(MODELS)) as node:
         outcome = run_suite(

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent / "environments"
 
 
 def test_litellm(node):
+    # More than 5 s: LiteLLM takes long to import, and its environment minutes to install, once for each machine.
     done = subprocess.run(
         [environment(HERE / "litellm.txt"), HERE / "litellm_calls.py"],
         env=os.environ | {"NODE_URL": node.url},

@@ -70,6 +70,7 @@ async def reply_length(proxy, call):
 
 @pytest.mark.parametrize("gently", [False, True], ids=["reset", "close"])
 async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(pair_of, gently):
+    # More than 5 s: hundreds of calls, one for each place to cut at.
     proxy = pair_of.proxy
     length = await reply_length(proxy, lambda client: client.embed(TEXT))
     assert length > 200
@@ -86,6 +87,7 @@ async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(pair
 
 
 async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(pair_of):
+    # More than 5 s: hundreds of streams, one for each place to cut at.
     proxy = pair_of.proxy
     length = await reply_length(proxy, read_all)
     outcomes = set()
