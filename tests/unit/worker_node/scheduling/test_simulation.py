@@ -73,14 +73,14 @@ STEADY = {
     "one at a time, 5 ms or 60 s, lengths as asked for": (
         single,
         10,
-        6000,
+        3000,
         0.03,
         lambda r: generation(50, 1, 1) if r.random() < 0.9 else generation(50, 2000, 2000),
     ),
     "one at a time, 5 ms or 60 s, nobody knows which": (
         single,
         10,
-        6000,
+        3000,
         0.03,
         lambda r: generation(50, 1 if r.random() < 0.9 else 2000),
     ),
@@ -95,7 +95,7 @@ STEADY = {
     "eight at a time, short or long": (
         eight,
         30,
-        600,
+        300,
         0.27,
         lambda r: generation(r.randint(10, 500), 1 if r.random() < 0.9 else 2000),
     ),

@@ -17,7 +17,7 @@ import openvino_genai as genai
 
 from worker_node.domain import Device, ModelKind
 from worker_node.engines import embedding, generation_continuous, generation_stateful
-from worker_node.engines.messages import EmbedJob, EngineSpec, Failed, GenerateJob, Step
+from worker_node.engines.messages import Embedded, EmbedJob, EngineSpec, Failed, GenerateJob, Step
 from worker_node.errors import Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.backlog import Capacity
@@ -138,7 +138,7 @@ class World:
                 self._delta(delta)
         elif isinstance(event, Failed):
             self._end(event.id, event.code)
-        else:
+        elif isinstance(event, Embedded):
             request, permit, _, _ = self._open[event.id]
             request.started = event.started
             permit.measured(event.measured_tokens, event.measured_s)

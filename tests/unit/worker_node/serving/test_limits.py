@@ -1,0 +1,38 @@
+"""What admission control is told of each engine."""
+
+import pytest
+
+from worker_node.serving.engine_plan import EnginePlan
+from worker_node.serving.limits import admission_limits
+
+
+def limits_of(runner, lengths=(), max_outstanding=None, **options):
+    return admission_limits(EnginePlan(runner, options, 256, 256, lengths), max_outstanding)
+
+
+def test_texts_are_counted_as_the_npu_pads_them():
+    limits = limits_of("embedding_static", lengths=(32, 64, 256, 4))
+    assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
+    assert limits.capacity.step_tokens == 4 * 256
+    assert limits_of("embedding").computed_tokens(33) == 33
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences", "step"),
+    [({}, 256, 256), ({"max_num_seqs": 8, "max_num_batched_tokens": 512}, 8, 512)],
+    ids=["defaults", "as set"],
+)
+def test_the_continuous_engine_runs_as_many_sequences_as_its_settings_say(options, sequences, step):
+    limits = limits_of("generation_continuous", **options)
+    assert (limits.capacity.sequences, limits.capacity.step_tokens) == (sequences, step)
+
+
+def test_the_npu_runs_one_generation_at_a_time():
+    limits = limits_of("generation_stateful", lengths=(1024, 128, 256))
+    assert (limits.capacity.sequences, limits.parallel) == (1, 1)
+
+
+@pytest.mark.parametrize("runner", ["embedding", "generation_continuous", "generation_stateful"])
+def test_the_setting_bounds_what_is_outstanding(runner):
+    assert limits_of(runner, max_outstanding=7).max_outstanding == 7
+    assert limits_of(runner).max_outstanding > 7
