@@ -1,24 +1,12 @@
 """POST /route/explain for a request of every dialect, without an engine: the application is real, the engine is not."""
 
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import Node, NodeState
-from worker_node.app import make_app
-from worker_node.devices.npu_source import npu_source
-from worker_node.devices.probe import DeviceInfo, Probe
+from tests.support.application import application, built_models, with_engine
 from worker_node.domain import Device
 from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.models.catalog import Catalog
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.registry import Registry
-from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.telemetry import Telemetry
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 TEXT = "What is the capital of France?"
@@ -51,29 +39,16 @@ class NoEngine:
 
 
 @pytest.fixture(scope="module")
-def machine():
-    settings = NodeSettings()
-    with npu_source(None, emulated=False) as npu:
-        yield Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu)
-
-
-@pytest.fixture(scope="module")
-def models(store, machine):
+def models(store):
     """The embedded models with their tokenizers and limits; what their engines would be is taken out below."""
-    return [build_model(store.get(name), ModelSettings(name=name), machine) for name in (EMBEDDER, WRITER)]
+    return built_models(store, EMBEDDER, WRITER)
 
 
 @pytest.fixture
-async def explain(models, machine, request):
+async def explain(models, request):
     """Ask a node, the state of whose engines is the parameter (ready), to explain a request."""
     engine = NoEngine(getattr(request, "param", EngineState.READY))
-    served = [
-        replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))
-        for model in models
-    ]
-    registry = Registry(served, Catalog.load(), Telemetry(), EmbeddingCache(0))
-    node = Node(machine.settings, registry, machine.probe, machine.npu, NodeState(time.monotonic()))
-    async with TestClient(TestServer(make_app(node))) as client:
+    async with application([with_engine(model, engine) for model in models]) as (client, _):
 
         async def ask(path, body, **headers):
             wanted = {"path": path, "body": body, "headers": headers}

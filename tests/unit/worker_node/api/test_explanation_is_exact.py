@@ -10,26 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import Node, NodeState
-from worker_node.app import make_app
-from worker_node.devices.npu_source import npu_source
-from worker_node.devices.probe import DeviceInfo, Probe
+from tests.support.application import application, built_models
 from worker_node.domain import Device
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import TokenDelta
-from worker_node.models.catalog import Catalog
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.placement import Placement
-from worker_node.serving.registry import Registry
-from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.telemetry import Telemetry
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
-CASES = 400
+CASES = 250
 STATES = (EngineState.READY, *EngineState)
 
 
@@ -123,26 +113,22 @@ def request(rng):
 @pytest.fixture
 async def ask(store):
     """Ask a node of random placements about a request, and for it."""
-    settings = NodeSettings()
-    with npu_source(None, emulated=False) as npu:
-        machine = Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu)
-        models = [build_model(store.get(name), ModelSettings(name=name), machine) for name in (EMBEDDER, WRITER)]
-        registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(100))
-        node = Node(settings, registry, machine.probe, npu, NodeState(time.monotonic()))
-        async with TestClient(TestServer(make_app(node))) as client:
+    models = built_models(store, EMBEDDER, WRITER)
+    async with application(cache=100) as (client, node):
+        registry = node.registry
 
-            async def both(places, path, body, headers):
-                for model in registry.models:
-                    registry.drop(model)
-                for model in models:
-                    registry.add(replace(model, placements=places))
-                wanted = {"path": path, "body": body, "headers": headers}
-                async with client.post("/route/explain", json=wanted) as reply:
-                    told = (reply.status, await reply.json())
-                async with client.post(path, json=body, headers=headers) as reply:
-                    return told, (reply.status, reply.headers.copy(), await reply.text())
+        async def both(places, path, body, headers):
+            for model in registry.models:
+                registry.drop(model)
+            for model in models:
+                registry.add(replace(model, placements=places))
+            wanted = {"path": path, "body": body, "headers": headers}
+            async with client.post("/route/explain", json=wanted) as reply:
+                told = (reply.status, await reply.json())
+            async with client.post(path, json=body, headers=headers) as reply:
+                return told, (reply.status, reply.headers.copy(), await reply.text())
 
-            yield both
+        yield both
 
 
 async def test_what_is_explained_is_what_happens(ask):

@@ -1,30 +1,18 @@
 """What /health tells to whom: all of it to key holders, status and version to everybody else."""
 
-import time
-
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import Node, NodeState
-from worker_node.app import make_app
-from worker_node.devices.npu_source import npu_source
-from worker_node.devices.probe import Probe
-from worker_node.models.catalog import Catalog
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.registry import Registry
+from tests.support.application import application
 from worker_node.settings import NodeSettings
-from worker_node.telemetry import Telemetry
 
 PRIVATE = {"devices", "models", "npu", "uptime_s"}
 
 
 async def told(keys, headers, *, draining=False):
     """The status and the fields of /health."""
-    with npu_source(None, emulated=False) as npu:
-        registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
-        node = Node(NodeSettings(api_keys=keys), registry, Probe((), "test"), npu, NodeState(time.monotonic()))
+    async with application(settings=NodeSettings(api_keys=keys)) as (client, node):
         node.state.draining = draining
-        async with TestClient(TestServer(make_app(node))) as client, client.get("/health", headers=headers) as reply:
+        async with client.get("/health", headers=headers) as reply:
             return reply.status, set(await reply.json())
 
 
@@ -44,12 +32,9 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
 
 @pytest.mark.parametrize(("path", "field"), [("/embeddings", dict), ("/v1/embeddings", dict), ("/api/embed", str)])
 async def test_an_expectation_that_is_not_met_is_refused_in_the_format_of_the_path(path, field):
-    with npu_source(None, emulated=False) as npu:
-        registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
-        node = Node(NodeSettings(), registry, Probe((), "test"), npu, NodeState(time.monotonic()))
-        async with TestClient(TestServer(make_app(node))) as client:
-            for expected, status in (("200-ok", 400), ("100-continue", 400), ("100-Continue", 400)):
-                async with client.post(path, data=b"{", headers={"Expect": expected}) as reply:
-                    error = (await reply.json())["error"]
-                    assert (reply.status, type(error)) == (status, field)
-                    assert ("expectation" in str(error)) == (expected == "200-ok")
+    async with application() as (client, _):
+        for expected, status in (("200-ok", 400), ("100-continue", 400), ("100-Continue", 400)):
+            async with client.post(path, data=b"{", headers={"Expect": expected}) as reply:
+                error = (await reply.json())["error"]
+                assert (reply.status, type(error)) == (status, field)
+                assert ("expectation" in str(error)) == (expected == "200-ok")

@@ -1,21 +1,11 @@
 """Lists of models are answered from what was read at start: files that are damaged since then break none of them."""
 
-import time
 from dataclasses import replace
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import Node, NodeState
-from worker_node.app import make_app
-from worker_node.devices.npu_source import npu_source
-from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.catalog import Catalog
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.registry import Registry
-from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.telemetry import Telemetry
+from tests.support.application import application, built_models
+from worker_node.settings import NodeSettings
 
 
 @pytest.fixture
@@ -23,16 +13,10 @@ async def client(store, tmp_path):
     """A node whose model's files are gone, with a damaged model beside it in the store."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "npu-node.json").write_text("{")
-    settings = NodeSettings(model_store=tmp_path)
-    with npu_source(None, emulated=False) as npu:
-        machine = Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu)
-        installed = store.get("all-minilm-l6-v2")
-        model = build_model(installed, ModelSettings(name=installed.id), machine)
-        model = replace(model, installed=replace(installed, path=tmp_path / "gone"))
-        registry = Registry([model], Catalog.load(), Telemetry(), EmbeddingCache(0))
-        node = Node(settings, registry, machine.probe, npu, NodeState(time.monotonic()))
-        async with TestClient(TestServer(make_app(node))) as client:
-            yield client
+    [model] = built_models(store, "all-minilm-l6-v2")
+    model = replace(model, installed=replace(model.installed, path=tmp_path / "gone"))
+    async with application([model], NodeSettings(model_store=tmp_path)) as (client, _):
+        yield client
 
 
 @pytest.mark.parametrize("path", ["/api/tags", "/api/ps", "/v1/models", "/v1/models/all-minilm-l6-v2", "/health"])
