@@ -86,8 +86,9 @@ class RequestContext:
 
     `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
     needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
-    any engine that is being loaded; without, only for one that is loaded on demand. With `dry_run` nothing is loaded or
-    run: the routing decision is all that is wanted.
+    any engine that is being loaded; without, only for one that is loaded on demand. With `own_proof` the
+    caller reads the counter of the NPU that it requires. With `dry_run` nothing is loaded or run: the routing decision
+    is all that is wanted.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class RequestContext:
     require_device: Device | None = None
     min_new_tokens: int = 1
     wait_for_load: bool = False
+    own_proof: bool = False
     dry_run: bool = False
 
     @property

@@ -166,7 +166,7 @@ class JobService:
         text, kept = fit(request.text, self._counter(request), limit)
         extra: dict[str, Any] = {} if kept == len(request.text) else {"input_truncated": {"kept_characters": kept}}
         generation = GenerationRequest(
-            RequestContext("job", began, deadline, require_device=Device.NPU),
+            RequestContext("job", began, deadline, require_device=Device.NPU, own_proof=True),
             job.messages(text, with_example=with_example),
             Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
             grammar=job.grammar(request.max_new_tokens),

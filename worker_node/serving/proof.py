@@ -27,7 +27,8 @@ class Proof:
     @classmethod
     def of(cls, route: Route, context: RequestContext, *, strict: bool) -> Proof:
         """The proof that a request asks for on its route."""
-        return cls(route, context.require_device is Device.NPU and route.device is Device.NPU, strict)
+        required = context.require_device is Device.NPU and route.device is Device.NPU and not context.own_proof
+        return cls(route, required, strict)
 
     def check(self, busy_us: int | None) -> None:
         """Raise NpuNotProven if the request requires the NPU and its busy time is no proof."""

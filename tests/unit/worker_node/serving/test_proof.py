@@ -1,6 +1,7 @@
 """A request that requires the NPU gets an answer only with proof that the NPU worked for it."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -122,6 +123,13 @@ async def test_nothing_is_asked_for_where_nothing_is_required():
         served = registry(Engine(0), strict=True, device=device)
         await generated(served, require)
         await embedded(served, require)
+
+
+async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
+    """A bounded job tells the whole answer beside the counter that did not move."""
+    request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
+    async with generate(registry(Engine(0, 0)), request) as run:
+        assert isinstance([event async for event in run.events][-1], Finished)
 
 
 async def test_what_was_computed_before_is_no_proof():
