@@ -152,9 +152,10 @@ class Dispatcher:
     def limit(self, call: Call, lease: Lease) -> float | None:
         """Seconds that this node gets for its next sign of life; None: all that remains.
 
-        A share of the remaining time while another node could take over, unless too little would remain for that one.
+        A share of the remaining time while another node could take over and a retry is affordable, unless too little
+        would remain for that one.
         """
-        if not self.elsewhere(call):
+        if not (self._retrier.affords(call.tries) and self.elsewhere(call)):
             return call.attempt_timeout
         share = call.deadline.remaining() * self._share
         usual = self._pool.usual.get(lease.model, lease.size)

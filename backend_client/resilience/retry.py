@@ -55,6 +55,10 @@ class Retrier:
         self._budget = budget
         self._rng = rng
 
+    def affords(self, tries: Tries) -> bool:
+        """Whether another request may follow the one under way."""
+        return tries.sent < self._options.attempts and self._budget.balance >= 1.0
+
     async def run(
         self,
         attempt: Callable[[], Awaitable[R]],

@@ -246,6 +246,19 @@ async def test_an_honest_slow_answer_is_not_cut_when_no_other_would_fit():
 
 
 @in_virtual_time
+async def test_an_attempt_that_cannot_be_retried_gets_all_the_time():
+    nodes = fleet(3)
+    async with warm(nodes) as client:
+        for node in nodes:
+            hang_engine(node)
+        for _ in range(2):  # the first call uses up the retry budget
+            began = now()
+            with pytest.raises(DeadlineExceeded):
+                await client.embed("text", timeout=0.3)
+            assert now() - began == pytest.approx(0.3, abs=0.01)
+
+
+@in_virtual_time
 async def test_a_restarted_engine_ends_the_quarantine():
     [node] = nodes = fleet(1)
     async with warm(nodes) as client:
