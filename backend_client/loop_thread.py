@@ -37,7 +37,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
         self._work = _Work()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _stop, self._loop, self._thread, self._pid, self._work, closing)
 
@@ -86,6 +86,16 @@ class LoopThread:
                 return future
         work.close()
         raise ClientClosed("this client is closed; make a new one")
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            # Raised by a caller's callback: the task has it, and its caller gets it there. The other calls go on.
+            continue
+        return
 
 
 def _stop(

@@ -189,3 +189,14 @@ print(next(iter(client.stream("prompt"))))
         check=False,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("8\nThe\n", "", 0)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_callback_raises_reaches_the_caller_and_leaves_the_client_alive(url, kind):
+    def progress(_done, _total):
+        raise kind
+
+    with sync.NPUClient([url]) as client:
+        with pytest.raises(kind):
+            client.embed_many(["a", "b"], progress=progress)
+        assert len(client.embed("text")) == 8
