@@ -18,6 +18,7 @@ MAX_REPEAT = 1000
 MAX_NESTED_REPEAT = 20
 # From here on a count is made of blocks.
 _MANY = 8
+_FEW = 16
 
 _DIGIT = [(0x30, 0x39)]
 _WORD = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -226,8 +227,10 @@ class _Parser:
         empty = low == 0 or atom.empty
         more = replace(atom, text=text, empty=empty, counted=most > 1 or atom.counted)
         if high == 1:
-            return more
-        self._refuse_blurred(atom.tail, atom.head, counted=high is not None or atom.counted)
+            # A few letters or more that may be left out, several times in a row, can be split as counts can.
+            left_out = (Open(atom.first, bounded=True),) if not low and _size(atom.first) > _FEW else ()
+            return replace(more, head=(*left_out, *atom.head), tail=(*left_out, *atom.tail))
+        self._refuse_blurred(atom.tail, atom.head, counted=True)
         if low == high or atom.head or atom.tail:
             return more  # what is open inside is kept apart from itself, so by a character between
         bounded = high is not None
@@ -249,6 +252,10 @@ class _Parser:
         if most is not None and most < least:
             raise PatternRefused("a count whose limits are the wrong way round")
         return least, most
+
+
+def _size(characters: Characters) -> int:
+    return sum(high - low + 1 for low, high in characters)
 
 
 def _single(character: str) -> Part:

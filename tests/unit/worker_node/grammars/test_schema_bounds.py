@@ -39,7 +39,10 @@ def test_a_schema_over_a_bound_is_refused_with_the_bound_and_its_cost(name):
     assert refusal.value.param.startswith("schema")
 
 
-@pytest.mark.parametrize("pattern", ["^.{1,20}.{1,20}$", "^(.{1,20}){2}$", "^([a-z]+ ?){1,20}$", "^(a{0,9}b?){5}$"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["^.{1,20}.{1,20}$", "^(.{1,20}){2}$", "^([a-z]+ ?){1,20}$", "^(a{0,9}b?){5}$", "^(([a-z]+)+)+$", "^.?.?$"],
+)
 def test_counts_between_which_a_text_can_be_split_in_many_ways_are_refused(pattern):
     with pytest.raises(UnsupportedParameter, match="pattern"):
         compile_schema({"type": "string", "pattern": pattern}, "schema")
@@ -53,6 +56,7 @@ def test_counts_between_which_a_text_can_be_split_in_many_ways_are_refused(patte
         r"^\d{1,3}(,\d{3})*(\.\d+)?$",
         r"^[\w.+-]{1,64}@([a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}$",
         "^([a-z]{1,20} ){20}$",
+        "^[+-]?[0-9]+(-[a-z]+)*[0-9]?$",
     ],
 )
 def test_patterns_of_everyday_use_are_within_the_bounds(pattern):
