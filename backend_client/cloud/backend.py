@@ -123,7 +123,8 @@ class CloudBackend:
             rows = sorted(reply.data, key=lambda row: row.index)
             vectors = np.asarray([row.embedding for row in rows], np.float32)
             usage = Usage(reply.usage.prompt_tokens) if reply.usage else None
-        if vectors.ndim != 2 or len(vectors) != len(job.texts) or not np.isfinite(vectors).all():
+        whole = vectors.ndim == 2 and vectors.shape[1] > 0 and [row.index for row in rows] == [*range(len(job.texts))]
+        if not whole or not np.isfinite(vectors).all():
             raise NotAnAnswer("not one vector of numbers for each text")
         if job.dimensions is not None and vectors.shape[1] != job.dimensions:
             raise NotAnAnswer(f"vectors of {vectors.shape[1]} dimensions, their space has {job.dimensions}")
