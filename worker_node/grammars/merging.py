@@ -68,7 +68,7 @@ class Merged:
             elif keyword not in self._keywords:
                 self._keywords[keyword] = value
             elif keyword not in ANNOTATIONS:
-                self._keywords[keyword] = _both(keyword, self._keywords[keyword], value)
+                self._keywords[keyword] = self._both(keyword, self._keywords[keyword], value)
 
     def schema(self) -> Schema:
         """The one schema."""
@@ -81,25 +81,30 @@ class Merged:
             merged["required"] = list(self._required)
         return merged
 
+    def _both(self, keyword: str, one: Any, other: Any) -> Any:
+        if keyword in _LARGER | _SMALLER:
+            return max(one, other) if keyword in _LARGER else min(one, other)
+        if keyword == "type":
+            first, second = ([value] if isinstance(value, str) else value for value in (one, other))
+            if common := [name for name in first if name in second or (name == "integer" and "number" in second)]:
+                return common
+        elif keyword == "enum":
+            allowed = {comparable(value) for value in other}
+            if common := [value for value in one if comparable(value) in allowed]:
+                return common
+        elif one is other or self._equal(one, other):
+            return one
+        raise CannotMerge(keyword)
+
+    def _equal(self, one: Any, other: Any) -> bool:
+        text = comparable(one)
+        # Through references a small schema may have large parts compared again and again.
+        self._budget.spend(len(text) // 8)
+        return text == comparable(other)
+
 
 def _size(value: Any) -> int:
     return 1 + (len(value) if isinstance(value, list | dict) else 0)
-
-
-def _both(keyword: str, one: Any, other: Any) -> Any:
-    if keyword in _LARGER | _SMALLER:
-        return max(one, other) if keyword in _LARGER else min(one, other)
-    if keyword == "type":
-        first, second = ([value] if isinstance(value, str) else value for value in (one, other))
-        if common := [name for name in first if name in second or (name == "integer" and "number" in second)]:
-            return common
-    elif keyword == "enum":
-        allowed = {comparable(value) for value in other}
-        if common := [value for value in one if comparable(value) in allowed]:
-            return common
-    elif comparable(one) == comparable(other):
-        return one
-    raise CannotMerge(keyword)
 
 
 def comparable(value: Any) -> str:
