@@ -29,6 +29,7 @@ _STATUS_OF = {
     "internal_error": 500,
     "invalid_request": 400,
     "overloaded": 429,
+    "request_breaks_engine": 400,
     "unsupported_parameter": 400,
 }
 _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}

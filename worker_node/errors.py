@@ -3,6 +3,7 @@
     NodeError
     ├── BadRequest                  400 invalid_request     the request is wrong; sending it again will not help
     │   ├── ContextLengthExceeded   400 context_length_exceeded
+    │   ├── RequestBreaksEngine     400 request_breaks_engine  it took an engine down each time that it ran
     │   └── UnsupportedParameter    400 unsupported_parameter
     ├── Unauthorized                401 invalid_api_key
     ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
@@ -14,6 +15,7 @@
     ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
     │   ├── Overloaded              429 overloaded
     │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
+    │   │   └── EngineDied                                  it died while it held the request
     │   ├── ModelLoading            503 model_loading
     │   ├── Draining                503 draining            this node is going away
     │   ├── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
@@ -66,6 +68,12 @@ class ContextLengthExceeded(BadRequest):
     """The prompt, or prompt and output together, fit no placement of the model."""
 
     code = "context_length_exceeded"
+
+
+class RequestBreaksEngine(BadRequest):
+    """The request takes down the engine that runs it: it is run no more, and must not be sent to another node."""
+
+    code = "request_breaks_engine"
 
 
 class UnsupportedParameter(BadRequest):
@@ -157,6 +165,11 @@ class EngineUnavailable(Retryable):
     """The engine that held the request died or was killed, or none is ready."""
 
     code = "engine_unavailable"
+
+
+class EngineDied(EngineUnavailable):
+    """The engine process ended while it held the request. The request can be run again, unless parts of the answer are
+    out."""
 
 
 class ModelLoading(Retryable):

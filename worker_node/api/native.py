@@ -138,7 +138,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, run: GenerationRun) -> web.StreamResponse:
-    async with EventStream(request, route_headers(run.route)) as stream:
+    async with EventStream(request, route_headers(run.head())) as stream:
         try:
             async for event in run.events:
                 if isinstance(event, Token):

@@ -9,7 +9,7 @@ What travels between them is in `messages`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -121,6 +121,10 @@ class Engine(Protocol):
 
     async def settled(self) -> EngineStatus:
         """Wait until the engine is ready, or known not to become so by itself soon."""
+        ...
+
+    def next_change(self) -> Coroutine[None, None, object]:
+        """Return what to await for the first change of state after this call."""
         ...
 
     async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:

@@ -7,6 +7,9 @@ processes.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -38,6 +41,13 @@ class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):
     lengths: list[int]
     deadline: float
     interactive: bool = True
+
+
+def embed_job(job_id: int, rows: Sequence[Sequence[int]], deadline: float, *, interactive: bool = True) -> EmbedJob:
+    """The job for texts that are rows of token ids."""
+    lengths = [len(row) for row in rows]
+    flat = np.fromiter(itertools.chain.from_iterable(rows), TOKEN_DTYPE, count=sum(lengths))
+    return EmbedJob(job_id, flat.tobytes(), lengths, deadline, interactive)
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):

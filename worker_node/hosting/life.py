@@ -7,7 +7,6 @@ answers garbage raises no error.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -90,15 +89,15 @@ class EngineLife:
         try:
             return await self._serve(link, loaded)
         except CanaryFailed as error:
-            link.kill(f"canary failed: {error}")
+            link.kill(f"canary failed: {error}", blameless=True)
             return End.WRONG, await link.wait_closed()
         except _CanaryUnanswered as error:
-            link.kill(f"canary not answered: {error}")
+            link.kill(f"canary not answered: {error}", blameless=True)
             return End.CRASHED, await link.wait_closed()
         finally:
             watchdog.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watchdog
+            # Not with the cancellation suppressed: it may be ours, and then the engine is to be stopped.
+            await asyncio.gather(watchdog, return_exceptions=True)
 
     async def _serve(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
         try:

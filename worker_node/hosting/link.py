@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from worker_node import errors
@@ -26,6 +27,7 @@ from worker_node.engines.messages import (
     Event,
     Failed,
     Heartbeat,
+    Job,
     Loaded,
     LoadFailed,
     NativeCall,
@@ -34,8 +36,9 @@ from worker_node.engines.messages import (
     TokenDelta,
 )
 from worker_node.environment import native_environment
-from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.errors import EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.liveness import Liveness
+from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
 _ERRORS: dict[str, type[NodeError]] = {
@@ -52,6 +55,16 @@ _ERRORS: dict[str, type[NodeError]] = {
 }
 
 
+@dataclass(slots=True)
+class _Held:
+    """A job that the engine holds; `fresh` until something has come of it. The canary's is never `suspect`."""
+
+    job: Job
+    sink: JobSink
+    suspect: bool
+    fresh: bool = True
+
+
 class JobSink(Protocol):
     """Who waits for the events of one job."""
 
@@ -62,11 +75,13 @@ class JobSink(Protocol):
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
-    def __init__(self, spec: EngineSpec, liveness: Liveness) -> None:
+    def __init__(self, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> None:
         self._spec = spec
+        self._suspects = suspects
         self.liveness = liveness
         self._buffer = FrameBuffer()
-        self._jobs: dict[int, JobSink] = {}
+        self._jobs: dict[int, _Held] = {}
+        self._call: NativeCall | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         loop = asyncio.get_running_loop()
@@ -75,12 +90,14 @@ class EngineLink(asyncio.Protocol):
         self.used_at = time.monotonic()
         self.accepted = 0
         self._kill_reason: str | None = None
+        self._blameless = False
+        self.request_to_blame = False
         self.stats = EngineStats()
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, liveness: Liveness) -> EngineLink:
+    async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> EngineLink:
         """Start the engine process and send it its specification; `loaded` resolves when the pipeline is up."""
-        link = cls(spec, liveness)
+        link = cls(spec, liveness, suspects)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -126,14 +143,14 @@ class EngineLink(asyncio.Protocol):
         """How many jobs the engine holds."""
         return len(self._jobs)
 
-    def send(self, command: Command, sink: JobSink | None = None) -> None:
+    def send(self, command: Command, sink: JobSink | None = None, *, suspect: bool = True) -> None:
         """Send a command; a job's events go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
         if not self.up:
-            raise self._unavailable("the engine process has ended")
-        if sink is not None:
+            raise EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: the engine process has ended")
+        if sink is not None and isinstance(command, Job):
             self.used_at = time.monotonic()
             self.accepted += 1
-            self._jobs[command.id] = sink  # type: ignore[union-attr]
+            self._jobs[command.id] = _Held(command, sink, suspect)
         self._write(encode(command))
 
     def forget(self, job_id: int) -> bool:
@@ -141,14 +158,19 @@ class EngineLink(asyncio.Protocol):
         self.used_at = time.monotonic()
         return self._jobs.pop(job_id, None) is not None
 
-    def kill(self, reason: str) -> None:
-        """Kill the process at once; `reason` is what its callers and /health will be told."""
+    def kill(self, reason: str, *, blameless: bool = False) -> None:
+        """Kill the process at once; `reason` is what its callers and /health will be told.
+
+        With `blameless` no request that the engine holds is suspected for it.
+        """
         self._kill_reason = reason
+        self._blameless = blameless
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
 
     async def shut_down(self, timeout: float) -> None:
         """Ask the engine to end, and kill it if it has not within `timeout` seconds."""
+        self._blameless = True
         with contextlib.suppress(EngineUnavailable):
             self.send(Shutdown())
         try:
@@ -198,11 +220,13 @@ class EngineLink(asyncio.Protocol):
         self._transport = None
         reason = self._kill_reason or "the engine process died"
         if not self.loaded.done():
-            self.loaded.set_exception(self._unavailable(reason))
+            self.loaded.set_exception(self._died(reason))
             self.loaded.exception()  # somebody may have stopped waiting for it
         jobs, self._jobs = self._jobs, {}
-        for sink in jobs.values():
-            sink.on_error(self._unavailable(reason))
+        if not self._blameless:
+            self._suspect(jobs)
+        for held in jobs.values():
+            held.sink.on_error(self._fate(held, reason))
         self._closed.set_result(reason)
 
     def _dispatch(self, event: Event) -> None:
@@ -213,9 +237,9 @@ class EngineLink(asyncio.Protocol):
             case Embedded():
                 self._deliver(event, last=True)
             case Failed():
-                sink = self._jobs.pop(event.id, None)
-                if sink is not None:
-                    sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
+                held = self._jobs.pop(event.id, None)
+                if held is not None:
+                    held.sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
                 if not self.loaded.done():
                     self.loaded.set_result(event)
@@ -229,16 +253,42 @@ class EngineLink(asyncio.Protocol):
                 self.stats = event.stats
                 self.liveness.beat(event.stats.oldest_run, event.stats.last_run)
             case NativeCall():
+                self._call = event
                 self.liveness.called(event.stage, event.units, time.monotonic())
 
     def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
         # A job that was given up meanwhile has no sink any more: its results have nowhere to go.
-        sink = self._jobs.pop(result.id, None) if last else self._jobs.get(result.id)
-        if sink is not None:
-            sink.on_result(result)
+        held = self._jobs.pop(result.id, None) if last else self._jobs.get(result.id)
+        if held is not None:
+            held.fresh = False
+            held.sink.on_result(result)
+            if last and self._suspects:
+                self._suspects.answered(fingerprint(held.job))
 
-    def _unavailable(self, what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: {what}; the request can be sent again")
+    def _suspect(self, jobs: dict[int, _Held]) -> None:
+        """Note which requests may have caused the end of the engine."""
+        jobs = {job_id: held for job_id, held in jobs.items() if held.suspect}
+        if not jobs:
+            return
+        keys = {job_id: fingerprint(held.job) for job_id, held in jobs.items()}
+        call = self._call
+        self.request_to_blame = self._suspects.died(
+            [OnBoard(keys[job_id], held.fresh) for job_id, held in jobs.items()],
+            {keys[job_id] for job_id in call.jobs if job_id in keys} if call else (),
+            preparing=call is not None and call.stage == "prepare" and any(job_id in keys for job_id in call.jobs),
+        )
+
+    def _fate(self, held: _Held, reason: str) -> NodeError:
+        """What a job is told that the engine took with it."""
+        if held.suspect and self._suspects and self._suspects.standing(fingerprint(held.job)) is Standing.REFUSED:
+            return RequestBreaksEngine(
+                f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
+                f"({reason}); do not send it again"
+            )
+        return self._died(reason)
+
+    def _died(self, what: str) -> EngineDied:
+        return EngineDied(f"{self._spec.model_id} on {self._spec.device}: {what}; the request can be sent again")
 
 
 class LoadRefused(Exception):

@@ -12,22 +12,22 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from contextvars import ContextVar
 
 import msgspec
 import numpy as np
 
 from worker_node.engines.base import CanaryProof, EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import (
-    TOKEN_DTYPE,
     VECTOR_DTYPE,
     Cancel,
-    EmbedJob,
     EngineSpec,
     EngineStats,
     GenerateJob,
     Loaded,
     TokenDelta,
+    embed_job,
 )
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.life import Canary, End, EngineLife, HostingLimits
@@ -35,9 +35,12 @@ from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import CallTimes, Liveness
 from worker_node.hosting.restart import RestartPolicy, Verdict
 from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
+from worker_node.hosting.suspicion import Suspects
 
 log = logging.getLogger(__name__)
 
+# Set in the canary's context: its questions are known to be harmless, so no death of an engine is theirs.
+_examining: ContextVar[bool] = ContextVar("examining", default=False)
 _DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 
 
@@ -55,6 +58,7 @@ class SupervisedEngine:
         *,
         lazy: bool = False,
         standby: SupervisedEngine | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         self.spec = spec
         self.lazy = lazy
@@ -63,6 +67,7 @@ class SupervisedEngine:
         self._limits = limits
         self._policy = RestartPolicy(limits.restart)
         self._times = CallTimes()
+        self._suspects = Suspects() if suspects is None else suspects
         self._ids = itertools.count(1)
         self._link: EngineLink | None = None
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
@@ -74,6 +79,7 @@ class SupervisedEngine:
         self._wrong = 0
         self._resume_at: float | None = None
         self._ready_at: float | None = None
+        self._request_to_blame = False
         self._task: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -120,16 +126,18 @@ class SupervisedEngine:
         self._set(EngineState.UNLOADED, "it was unloaded; it is loaded again when needed")
         task, self._task = self._task, None
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
         return True
 
     async def settled(self) -> EngineStatus:
-        """Wait until the engine is ready or is known not to become so by itself soon."""
+        """See `Engine.settled`."""
         while self._state is EngineState.STARTING:
-            self._changed.clear()
-            await self._changed.wait()
+            await self.next_change()
         return self.status
+
+    def next_change(self) -> Coroutine[None, None, object]:
+        """See `Engine.next_change`."""
+        return self._changed.wait()
 
     async def stop(self) -> None:
         """End the engine process for good."""
@@ -137,8 +145,7 @@ class SupervisedEngine:
         self._set(EngineState.STOPPED, "the node is shutting down")
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
         if link is not None:
             await link.shut_down(self._limits.stop_timeout_s)
         await asyncio.gather(*self._reaping)
@@ -146,13 +153,14 @@ class SupervisedEngine:
     def _set(self, state: EngineState, reason: str | None) -> None:
         if self._state is not EngineState.STOPPED:
             self._state, self._reason = state, reason
-        self._changed.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         if self._standby is not None and state in _DOWN:
             self._standby.wake()
 
     async def _supervise(self) -> None:
         while True:
-            self._ready_at = None
+            self._ready_at, self._request_to_blame = None, False
             try:
                 end, reason = await self._live()
             except Exception as error:
@@ -167,6 +175,8 @@ class SupervisedEngine:
                 await self._pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
                 continue
             verdict = self._judge(end, reason)
+            if verdict.quarantined:
+                self._suspects.clear()
             log.warning(
                 "engine %s on %s ended: %s; next start in %.1f s",
                 self.spec.model_id,
@@ -184,6 +194,8 @@ class SupervisedEngine:
             self._proof = None
             self._wrong += 1
             return self._policy.distrusted(reason)
+        if self._request_to_blame:
+            return self._policy.blameless(reason)
         now = time.monotonic()
         return self._policy.crashed(now, reason, served_s=0.0 if self._ready_at is None else now - self._ready_at)
 
@@ -197,9 +209,10 @@ class SupervisedEngine:
 
     async def _live(self) -> tuple[End, str]:
         liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
-        link = self._link = await EngineLink.spawn(self.spec, liveness)
+        link = self._link = await EngineLink.spawn(self.spec, liveness, self._suspects)
         try:
             end, reason = await self._life.run(link)
+            self._request_to_blame = link.request_to_blame
             if end is End.IDLE:
                 # Before the process is gone, so that whoever needs the engine meanwhile can have it loaded again.
                 self._set(EngineState.UNLOADED, reason)
@@ -224,7 +237,11 @@ class SupervisedEngine:
 
     async def _examine(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        await self._canary(self)
+        token = _examining.set(True)
+        try:
+            await self._canary(self)
+        finally:
+            _examining.reset(token)
         self._proof = CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)
 
     def _live_link(self) -> EngineLink:
@@ -238,11 +255,9 @@ class SupervisedEngine:
     async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:
         """See `Engine.embed`."""
         link = self._live_link()
-        lengths = [len(row) for row in tokens]
-        flat = np.fromiter(itertools.chain.from_iterable(tokens), TOKEN_DTYPE, count=sum(lengths))
-        job = EmbedJob(next(self._ids), flat.tobytes(), lengths, deadline, interactive)
+        job = embed_job(next(self._ids), tokens, deadline, interactive=interactive)
         sink = EmbeddingSink()
-        link.send(job, sink)
+        link.send(job, sink, suspect=not _examining.get())
         try:
             async with asyncio.timeout_at(_loop_time(deadline)):
                 event = await sink.future
@@ -250,7 +265,7 @@ class SupervisedEngine:
             raise DeadlineExceeded("the deadline passed before the vectors were ready") from error
         finally:
             _abandon(link, job.id)
-        vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(lengths), -1)
+        vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(tokens), -1)
         return EmbeddingOutput(
             vectors,
             event.started,
@@ -267,7 +282,7 @@ class SupervisedEngine:
         link = self._live_link()
         job = msgspec.structs.replace(job, id=next(self._ids))
         sink = GenerationSink()
-        link.send(job, sink)
+        link.send(job, sink, suspect=not _examining.get())
         try:
             while True:
                 try:

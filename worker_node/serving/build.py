@@ -17,6 +17,7 @@ from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.hosting.suspicion import Suspects
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.routing import NOTHING, Feature
@@ -112,10 +113,11 @@ def _placements(
     devices = [place.device for place in places]
     placements: list[Placement] = []
     standby: SupervisedEngine | None = None
+    suspects = Suspects()
     # From the last to the first, since each engine knows the next one as its standby.
     for index in reversed(range(len(places))):
         placement, standby = _placement(
-            installed, wanted, places[index], devices, machine, canary, standby, first=index == 0
+            installed, wanted, places[index], devices, machine, canary, standby, suspects, first=index == 0
         )
         placements.insert(0, placement)
     return tuple(placements)
@@ -129,6 +131,7 @@ def _placement(
     machine: Machine,
     canary: Canary,
     standby: SupervisedEngine | None,
+    suspects: Suspects,
     *,
     first: bool,
 ) -> tuple[Placement, SupervisedEngine]:
@@ -168,7 +171,7 @@ def _placement(
         ),
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
-    engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby)
+    engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby, suspects=suspects)
     placement = Placement(
         device=place.device,
         engine=engine,
@@ -179,6 +182,7 @@ def _placement(
         on_demand=lazy or wanted.idle_unload_s is not None,
         notes=tuple(notes),
         lacks=_LACKS.get(plan.runner, NOTHING),
+        suspects=suspects,
     )
     return placement, engine
 

@@ -22,8 +22,18 @@ ChoiceEvent = tuple[int, Piece | Finished]
 class Choices:
     """Admitted generations whose events come as they arise, each with the index of its generation."""
 
-    routes: tuple[Route, ...]
+    runs: tuple[GenerationRun, ...]
     events: AsyncIterator[ChoiceEvent]
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Where they run."""
+        return tuple(run.route for run in self.runs)
+
+    def head(self) -> Route:
+        """The route for a head that is sent before the first token; see `GenerationRun.head`."""
+        heads = [run.head() for run in self.runs]
+        return heads[0]
 
 
 def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
@@ -47,7 +57,7 @@ async def generate_choices(registry: Registry, requests: Sequence[GenerationRequ
     async with AsyncExitStack() as stack:
         runs = [await stack.enter_async_context(generate(registry, request)) for request in requests]
         events = _only(runs[0]) if len(runs) == 1 else _merged(runs)
-        yield Choices(tuple(run.route for run in runs), await stack.enter_async_context(aclosing(events)))
+        yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)))
 
 
 async def _explain(registry: Registry, requests: Sequence[GenerationRequest]) -> Explanation:

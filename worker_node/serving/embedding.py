@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
-from worker_node.scheduling.admission import Work
+from worker_node.scheduling.admission import Permit, Work
+from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.proof import Proof
 from worker_node.serving.registry import EmbeddingModel, Registry
+from worker_node.serving.rerun import Runs, embed_again
 from worker_node.tracing.base import Operation
 
 
@@ -38,7 +41,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
     operation.tokenized(began)
     model, tokens = prepared.model, prepared.tokens
     place = await find_place(prepared.demand, context)
-    placement, route = place.placement, place.route
+    route = place.route
     operation.routed(route)
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
@@ -64,18 +67,19 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
         )
     else:
         wanted = [tokens[index] for index in missing]
-        admission, interactive = placement.admission, context.interactive
-        work = Work(sum(admission.limits.computed_tokens(len(row)) for row in wanted))
-        with (
-            errors_of(route),
-            model.activity.working(),
-            admission.permit(len(wanted), context.deadline, work=work, interactive=interactive) as permit,
-        ):
-            operation.submitted(placement.engine)
-            output = await placement.engine.embed(wanted, deadline=context.deadline, interactive=interactive)
-            permit.measured(output.measured_tokens, output.measured_s)
+
+        def permit(placement: Placement) -> AbstractContextManager[Permit]:
+            admission = placement.admission
+            work = Work(sum(admission.limits.computed_tokens(len(row)) for row in wanted))
+            return admission.permit(len(wanted), context.deadline, work=work, interactive=context.interactive)
+
+        runs = Runs(prepared.demand, context, place, permit)
+        with errors_of(lambda: runs.place.route), model.activity.working(), runs.admitted():
+            operation.submitted(place.placement.engine)
+            output = await embed_again(runs, wanted, context)
+        route = runs.place.route
         operation.ran(output.started, output.started + output.inference_s)
-        with errors_of(route):
+        with errors_of(lambda: route):
             proof.check(output.busy_us)
         route = replace(route, unproven=proof.unread)
         registry.cache.keep(model.space, route.device, wanted, output.vectors)

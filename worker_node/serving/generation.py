@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,10 +31,11 @@ from worker_node.routing import Candidate, Feature
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.detokenize import StopMatcher
 from worker_node.serving.placement import Placement
-from worker_node.serving.places import Demand, errors_of, find_place, turn_away
+from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, answer_schemas, prepare
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.registry import GenerationModel, Registry
+from worker_node.serving.rerun import Runs, generate_again
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
 
@@ -46,9 +47,20 @@ class GenerationRun:
     It waited for `loading_s` seconds for its model to be loaded.
     """
 
-    route: Route
+    runs: Runs
+    proof: Proof
     events: AsyncIterator[Piece | Finished]
     loading_s: float = 0.0
+
+    @property
+    def route(self) -> Route:
+        """Where it runs now; it may be run again elsewhere until its first token is out."""
+        return replace(self.runs.place.route, unproven=self.proof.unread)
+
+    def head(self) -> Route:
+        """The route for a head that is sent before the first token: from then on it stays on that device."""
+        self.runs.tell_device()
+        return self.route
 
 
 @asynccontextmanager
@@ -70,35 +82,33 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         prompt = prepared.prompt
         job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
         work = Work(len(prompt.tokens), job.max_new_tokens, exact=job.ignore_eos)
-        admission = place.placement.admission
-        with (
-            errors_of(place.route),
-            prepared.model.activity.working(),
-            admission.permit(1, context.deadline, work=work, interactive=context.interactive) as permit,
-        ):
+
+        def permit(placement: Placement) -> AbstractContextManager[Permit]:
+            return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
+
+        runs = Runs(prepared.demand, context, place, permit)
+        with errors_of(lambda: runs.place.route), prepared.model.activity.working(), runs.admitted():
             proof = Proof.of(place.route, context, strict=registry.require_proof)
-            watch = _Watch(operation, registry.telemetry.token_counter(place.route), proof, permit)
+            watch = _Watch(operation, registry.telemetry, proof)
             async with (
-                aclosing(_run(request, prepared.model, place.placement, job, prompt, tokenize_s, watch)) as events,
-                aclosing(_counted(registry.telemetry, operation, place.route, events)) as counted,
+                aclosing(_run(request, prepared, runs, tokenize_s, watch)) as events,
+                aclosing(_counted(registry.telemetry, operation, runs, events)) as counted,
             ):
                 if not proof.required:
-                    yield GenerationRun(place.route, counted, place.loading_s)
+                    yield GenerationRun(runs, proof, counted, place.loading_s)
                     return
                 # The first token shows whether the NPU works, while the status can still say so.
                 async with aclosing(await after_first(counted)) as proven:
-                    route = replace(place.route, unproven=proof.unread)
-                    yield GenerationRun(route, proven, place.loading_s)
+                    yield GenerationRun(runs, proof, proven, place.loading_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who observes a generation: its trace, the counter of tokens, the proof that the NPU works, admission control."""
+    """Who observes a generation: its trace, the metrics, the proof that the NPU works."""
 
     operation: Operation
-    count: Callable[[int], None]
+    telemetry: Telemetry
     proof: Proof
-    permit: Permit
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +180,13 @@ def _check_window(model: GenerationModel, request: GenerationRequest, tokens: in
 
 
 async def _counted(
-    telemetry: Telemetry, operation: Operation, route: Route, events: AsyncIterator[Piece | Finished]
+    telemetry: Telemetry, operation: Operation, runs: Runs, events: AsyncIterator[Piece | Finished]
 ) -> AsyncGenerator[Piece | Finished, None]:
     # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
-    with errors_of(route), operation.watch():
+    with errors_of(lambda: runs.place.route), operation.watch():
         async for event in events:
             if isinstance(event, Finished):
-                telemetry.generated(route, event)
+                telemetry.generated(runs.place.route, event)
                 operation.answered(
                     event.usage,
                     finish_reason=event.finish_reason.value,
@@ -212,18 +222,17 @@ def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, l
 
 async def _run(
     request: GenerationRequest,
-    model: GenerationModel,
-    placement: Placement,
-    job: GenerateJob,
-    prepared: Prepared,
+    prepared: PreparedGeneration,
+    runs: Runs,
     tokenize_s: float,
     watch: _Watch,
 ) -> AsyncGenerator[Piece | Finished, None]:
     """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
+    model, prompt = prepared.model, prepared.prompt
     arrived = request.context.arrived
     submitted = time.monotonic()
     started = submitted
-    watch.operation.submitted(placement.engine)
+    watch.operation.submitted(runs.place.placement.engine)
     first_token: float | None = None
     completion_tokens = 0
     busy_us, busy_shared = None, False
@@ -231,18 +240,23 @@ async def _run(
     detokenizer = model.tokenizer.detokenizer()
     stop = StopMatcher(request.sampling.stop)
     use = request.tool_use
-    reader = _Reader(prepared.parser, single=use is not None and use.single)
-    async with aclosing(placement.engine.generate(job)) as deltas:
+    reader = _Reader(prompt.parser, single=use is not None and use.single)
+
+    def job(place: Place) -> GenerateJob:
+        return _job(request, prompt, place.candidate, model.max_tokens_limit)
+
+    async with aclosing(generate_again(runs, job)) as deltas:
         async for delta in deltas:
             if first_token is None:
+                count = watch.telemetry.token_counter(runs.place.route)
                 watch.proof.check(delta.busy_us)
                 first_token = time.monotonic()
                 started = delta.started or submitted
                 watch.operation.started(started)
                 watch.operation.first_token(delta.at or first_token)
             completion_tokens += len(delta.tokens)
-            watch.count(len(delta.tokens))
-            watch.permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
+            count(len(delta.tokens))
+            runs.permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece
@@ -250,7 +264,7 @@ async def _run(
             if stop.matched is not None or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
             if stop.matched is not None or delta.finish is not None:
-                watch.permit.answered(by_itself=stop.matched is not None or delta.finish == FinishReason.STOP)
+                runs.permit.answered(by_itself=stop.matched is not None or delta.finish == FinishReason.STOP)
             if stop.matched is not None:
                 break
             if delta.finish is not None:
@@ -262,7 +276,7 @@ async def _run(
     now = time.monotonic()
     yield Finished(
         finish_reason=_reason(finish, stopped=stop.matched is not None, called=reader.called),
-        usage=Usage(len(prepared.tokens), completion_tokens),
+        usage=Usage(len(prompt.tokens), completion_tokens),
         timing=Timing(
             queue=max(0.0, started - submitted) * 1e3,
             tokenize=tokenize_s * 1e3,

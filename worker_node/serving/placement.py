@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker_node.domain import Device
 from worker_node.engines.base import Engine, EngineState
+from worker_node.hosting.isolation import Isolation
+from worker_node.hosting.suspicion import Suspects
 from worker_node.routing import NOTHING, Candidate, Feature, Obstacle
 from worker_node.scheduling.admission import Admission
 
@@ -26,7 +28,7 @@ class Placement:
     """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it. `notes` say
-    what was found at start-up.
+    what was found at start-up. `suspects` are those of the model, shared by its placements.
     """
 
     device: Device
@@ -38,6 +40,8 @@ class Placement:
     on_demand: bool = False
     notes: tuple[str, ...] = ()
     lacks: frozenset[Feature] = NOTHING
+    isolation: Isolation = field(default_factory=Isolation)
+    suspects: Suspects = field(default_factory=Suspects)
 
     def expected_load_s(self) -> float:
         """How long the next load is going to take, as far as is known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -142,12 +142,12 @@ async def find_place(demand: Demand, context: RequestContext) -> Place:
 
 
 @contextmanager
-def errors_of(route: Route) -> Iterator[None]:
-    """Errors raised in the block know the model and the device of the route."""
+def errors_of(route: Callable[[], Route]) -> Iterator[None]:
+    """Errors raised in the block know the model and the device of the route as it is then."""
     try:
         yield
     except NodeError as error:
-        error.model, error.device = route.model, route.device.value
+        error.model, error.device = route().model, route().device.value
         raise
 
 

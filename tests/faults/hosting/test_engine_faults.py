@@ -92,10 +92,10 @@ async def test_a_crash_fails_what_it_held_at_once_and_the_engine_comes_back():
 
 async def test_three_crashes_quarantine_with_the_reason():
     async with running() as engine:
-        for _ in range(3):
+        for n in range(3):
             await until(engine, EngineState.READY)
             with pytest.raises(EngineUnavailable):
-                await collect(engine, CRASH)
+                await collect(engine, CRASH, n)
             await until(engine, EngineState.BACKING_OFF, EngineState.STARTING, EngineState.QUARANTINED)
         status = await until(engine, EngineState.QUARANTINED)
         assert "3 crashes within 600 s" in status.reason

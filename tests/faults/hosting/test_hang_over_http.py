@@ -30,7 +30,7 @@ def scripted_models(machine):
 
 
 @pytest.mark.usefixtures("store")
-async def test_a_hang_is_a_503_that_says_when_to_come_back_and_then_the_node_serves_again(http):
+async def test_a_request_that_hangs_the_engine_is_refused_and_the_one_beside_it_is_answered(http):
     async def complete(url, *tokens):
         wanted = {"model": WRITER, "prompt": list(tokens), "max_tokens": 8}
         async with http.post(url + "/v1/completions", json=wanted) as reply:
@@ -42,14 +42,15 @@ async def test_a_hang_is_a_503_that_says_when_to_come_back_and_then_the_node_ser
         before = await until(engine, EngineState.READY)
         # The node's own limit for a request is minutes away: within this one, only the watchdog can end it.
         async with asyncio.timeout(30):
-            hanging, waiting = await asyncio.gather(complete(url, HANG), complete(url, HANG))
-        for status, headers, body in (hanging, waiting):
-            assert status == 503
-            assert int(headers["Retry-After"]) >= 1
-            assert int(headers["retry-after-ms"]) > 0
-            assert headers["x-should-retry"] == "true"
-            assert body["error"]["code"] == "engine_unavailable"
-            assert "hung" in body["error"]["message"]
+            hanging, waiting = await asyncio.gather(complete(url, HANG), complete(url, 1000, 1001))
+        # It was alone on the engine both times when the engine hung: nobody is to send it again, here or elsewhere.
+        status, headers, body = hanging
+        assert status == 400
+        assert headers["x-should-retry"] == "false"
+        assert "Retry-After" not in headers
+        assert body["error"]["code"] == "request_breaks_engine"
+        assert "hung" in body["error"]["message"]
+        assert waiting[0] == 200, "the other one is run again"
         after = await until(engine, EngineState.READY)
         assert after.pid != before.pid
         status, _, body = await complete(url, 1000, 1001)

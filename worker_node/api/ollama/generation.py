@@ -236,7 +236,7 @@ async def _answer(
 
 
 async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> web.StreamResponse:
-    async with LineStream(request, route_headers(run.route)) as stream:
+    async with LineStream(request, route_headers(run.head())) as stream:
         try:
             async for event in run.events:
                 if isinstance(event, Finished):

@@ -52,7 +52,7 @@ async def _responses(request: web.Request) -> web.StreamResponse:
 
 async def _stream(request: web.Request, run: GenerationRun, response: _Response) -> web.StreamResponse:
     items, number = Items(), 0
-    async with EventStream(request, route_headers(run.route)) as stream:
+    async with EventStream(request, route_headers(run.head())) as stream:
 
         async def send(kind: str, **fields: Any) -> None:
             nonlocal number

@@ -44,7 +44,7 @@ async def stream_chunks(
             body["usage"] = None
         return body
 
-    async with EventStream(request, route_headers(choices.routes[0])) as stream:
+    async with EventStream(request, route_headers(choices.head())) as stream:
         try:
             for index in range(len(choices.routes)):
                 for part in renderer.opening(index):

@@ -1,0 +1,245 @@
+"""What becomes of requests whose engine dies: run again, or refused when they are to blame. Scripted engines in real
+processes, and the serving path above them without its tokenizer."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.support.scripted_runner import BREAK, HANG, POISON
+from worker_node.domain import Device, ModelKind, RequestContext
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec, GenerateJob, embed_job
+from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
+from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.hosting.suspicion import Suspects
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.placement import Placement
+from worker_node.serving.places import Demand, find_place
+from worker_node.serving.rerun import MAX_RUNS, Runs, embed_again, generate_again
+
+LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
+
+
+class Model:
+    """A model with a scripted engine on each device."""
+
+    def __init__(self, devices, limits, options):
+        suspects = Suspects()
+        self.engines = [
+            SupervisedEngine(
+                EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
+                no_canary,
+                limits,
+                suspects=suspects,
+            )
+            for device in devices
+        ]
+        self.placements = [
+            Placement(device, engine, Admission("m", AdmissionLimits(64, 64)), 8192, 8192, suspects=suspects)
+            for device, engine in zip(devices, self.engines, strict=True)
+        ]
+
+    async def runs(self, seconds):
+        now = time.monotonic()
+        context = RequestContext("req_1", now, now + seconds)
+        demand = Demand("m", self.placements, 8, 8, 1)
+        place = await find_place(demand, context)
+        return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
+
+    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False):
+        """The tokens and the device of the answer to a prompt of these tokens."""
+        runs, context = await self.runs(seconds)
+        if head:
+            runs.tell_device()
+        job = GenerateJob(0, embed_job(0, [tokens], 0.0).tokens, 100, context.deadline)
+        got = []
+        with runs.admitted():
+            async with aclosing(generate_again(runs, lambda _place: job)) as deltas:
+                async for delta in deltas:
+                    if not got and on_first:
+                        on_first()
+                    got += delta.tokens
+        return got, runs.place.placement.device
+
+    async def embed(self, *rows):
+        runs, context = await self.runs(60.0)
+        with runs.admitted():
+            return await embed_again(runs, [list(row) for row in rows], context)
+
+    async def kill(self, index=0, *, holding=1):
+        """Kill an engine as soon as it holds so many jobs."""
+        engine = self.engines[index]
+        async with asyncio.timeout(30):
+            while engine.status.in_flight < holding or engine.status.state is not EngineState.READY:
+                await asyncio.sleep(0.002)
+        os.kill(engine.status.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def serving(*devices, limits=LIMITS, **options):
+    model = Model(devices or (Device.CPU,), limits, options)
+    for engine in model.engines:
+        engine.start()
+    try:
+        for engine in model.engines:
+            await until(engine, EngineState.READY)
+        yield model
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in model.engines))
+
+
+async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_the_restarted_engine():
+    async with serving(announce=True, prefill_s=0.3) as model:
+        answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
+        await model.kill(holding=3)
+        assert await asyncio.gather(*answers) == [([n, n + 1], Device.CPU) for n in range(1, 4)]
+        assert model.engines[0].status.restarts == 1
+        # They are clear of suspicion: from now on they share the engine again.
+        assert not model.placements[0].suspects
+
+
+async def test_embeddings_are_run_again_too():
+    async with serving(prefill_s=0.3) as model:
+        outputs = [asyncio.create_task(model.embed([n], [n, n])) for n in range(1, 4)]
+        await model.kill(holding=3)
+        assert [output.vectors.shape[0] for output in await asyncio.gather(*outputs)] == [2, 2, 2]
+
+
+async def test_it_is_run_on_the_next_placement_if_that_is_up():
+    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    async with serving(Device.NPU, Device.CPU, limits=slow, prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2))
+        await model.kill()
+        assert await answer == ([1, 2], Device.CPU)
+
+
+async def test_a_stream_whose_head_named_the_device_stays_on_it():
+    async with serving(Device.NPU, Device.CPU, prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2, head=True))
+        await model.kill()
+        assert await answer == ([1, 2], Device.NPU)
+
+
+async def test_after_the_first_token_nothing_is_run_again():
+    async with serving(step_s=0.01) as model:
+        with pytest.raises(EngineDied):
+            await model.answer(*range(1, 300), on_first=lambda: os.kill(model.engines[0].status.pid, signal.SIGKILL))
+
+
+async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():
+    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    async with serving(limits=slow, prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2, seconds=10.0))
+        await model.kill()
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineDied) as caught:
+                await answer
+        assert caught.value.retry_after is not None
+
+
+async def test_a_deadline_that_passes_during_the_restart_ends_the_call():
+    async with serving(load_s=0.8, prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2, seconds=0.7))
+        await model.kill()
+        with pytest.raises(DeadlineExceeded):
+            await answer
+
+
+@pytest.mark.parametrize("end", ["cancelled", "stopped"])
+async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_the_node_stops(end):
+    slow = HostingLimits(restart=RestartLimits(first_backoff_s=5.0), stop_timeout_s=1.0)
+    async with serving(limits=slow, prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2))
+        await model.kill()
+        await until(model.engines[0], EngineState.BACKING_OFF)
+        before = len(asyncio.all_tasks())
+        if end == "cancelled":
+            answer.cancel()
+        else:
+            await model.engines[0].stop()
+        async with asyncio.timeout(2):
+            with pytest.raises(asyncio.CancelledError if end == "cancelled" else EngineUnavailable):
+                await answer
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) < before, "nothing waits any more"
+
+
+async def test_runs_are_bounded():
+    async with serving(prefill_s=0.2) as model:
+        # Another request is on board each time, so that nothing tells which of them is to blame.
+        answers = [asyncio.create_task(model.answer(n, n)) for n in (1, 2)]
+
+        async def kill_for_ever():
+            while True:
+                await model.kill()
+                await asyncio.sleep(0.05)
+
+        killer = asyncio.create_task(kill_for_ever())
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(*answers, return_exceptions=True)
+        killer.cancel()
+        assert all(isinstance(result, EngineUnavailable | RequestBreaksEngine) for result in results), results
+        assert model.engines[0].status.restarts <= 2 * MAX_RUNS
+
+
+@pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
+async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
+    log = tmp_path / "log"
+    async with serving(log=str(log), announce=announce, prefill_s=0.2) as model:
+        # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
+        before = asyncio.create_task(model.answer(9))
+        while not model.engines[0].status.in_flight:
+            await asyncio.sleep(0)
+        innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 5)]
+        poisonous = asyncio.create_task(model.answer(POISON, 1))
+        async with asyncio.timeout(60):
+            with pytest.raises(RequestBreaksEngine):
+                await poisonous
+            assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 5)]
+        assert await before == ([9], Device.CPU)
+        deaths = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("die with")]
+        assert len(deaths) <= MAX_RUNS
+        assert sum(on_board > 1 for on_board in deaths) <= 2, "the others were taken down again more than once"
+        assert deaths[-2:] == [1, 1], "it was not alone when it was found guilty"
+        # The request is to blame and not the engine; sent again it costs nothing.
+        await until(model.engines[0], EngineState.READY)
+        with pytest.raises(RequestBreaksEngine):
+            await model.answer(POISON, 1)
+        assert model.engines[0].status.restarts == len(deaths)
+
+
+async def test_a_request_that_hangs_its_engine_twice_is_refused():
+    limits = HostingLimits(liveness=LivenessLimits(1.2, 1.2), restart=QUICK, stop_timeout_s=1.0)
+    async with serving(limits=limits) as model:
+        async with asyncio.timeout(30):
+            with pytest.raises(RequestBreaksEngine, match="hung"):
+                await model.answer(HANG)
+        await until(model.engines[0], EngineState.READY)
+        assert model.engines[0].status.restarts == 2
+
+
+async def test_a_request_whose_preparation_kills_the_engine_is_refused_at_once_and_the_others_run_again():
+    async with serving(step_s=0.05) as model:
+        innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
+        with pytest.raises(RequestBreaksEngine):
+            await model.answer(BREAK)
+        await asyncio.gather(*innocent, return_exceptions=True)
+        assert model.engines[0].status.restarts == 1
+
+
+async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
+    async with serving() as model:
+        for n in range(3):
+            await until(model.engines[0], EngineState.READY, EngineState.QUARANTINED)
+            with pytest.raises((RequestBreaksEngine, EngineUnavailable)):
+                await model.answer(POISON, n)
+        await until(model.engines[0], EngineState.QUARANTINED)
+        assert not model.placements[0].suspects

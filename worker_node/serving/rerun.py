@@ -1,0 +1,221 @@
+"""Runs a request again when its engine dies before anything of the answer is out.
+
+Again means: on the next placement, or on the same engine when it has been started again, as long as the deadline allows
+it. A request that is suspected of the engine's death is run apart from others (`hosting.isolation`), and one that takes
+down the engine that it is alone on, twice, is refused (`hosting.suspicion`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from worker_node.domain import RequestContext, Route
+from worker_node.engines.base import EmbeddingOutput, EngineState
+from worker_node.engines.messages import GenerateJob, TokenDelta, embed_job
+from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
+from worker_node.hosting.isolation import Visit
+from worker_node.hosting.suspicion import Standing, fingerprint
+from worker_node.routing import Candidate
+from worker_node.scheduling.admission import Permit
+from worker_node.serving.placement import Placement
+from worker_node.serving.places import Demand, Place
+
+# With others, as the prime suspect, and twice alone: one more run would tell nothing new.
+MAX_RUNS = 4
+
+_RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
+
+
+Admit = Callable[[Placement], AbstractContextManager[Permit]]
+
+
+class Runs:
+    """All runs of one admitted request: the first at `place`, later ones where it is found a place then.
+
+    `admit` has a placement admit it. `key` gives the request's digest, where it is needed.
+    """
+
+    def __init__(self, demand: Demand, context: RequestContext, place: Place, admit: Admit) -> None:
+        self._demand = demand
+        self._context = context
+        self._admit = admit
+        self._first = place.placement
+        self._count = 0
+        self._device_told = False
+        self.place = place
+        self.permit: Permit
+
+    def tell_device(self) -> Route:
+        """The route, as the head of a stream tells it; from now on the request runs on no other device."""
+        self._device_told = True
+        return self.place.route
+
+    @asynccontextmanager
+    async def run(self, key: Callable[[], bytes]) -> AsyncIterator[Visit]:
+        """One run, at the present place. Raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
+        placement = self.place.placement
+        standing = self._standing(key)
+        if standing is Standing.REFUSED:
+            raise RequestBreaksEngine(
+                f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
+            )
+        with self._elsewhere(placement):
+            async with placement.isolation.visit(standing, self._context.deadline) as visit:
+                yield visit
+
+    async def again(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
+        """The engine died in a run or before it: find the place for the next. Raises `error` if there is to be none."""
+        self._count += isinstance(error, EngineDied)
+        if self._count >= MAX_RUNS:
+            raise error
+        suspected = self._standing(key) is not Standing.CLEAR
+        with ExitStack() as stack:
+            if suspected:
+                stack.enter_context(self.place.placement.isolation.reserved())
+            while (place := self._find(suspected=suspected)) is None:
+                returning = self._returning()
+                if not returning:
+                    raise error
+                await self._a_change(returning, error)
+            self.place = place
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Be admitted to the first placement while the block runs, other runs included. Raises Overloaded."""
+        with self._admit(self._first) as self.permit:
+            yield
+
+    @contextmanager
+    def _elsewhere(self, placement: Placement) -> Iterator[None]:
+        """For a run on another placement than the first: be admitted there, too."""
+        if placement is self._first:
+            yield
+            return
+        first = self.permit
+        with self._admit(placement) as permit:
+            self.permit = permit
+            try:
+                yield
+            finally:
+                self.permit = first
+
+    def _standing(self, key: Callable[[], bytes]) -> Standing:
+        suspects = self.place.placement.suspects
+        return suspects.standing(key()) if suspects else Standing.CLEAR
+
+    def _find(self, *, suspected: bool) -> Place | None:
+        demand = self._demand
+        if self._device_told:
+            demand = replace(demand, require=self.place.route.device)
+        candidates = [self._candidate(placement, suspected=suspected) for placement in demand.placements]
+        try:
+            decision = demand.decide(candidates)
+        except NodeError:
+            return None
+        route = demand.route(decision)
+        if self._device_told:
+            route = replace(route, reason=self.place.route.reason)
+        return Place(demand.placements[decision.index], candidates[decision.index], route)
+
+    def _candidate(self, placement: Placement, *, suspected: bool) -> Candidate:
+        candidate = placement.candidate()
+        busy = placement is not self.place.placement and placement.engine.status.in_flight > 0
+        if suspected and busy and candidate.obstacle is None and self._returning():
+            # What it may do to its own engine it must not do to others at work.
+            return replace(candidate, obstacle="device_unavailable")
+        return candidate
+
+    def _returning(self) -> list[Placement]:
+        """The placements whose engine is started again in time."""
+        now = time.monotonic()
+        found = []
+        for placement in self._demand.placements:
+            status = placement.engine.status
+            if self._device_told and placement.device is not self.place.route.device:
+                continue
+            if status.state in _RETURNING and now + (status.retry_after or 0.0) < self._context.deadline:
+                found.append(placement)
+        return found
+
+    async def _a_change(self, placements: list[Placement], error: EngineUnavailable) -> None:
+        """Wait until the state of one of the engines changes."""
+        waits = [asyncio.ensure_future(placement.engine.next_change()) for placement in placements]
+        try:
+            remaining = max(0.0, self._context.deadline - time.monotonic())
+            done, _ = await asyncio.wait(waits, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if not done:
+            raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+
+
+async def embed_again(runs: Runs, rows: list[list[int]], context: RequestContext) -> EmbeddingOutput:
+    """Return the vectors as `Engine.embed` does, over as many runs as it takes."""
+
+    def key() -> bytes:
+        return fingerprint(embed_job(0, rows, context.deadline))
+
+    while True:
+        try:
+            async with runs.run(key):
+                engine = runs.place.placement.engine
+                output = await engine.embed(rows, deadline=context.deadline, interactive=context.interactive)
+                runs.permit.measured(output.measured_tokens, output.measured_s)
+                return output
+        except EngineUnavailable as error:
+            await runs.again(key, error)
+
+
+async def generate_again(runs: Runs, make_job: Callable[[Place], GenerateJob]) -> AsyncGenerator[TokenDelta, None]:
+    """Yield a generation's tokens as `Engine.generate` does, over as many runs as it takes until the first token."""
+    while True:
+        place = runs.place
+        job = make_job(place)
+        key = partial(fingerprint, job)
+        yielded = False
+        try:
+            async with runs.run(key) as visit, aclosing(place.placement.engine.generate(job)) as deltas:
+                source = _held_back(deltas, place, visit, job.deadline) if visit.apart else deltas
+                async with aclosing(source):
+                    async for delta in source:
+                        yielded = True
+                        yield delta
+                return
+        except EngineUnavailable as error:
+            if yielded:
+                raise
+            await runs.again(key, error)
+
+
+async def _held_back(
+    deltas: AsyncGenerator[TokenDelta, None], place: Place, visit: Visit, deadline: float
+) -> AsyncGenerator[TokenDelta, None]:
+    """The tokens of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
+    isolation, engine = place.placement.isolation, place.placement.engine
+    life = engine.status.pid
+    first = await anext(deltas, None)
+    if first is None:
+        return
+    isolation.harmless(visit)
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            # The prime suspect is alone anyway.
+            waited = visit.standing is not Standing.PRIME and await isolation.trials_over()
+    except TimeoutError as error:
+        raise DeadlineExceeded("the deadline passed during generation") from error
+    status = engine.status
+    if waited and (status.pid != life or status.state is not EngineState.READY):
+        # The engine died meanwhile: either all of the answer has come before, or the error comes now.
+        for delta in [first, *([delta async for delta in deltas] if first.finish is None else [])]:
+            yield delta
+        return
+    yield first
+    async for delta in deltas:
+        yield delta
