@@ -25,7 +25,8 @@ def scripted_models(machine):
     """The configured model, whose engine does what the tests of engine faults have it do."""
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
-    engine = SupervisedEngine(spec, no_canary, HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK))
+    limits = HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK)
+    engine = SupervisedEngine(spec, no_canary, limits, suspects=model.placements[0].suspects)
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 
 
