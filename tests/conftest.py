@@ -29,7 +29,9 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Mark what uses the embedded models `real`; without --long, leave out what is marked `long`."""
     for item in items:
-        if not {"store", "node"}.isdisjoint(item.fixturenames) and not item.nodeid.startswith("tests/unit/"):
+        if not {"store", "node"}.isdisjoint(getattr(item, "fixturenames", ())) and not item.nodeid.startswith(
+            "tests/unit/"
+        ):
             item.add_marker("real")
     if not config.getoption("long"):
         left_out = [item for item in items if item.get_closest_marker("long")]

@@ -23,7 +23,7 @@ MODELS = [
     {
         "name": "smollm2-135m-instruct",
         "aliases": ["gpt-6-astra", "gpt-3.5-turbo-instruct"],
-        "max_tokens_limit": 4,
+        "max_tokens_limit": 16,
     },
 ]
 FILES = ("test_embeddings.py", "test_models.py", "test_completions.py", "chat/test_completions.py")
