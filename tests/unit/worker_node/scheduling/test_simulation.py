@@ -1,6 +1,6 @@
 """The scheduler in deterministic simulation: the real runners and admission control, a virtual clock, scripted devices.
 
-`NPU_NODE_SCENARIOS=5000 pytest …/test_simulation.py -k random` runs more scenarios than the suite does.
+`NPU_NODE_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` runs more of them than the suite does.
 """
 
 import os
