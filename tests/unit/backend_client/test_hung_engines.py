@@ -170,7 +170,7 @@ async def test_hedged_calls_find_it_too():
         before = len(nodes[0].requests)
         for _ in range(100):
             assert await embed(client, 30.0) == nodes[1].url
-        # A lost hedge weighs less than an attempt that used up its limit, so it takes about ten; the trials add to them.
+        # A lost hedge weighs less than an attempt that used up its limit, so it takes about ten; trials add to them.
         assert len(nodes[0].requests) - before <= 16
         assert sum(status.in_flight for status in client.status()) == 0
 

@@ -1,6 +1,7 @@
 """A short run of the simulation, and proof that it sees what it is there to see.
 
-The first test takes about 3 s of CPU, for 40 scenarios. A longer run: python -m tests.unit.backend_client.simulation --seeds 0:10000 --jobs 4
+The first test takes about 3 s of CPU, for 40 scenarios. A longer run:
+python -m tests.unit.backend_client.simulation --seeds 0:10000 --jobs 4
 """
 
 from collections import Counter
