@@ -1,0 +1,43 @@
+"""Frameworks in common use, each in an environment of its own, run unmodified against a real node on real weights.
+
+The scripts in `frameworks/` use chat, streams, tools with nested schemas, structured output and a second turn. What a
+small model answers is its own affair: they assert that requests pass, and the form of what is enforced.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign import environment, npm_packages
+
+# Each installs up to 100 packages on the first run, and some take a minute to import and run.
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+PYTHON_FRAMEWORKS = sorted(path.stem.removesuffix("_calls") for path in (HERE / "frameworks").glob("*_calls.py"))
+
+
+def _run(command, node):
+    done = subprocess.run(
+        command,
+        env=os.environ | {"NODE_URL": node.url, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert done.stdout.strip().endswith("all as expected")
+
+
+@pytest.mark.parametrize("name", PYTHON_FRAMEWORKS)
+def test_framework(node, name):
+    _run([environment(HERE / "environments" / f"{name}.txt"), HERE / "frameworks" / f"{name}_calls.py"], node)
+
+
+def test_ai_sdk(node):
+    script = npm_packages(HERE / "frameworks" / "package.json") / "ai_sdk_calls.mjs"
+    script.write_bytes((HERE / "frameworks" / "ai_sdk_calls.mjs").read_bytes())
+    _run(["node", script], node)
