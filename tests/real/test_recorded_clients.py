@@ -12,6 +12,30 @@ RECORDED = Path(__file__).parents[1] / "data" / "clients"
 _LIMITS = {"/chat/completions": "max_tokens", "/completions": "max_tokens", "/responses": "max_output_tokens"}
 
 
+# Lines that are refused today, and why. A line that passes must be taken off this list; it is to become empty.
+PENDING = {
+    ("guidellm", 1): "stream_options.continuous_usage_stats",
+    ("instructor", 1): "$ref in a tool's parameters",
+    ("instructor", 2): "$ref in a tool's parameters",
+    ("instructor", 3): "$ref in a tool's parameters",
+    ("instructor", 4): "$ref in a tool's parameters",
+    ("openai_agents", 4): "$ref in a tool's parameters",
+    ("openai_agents", 6): "a schema together with tools",
+    ("openai_agents", 7): "a schema together with tools",
+    ("openai_agents", 8): "$ref in a tool's parameters",
+    ("openai_agents", 14): "$ref in a tool's parameters",
+    ("openai_agents", 16): "a schema together with tools",
+    ("openai_agents", 17): "a schema together with tools",
+    ("openai_agents", 18): "$ref in a tool's parameters",
+    ("openai_py", 1): "reasoning_effort",
+    ("openai_py", 4): "reasoning",
+    ("pydantic_ai", 4): "$ref in a tool's parameters",
+    ("pydantic_ai", 9): "$ref in a tool's parameters",
+    ("semantic_kernel", 9): "store",
+    ("semantic_kernel", 10): "previous_response_id",
+}
+
+
 def _bodies(client):
     return [json.loads(line) for line in (RECORDED / f"{client}.jsonl").read_text().splitlines()]
 
@@ -31,14 +55,18 @@ def _shortened(path, body):
 
 @pytest.mark.parametrize("client", sorted(path.stem for path in RECORDED.glob("*.jsonl")))
 async def test_every_recorded_body_is_accepted(node, http, client):
-    refused = []
-    for number, recorded in enumerate(_bodies(client)):
+    refused, passed = [], set()
+    for number, recorded in enumerate(_bodies(client), start=1):
         path = recorded["path"]
         async with http.post(node.url + path, json=_shortened(path, recorded["body"])) as reply:
             text = await reply.text()
             if reply.status != 200:
-                refused.append(f"line {number + 1}, {path}: {reply.status} {text[:300]}")
-            elif "text/event-stream" in reply.headers["Content-Type"]:
+                if (client, number) not in PENDING:
+                    refused.append(f"line {number}, {path}: {reply.status} {text[:300]}")
+                continue
+            passed.add((client, number))
+            if "text/event-stream" in reply.headers["Content-Type"]:
                 assert "event: error" not in text, text[-500:]
                 assert 'data: {"error"' not in text, text[-500:]
     assert not refused, "\n".join(refused)
+    assert not passed & PENDING.keys(), "these pass now: take them off PENDING"

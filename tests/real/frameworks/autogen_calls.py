@@ -1,4 +1,4 @@
-"""autogen: the model client with tools, JSON and typed output and streaming; an assistant agent; Ollama's client too."""
+"""autogen: the model client with tools, JSON, typed output and streams; an assistant agent; its Ollama client."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""pydantic-ai: agents with tools and typed output, by the Chat Completions and the Responses API; streamed; two turns."""
+"""pydantic-ai: agents with tools and typed output, over Chat Completions and Responses; streamed; two turns."""
 
 import asyncio
 import os
