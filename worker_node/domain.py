@@ -186,9 +186,9 @@ class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
-    `grammars`), or the schema that it is compiled from. `think` turns the reasoning of models that can do with and
-    without it on or off; with `split_reasoning` it is told apart from the answer. Prompt and answer together have at
-    most `context_limit` tokens.
+    `grammars`), or the schema that it is compiled from; with tools it may be calls instead, and is if one is forced.
+    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is told
+    apart from the answer. Prompt and answer together have at most `context_limit` tokens.
     """
 
     context: RequestContext

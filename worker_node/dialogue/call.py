@@ -55,6 +55,11 @@ class CallScanner:
         """This is no tool call."""
         return self._at is _At.BROKEN
 
+    @property
+    def in_string(self) -> bool:
+        """What comes next stands within a string of JSON."""
+        return self._in_string and self._at is _At.IN_VALUE
+
     def feed(self, character: str) -> Iterator[str]:
         """Read one character; yields what is now certain of the arguments, once `name` is known."""
         self.raw += character

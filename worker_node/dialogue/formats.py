@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node.dialogue.tools import OPENING, BareCalls, OneCall, Parser, TaggedCalls
+from worker_node.dialogue.tools import OPENING, BareCalls, CallsOrAnswer, OneCall, Parser, TaggedCalls
 from worker_node.domain import Message, Tool, ToolCall
 
 
@@ -20,24 +20,18 @@ class ToolFormat:
     arguments: str = "arguments"
     listed: bool = False
 
-    def forced_schema(self, tools: Sequence[Tool]) -> dict[str, Any]:
-        """The JSON schema of one call of one of the tools."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.name},
-                    self.arguments: {"allOf": [{"type": "object"}, tool.parameters]},
-                },
-                "required": ["name", self.arguments],
-            }
-            for tool in tools
-        ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
     def forced_parser(self, names: Collection[str]) -> Parser:
-        """What reads an answer that was held to that schema."""
+        """What reads an answer that was held to be one call, after `opening`."""
         return OneCall(names)
+
+    def free_parser(self, names: Collection[str]) -> Parser:
+        """What reads an answer that was held to be calls between tags or JSON."""
+        return CallsOrAnswer(self.parser(names))
+
+    @property
+    def beside_json(self) -> ToolFormat:
+        """The format for answers that may be JSON as well: a call without tags could not be told from them."""
+        return self if self.opening else _TAGGED
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier answer as the model would have written them."""

@@ -117,9 +117,10 @@ class TaggedCalls:
 
     def _in_call(self, character: str) -> list[Piece]:
         self._held += character
-        if self._held.endswith(CLOSING):
-            return self._close()
         scanner = self._calls.scanner
+        # Within a string the tag is an argument's text.
+        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.told):
+            return self._close()
         if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
             return []
         if scanner.done:
@@ -133,6 +134,26 @@ class TaggedCalls:
         told = self._after_call = self._calls.told
         empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
         return [] if told or empty else [Token(held)]
+
+
+class CallsOrAnswer:
+    """An answer that was held to be calls between tags or one JSON value: its first character tells which."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+        self._is_call: bool | None = None
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        if self._is_call is None and text.strip():
+            self._is_call = text.lstrip().startswith(OPENING[0])
+        if self._is_call is None:
+            return []
+        return self._calls.push(text) if self._is_call else [Token(text)] if text else []
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        return self._calls.flush() if self._is_call else []
 
 
 class BareCalls:

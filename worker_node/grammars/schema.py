@@ -17,9 +17,7 @@ from worker_node.grammars.budget import (
     MAX_DEPTH,
     MAX_GRAMMAR_CHARACTERS,
     MAX_WIDTH,
-    QUICK_STEPS,
     Budget,
-    OutOfSteps,
 )
 from worker_node.grammars.containers import array_of, object_of
 from worker_node.grammars.cost import grammar_cost
@@ -51,11 +49,27 @@ def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str
     Raises BadRequest if it is no schema, UnsupportedParameter if it cannot be enforced or is over a bound
     (`grammars.budget`); both name the part. The work is at most that of `budget`.
     """
-    compiler = _Compiler(schema, where, budget or Budget(where))
+    rules = Rules()
+    grammar = rules.text(add_schema(rules, schema, where, budget or Budget(where)))
+    check_cost(grammar, where)
+    return grammar
+
+
+def add_schema(rules: Rules, schema: Any, where: str, budget: Budget, document: Any = None) -> str:
+    """Add what a schema takes to the rules of a grammar; returns the rule, or expression, of its values.
+
+    `document` is what `$ref` refers to, the schema itself where it is None. Raises as `compile_schema`, but for the
+    cost of the whole.
+    """
+    compiler = _Compiler(schema if document is None else document, where, budget, rules)
     try:
-        grammar = compiler.rules.text(compiler.rule(schema, where))
+        return compiler.rule(schema, where)
     except RecursionError:
         raise BadRequest(f"{where}: a value in the schema is nested too deeply", param=where) from None
+
+
+def check_cost(grammar: str, where: str) -> None:
+    """Raise UnsupportedParameter, naming `where`, for a grammar that is over a bound."""
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
         raise _too_large(where, len(grammar))
     cost = grammar_cost(grammar)
@@ -71,15 +85,6 @@ def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str
             "fewer alternatives with minLength, maxLength or {n} in a pattern, or tell them apart by the first key",
             param=where,
         )
-    return grammar
-
-
-def compile_if_quick(schema: Any, where: str) -> str | None:
-    """The same within `QUICK_STEPS`; None for what takes longer."""
-    try:
-        return compile_schema(schema, where, Budget(where, QUICK_STEPS))
-    except OutOfSteps:
-        return None
 
 
 def _too_large(path: str, characters: int) -> UnsupportedParameter:
@@ -90,14 +95,9 @@ def _too_large(path: str, characters: int) -> UnsupportedParameter:
     )
 
 
-def any_json_object() -> str:
-    """The grammar of every JSON object."""
-    return Rules().text("object")
-
-
 class _Compiler:
-    def __init__(self, root: Any, where: str, budget: Budget) -> None:
-        self.rules = Rules()
+    def __init__(self, root: Any, where: str, budget: Budget, rules: Rules) -> None:
+        self.rules = rules
         self._budget = budget
         self._root = root
         self._root_path = where

@@ -11,7 +11,6 @@ import numpy as np
 
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import (
-    AnswerSchema,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -30,9 +29,10 @@ from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.detokenize import StopMatcher
+from worker_node.serving.forms import answer_form
 from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
-from worker_node.serving.prompting import Prepared, answer_schemas, prepare
+from worker_node.serving.prompting import Prepared, prepare
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.serving.rerun import Runs, generate_again
@@ -128,9 +128,9 @@ async def prepare_generation(registry: Registry, request: GenerationRequest) -> 
     model = registry.generation(request.model)
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
-    grammar = None if isinstance(request.grammar, AnswerSchema) else request.grammar
-    for wanted_schema in answer_schemas(model, request):
-        grammar = await registry.schemas.grammar(wanted_schema.schema, wanted_schema.where, request.context.deadline)
+    grammar = request.grammar if isinstance(request.grammar, str) else None
+    if (form := answer_form(model.installed.family, request)) is not None:
+        grammar = await registry.schemas.grammar(form, request.context.deadline)
     prompt = prepare(model, request, grammar)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import AnswerSchema, GenerationRequest, Message, TokenIds, ToolUse
+from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.registry import GenerationModel
 
@@ -37,16 +37,6 @@ def prepare(model: GenerationModel, request: GenerationRequest, grammar: str | N
     return prepared
 
 
-def answer_schemas(model: GenerationModel, request: GenerationRequest) -> list[AnswerSchema]:
-    """The schemas that the answer must match: the last is compiled for it, those before it for their own refusals."""
-    use = request.tool_use
-    if use is not None and use.forced and isinstance(request.prompt, tuple):
-        # One by one as well: a refusal then names the tool's own part, whatever form the model writes its calls in.
-        forced = AnswerSchema(tool_format(model.installed.family).forced_schema(use.tools), "tools")
-        return [*(AnswerSchema(tool.parameters, tool.path) for tool in use.tools), forced]
-    return [request.grammar] if isinstance(request.grammar, AnswerSchema) else []
-
-
 def _conversation(
     model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...], grammar: str | None
 ) -> Prepared:
@@ -55,9 +45,12 @@ def _conversation(
     if request.think and not chat.can_think:
         raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
     wanted = tool_format(model.installed.family)
-    native = use is not None and chat.takes_tools
+    if use is not None and not use.forced and request.grammar is not None:
+        wanted = wanted.beside_json
+    # A template declares tools in the format that its model was trained on.
+    native = use is not None and chat.takes_tools and wanted == tool_format(model.installed.family)
     history = list(messages) if use is None or native else with_instructions(messages, use.tools, wanted)
-    if not chat.takes_tools:
+    if not chat.takes_tools or (use is not None and not native):
         history = [_in_words(message, wanted) for message in history]
     declarations = [declaration(tool) for tool in use.tools] if use is not None and native else None
     text = chat.render(history, declarations, request.think)
@@ -65,6 +58,8 @@ def _conversation(
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
         text += wanted.opening
         return Prepared(chat.encode_rendered(text), grammar, wanted.forced_parser(_names(use)))
+    if use is not None and grammar is not None:
+        return Prepared(chat.encode_rendered(text), grammar, wanted.free_parser(_names(use)))
     answer = wanted.parser(_names(use)) if use is not None else None
     if not request.split_reasoning or grammar is not None:
         return Prepared(chat.encode_rendered(text), grammar, answer)

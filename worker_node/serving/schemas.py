@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from typing import Any
 
 import msgspec
 
 from worker_node.errors import BadRequest, DeadlineExceeded
 from worker_node.grammars.budget import MAX_SCHEMA_BYTES
-from worker_node.grammars.schema import compile_if_quick, compile_schema
+from worker_node.grammars.form import Form, compile_form, compile_form_if_quick
 from worker_node.preparation.cache import ResultCache
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 
@@ -20,7 +19,7 @@ SMALL_BYTES = 4096
 _CACHE_BYTES = 16 * 1024 * 1024
 _QUICK = PreparationLimits(processes=1, cpu_s=1.0)
 _THOROUGH = PreparationLimits(processes=2, cpu_s=5.0)
-_MODULES = ("worker_node.grammars.schema",)
+_MODULES = ("worker_node.grammars.form",)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -41,33 +40,36 @@ class SchemaCompiler:
         """End the processes."""
         await asyncio.gather(self._quick.close(), self._thorough.close())
 
-    async def grammar(self, schema: Any, where: str, deadline: float) -> str:
-        """The grammar of a schema, which stands at `where` in the request; `deadline` is monotonic seconds.
+    async def grammar(self, form: Form, deadline: float) -> str:
+        """The grammar of a form of answers; `deadline` is monotonic seconds.
 
         Raises BadRequest for a schema that is none, cannot be enforced or is over a bound; Overloaded,
         DeadlineExceeded, EngineUnavailable.
         """
+        where = form.where
         try:
-            data = _encoder.encode(schema)
+            data = _encoder.encode(form)
         except (ValueError, OverflowError, RecursionError):
             raise BadRequest(f"{where}: a number in it is too large, or it is nested too deeply", param=where) from None
         if len(data) > MAX_SCHEMA_BYTES:
             raise BadRequest(
                 f"{where}: the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}", param=where
             )
-        key = hashlib.blake2b(data, digest_size=32, key=where.encode()[:64]).digest()
+        key = hashlib.blake2b(data, digest_size=32).digest()
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                return await self.cache.get(key, lambda: self._compiled(schema, where, small=len(data) <= SMALL_BYTES))
+                return await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
 
-    async def _compiled(self, schema: Any, where: str, *, small: bool) -> str:
+    async def _compiled(self, form: Form, *, small: bool) -> str:
         # Whoever waits has a deadline of their own: the work is cancelled when the last of them has left.
         deadline = time.monotonic() + 600
         if small:
-            grammar: str | None = await self._quick.run(compile_if_quick, schema, where, deadline=deadline, param=where)
+            grammar: str | None = await self._quick.run(
+                compile_form_if_quick, form, deadline=deadline, param=form.where
+            )
             if grammar is not None:
                 return grammar
-        made: str = await self._thorough.run(compile_schema, schema, where, deadline=deadline, param=where)
+        made: str = await self._thorough.run(compile_form, form, deadline=deadline, param=form.where)
         return made

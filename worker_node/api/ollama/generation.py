@@ -16,7 +16,7 @@ from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
-from worker_node.api.ollama.options import Format, KeepAlive, Options, grammar_of, seconds_of
+from worker_node.api.ollama.options import Format, KeepAlive, Options, schema_of, seconds_of
 from worker_node.api.ollama.residents import patient, resident, served
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
@@ -50,7 +50,7 @@ class _Common(DialectBody):
             context,
             sampling=options.sampling(),
             model=model,
-            grammar=grammar_of(self.format),
+            grammar=schema_of(self.format),
             think=self.think,
             context_limit=options.num_ctx,
             **more,
@@ -133,8 +133,9 @@ class ChatBody(_Common):
                 tool.function.name,
                 tool.function.description or "",
                 tool.function.parameters or {"type": "object", "properties": {}},
+                f"tools[{index}].function.parameters",
             )
-            for tool in self.tools or []
+            for index, tool in enumerate(self.tools or [])
         )
         return ToolUse(tools) if tools else None
 
@@ -181,8 +182,6 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     model = await served(request, body.model)
     prompt = _conversation(body.messages)
     wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
-    if wanted.tool_use is not None and wanted.grammar is not None:
-        raise BadRequest("format: an answer cannot be held to it and be free to call tools", param="format")
     return await _answer(request, body, model, wanted, Chatted)
 
 

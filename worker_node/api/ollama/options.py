@@ -13,7 +13,6 @@ from worker_node.api import parameters
 from worker_node.api.body import DialectBody
 from worker_node.domain import AnswerSchema, Sampling
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.grammars.schema import any_json_object
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -92,11 +91,11 @@ class Options(DialectBody):
         return parameters.sampling(parameters.OLLAMA, self.model_dump())
 
 
-def grammar_of(wanted: Format | None) -> str | AnswerSchema | None:
+def schema_of(wanted: Format | None) -> AnswerSchema | None:
     """What the answer must match."""
     if not wanted:
         return None
-    return any_json_object() if isinstance(wanted, str) else AnswerSchema(wanted, "format")
+    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format")
 
 
 def seconds_of(keep_alive: KeepAlive) -> float | None:

@@ -26,7 +26,7 @@ from worker_node.api.openai.tools import (
     NamedChoice,
     ResponseFormat,
     domain_tool,
-    grammar_of,
+    schema_of,
     tool_use,
 )
 from worker_node.domain import GenerationRequest, RequestContext, ToolUse
@@ -67,20 +67,13 @@ class ChatBody(SamplingFields):
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest("modalities: text is the only one", param="modalities")
         given = self.model_dump(exclude={"messages", "tools", "logprobs"})
-        use = self._tool_use()
-        grammar = grammar_of(self.response_format)
-        if use is not None and grammar is not None:
-            raise BadRequest(
-                "response_format: an answer cannot be held to it and be free to call tools; set tool_choice to none",
-                param="response_format",
-            )
         request = GenerationRequest(
             context,
             conversation(self.messages),
             parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
             self.model,
-            tool_use=use,
-            grammar=grammar,
+            tool_use=self._tool_use(),
+            grammar=schema_of(self.response_format),
             split_reasoning=True,
         )
         return repeated(request, self.n or 1)

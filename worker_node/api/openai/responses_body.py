@@ -14,7 +14,6 @@ from worker_node.api.openai.fields import ACCOUNTING, NumberOf
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, tool_use
 from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
-from worker_node.grammars.schema import any_json_object
 
 
 class TextPart(Body):
@@ -133,9 +132,6 @@ class ResponsesBody(DialectBody):
 
     def request(self, context: RequestContext) -> GenerationRequest:
         """The domain request. Raises BadRequest."""
-        use, grammar = self._tool_use(), self._grammar()
-        if use is not None and grammar is not None:
-            raise BadRequest("text.format: an answer cannot be held to it and be free to call tools", param="text")
         return GenerationRequest(
             context,
             self._conversation(),
@@ -143,8 +139,8 @@ class ResponsesBody(DialectBody):
                 parameters.OPENAI, self.model_dump(include={"max_output_tokens", "temperature", "top_p"})
             ),
             self.model,
-            tool_use=use,
-            grammar=grammar,
+            tool_use=self._tool_use(),
+            grammar=self._schema(),
             split_reasoning=True,
         )
 
@@ -173,12 +169,12 @@ class ResponsesBody(DialectBody):
         choice = self.tool_choice if isinstance(self.tool_choice, str) else None
         return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
 
-    def _grammar(self) -> str | AnswerSchema | None:
+    def _schema(self) -> AnswerSchema | None:
         wanted = self.text.format if self.text else None
         if wanted is None or wanted.type == "text":
             return None
         if wanted.type == "json_object":
-            return any_json_object()
+            return AnswerSchema({"type": "object"}, "text.format")
         if wanted.json_schema is None:
             raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
         return AnswerSchema(wanted.json_schema, "text.format.schema")

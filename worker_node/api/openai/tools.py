@@ -10,7 +10,6 @@ from pydantic import Field
 from worker_node.api.body import Body
 from worker_node.domain import AnswerSchema, Tool, ToolUse
 from worker_node.errors import BadRequest
-from worker_node.grammars.schema import any_json_object
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -77,11 +76,11 @@ class JsonSchemaFormat(Body):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-def grammar_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> str | AnswerSchema | None:
+def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> AnswerSchema | None:
     """What the answer must match."""
     if isinstance(wanted, JsonSchemaFormat):
         return AnswerSchema(wanted.json_schema.json_schema, "response_format.json_schema.schema")
-    return any_json_object() if isinstance(wanted, JsonObjectFormat) else None
+    return AnswerSchema({"type": "object"}, "response_format") if isinstance(wanted, JsonObjectFormat) else None
 
 
 def domain_tool(function: FunctionTool.Function) -> Tool:

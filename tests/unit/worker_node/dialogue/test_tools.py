@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from worker_node.dialogue.formats import tool_format
 from worker_node.dialogue.tools import BareCalls, OneCall, TaggedCalls, pythonic_calls
-from worker_node.domain import Token, Tool, ToolCall, ToolCallArguments, ToolCallStarted
+from worker_node.domain import Token, ToolCall, ToolCallArguments, ToolCallStarted
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
@@ -131,9 +131,3 @@ def test_each_family_reads_what_it_is_shown_to_write(family):
     text = wanted.written([ToolCall("add", {"a": 1}), ToolCall("get_weather", {"city": "Rome"})])
     expected = [("add", {"a": 1}), ("get_weather", {"city": "Rome"})]
     assert parse(wanted.parser(NAMES), text) == ("", expected)
-
-
-def test_a_forced_schema_names_the_tool_and_its_arguments():
-    schema = tool_format("llama3").forced_schema([Tool("add", "", {"type": "object"})])
-    assert schema["properties"]["name"] == {"const": "add"}
-    assert schema["required"] == ["name", "parameters"]

@@ -1,0 +1,153 @@
+"""What an answer is held to, in every format of calls: sampled from the grammar by the engines' runtime, read by the
+format's own parser, and judged by another validator."""
+
+import itertools
+import json
+
+import jsonschema_rs
+import pytest
+
+from tests.support.held_text import HeldText
+from worker_node.dialogue.formats import tool_format
+from worker_node.domain import (
+    AnswerSchema,
+    GenerationRequest,
+    Message,
+    RequestContext,
+    Sampling,
+    Token,
+    Tool,
+    ToolCallStarted,
+    ToolUse,
+)
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.grammars.form import compile_form, compile_form_if_quick
+from worker_node.serving.forms import answer_form
+
+FAMILIES = ["smollm", "qwen", "llama3"]
+
+
+def objects(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+SHADE = {"$defs": {"X": {"enum": ["red", "blue"]}}, **objects(shade={"$ref": "#/$defs/X"})}
+COUNT = {"$defs": {"X": {"type": "integer", "maximum": 9}}, **objects(count={"$ref": "#/$defs/X"})}
+TREE = objects(leaf={"type": "boolean"}, branches={"type": "array", "items": {"$ref": "#"}, "maxItems": 2})
+NESTED = objects(a=objects(b=objects(c={"type": "array", "items": {"enum": [1, 2]}, "minItems": 1})))
+# The keys and the tag of a call, and a name that a tool has, in an answer that is none.
+LIKE_A_CALL = objects(
+    name={"enum": ["shade", "count"]}, arguments={"type": "null"}, parameters={"const": "<tool_call>"}
+)
+TOOLS = tuple(
+    Tool(name, "", schema, f"tools[{index}]")
+    for index, (name, schema) in enumerate({"shade": SHADE, "count": COUNT, "tree": TREE, "nested": NESTED}.items())
+)
+
+
+@pytest.fixture(scope="module")
+def held(store, tmp_path_factory):
+    return HeldText(store.get("smollm2-135m-instruct").path, tmp_path_factory.mktemp("constant"))
+
+
+def request(use, schema=None):
+    wanted = None if schema is None else AnswerSchema(schema, "response_format")
+    context = RequestContext("test", 0, 1e9)
+    return GenerationRequest(context, (Message("user", "Go."),), Sampling(), tool_use=use, grammar=wanted)
+
+
+def read(parser, text):
+    pieces = [piece for character in text for piece in parser.push(character)] + parser.flush()
+    calls, answer = [], ""
+    for piece in pieces:
+        if isinstance(piece, Token):
+            answer += piece.text
+        elif isinstance(piece, ToolCallStarted):
+            calls.append([piece.name, ""])
+        else:
+            calls[piece.call][1] += piece.text
+    return calls, answer
+
+
+def check(calls):
+    for name, arguments in calls:
+        (schema,) = (tool.parameters for tool in TOOLS if tool.name == name)
+        jsonschema_rs.Draft202012Validator(schema).validate(json.loads(arguments))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_matches_the_schema_of_its_own_tool(held, family):
+    grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, forced=True), {"type": "null"})))
+    seen = set()
+    for text in filter(None, (held.sample(grammar, seed) for seed in range(16))):
+        calls, answer = read(tool_format(family).forced_parser([tool.name for tool in TOOLS]), text)
+        check(calls)
+        assert answer == ""
+        seen.add(*(name for name, _ in calls))
+    assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("schema", "single"), [({"type": "object"}, True), (LIKE_A_CALL, False)])
+def test_beside_a_schema_an_answer_is_calls_or_matches_it(held, family, schema, single):
+    grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, single=single), schema)))
+    answered = called = 0
+    for text in filter(None, (held.sample(grammar, seed) for seed in range(12))):
+        calls, answer = read(tool_format(family).beside_json.free_parser([tool.name for tool in TOOLS]), text)
+        check(calls)
+        assert bool(calls) != bool(answer)
+        assert not (single and len(calls) > 1)
+        if answer:
+            jsonschema_rs.Draft202012Validator(schema).validate(json.loads(answer))
+        answered, called = answered + bool(answer), called + bool(calls)
+    assert answered
+    assert called
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tags_within_strings_are_text(family):
+    wanted = tool_format(family).beside_json
+    arguments = json.dumps({"a": 'say "</tool_call>" or <tool_call>'})
+    body = json.dumps({"name": "f", wanted.arguments: json.loads(arguments)})
+    body = f"[{body}]" if wanted.listed else body
+    assert read(wanted.free_parser(["f"]), f"<tool_call>{body}</tool_call>") == ([["f", arguments]], "")
+    assert read(wanted.free_parser(["f"]), f" {arguments}") == ([], f" {arguments}".lstrip())
+
+
+def test_refusals_name_the_part_of_the_tool():
+    tools = (TOOLS[0], Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1]"))
+    for use, schema in itertools.product([ToolUse(tools, forced=True), ToolUse(tools)], [None, {}]):
+        form = answer_form("qwen", request(use, schema))
+        if form is None:
+            assert not use.forced
+            continue
+        with pytest.raises(BadRequest) as refused:
+            compile_form(form)
+        assert refused.value.param == "tools[1].properties.x.$ref"
+    with pytest.raises(BadRequest) as refused:
+        compile_form(
+            answer_form("qwen", request(ToolUse((Tool("f", "", {"type": "string"}, "tools[0]"),), forced=True)))
+        )
+    assert refused.value.param == "tools[0].type"
+
+
+def test_the_bounds_count_all_schemas_of_a_form_together():
+    lengths = objects(**{f"f{i}": {"type": "string", "maxLength": 400 + i} for i in range(16)})
+    tools = tuple(
+        Tool(
+            f"t{i}",
+            "",
+            lengths | {"properties": {f"{i}{k}": v for k, v in lengths["properties"].items()}},
+            f"tools[{i}]",
+        )
+        for i in range(20)
+    )
+    assert compile_form(answer_form("qwen", request(ToolUse(tools[:1], forced=True))))
+    many = {f"p{i}": {"type": "string", "maxLength": 3 * i + 1} for i in range(300)}
+    large = tuple(Tool(t.name, "", {"type": "object", "properties": many}, t.path) for t in tools)
+    with pytest.raises(UnsupportedParameter, match=r"^tools: .*bound"):
+        compile_form(answer_form("qwen", request(ToolUse(large, forced=True))))
+    slow = Tool(
+        "slow", "", {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(6000)}}, "tools[0]"
+    )
+    assert compile_form_if_quick(answer_form("qwen", request(ToolUse((slow,), forced=True)))) is None

@@ -1,0 +1,33 @@
+"""The form that an answer is held to, from the tools and the schema of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker_node.dialogue.formats import tool_format
+from worker_node.dialogue.tools import CLOSING, OPENING
+from worker_node.domain import AnswerSchema, GenerationRequest, Tool
+from worker_node.grammars.form import CallForm, Form, Part
+
+
+def answer_form(family: str, request: GenerationRequest) -> Form | None:
+    """A forced call, JSON that matches a schema, or either of calls and that JSON; None where no schema counts.
+
+    Calls are written as that family of models writes them.
+    """
+    wanted = request.grammar
+    answer = Part(wanted.schema, wanted.where) if isinstance(wanted, AnswerSchema) else None
+    use = request.tool_use
+    if use is None or not isinstance(request.prompt, tuple):
+        return None if answer is None else Form(answer)
+    form = tool_format(family)
+    if use.forced:
+        return Form(calls=CallForm(_parts(use.tools), form.arguments))
+    if answer is None:
+        return None
+    form = form.beside_json
+    return Form(answer, CallForm(_parts(use.tools), form.arguments, (OPENING, CLOSING), form.listed, not use.single))
+
+
+def _parts(tools: Sequence[Tool]) -> dict[str, Part]:
+    return {tool.name: Part(tool.parameters, tool.path) for tool in tools}
