@@ -10,7 +10,14 @@ from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
 from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import LIBRARY, NODE, Node
-from worker_node.api.middleware import hide_versions, log_requests, render_errors, require_key, tell_request_id
+from worker_node.api.middleware import (
+    hide_versions,
+    list_ignored_fields,
+    log_requests,
+    render_errors,
+    require_key,
+    tell_request_id,
+)
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
@@ -42,7 +49,7 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
     app[API_KEYS] = keys
-    app.on_response_prepare.extend((hide_versions, tell_request_id, cors_headers(origins)))
+    app.on_response_prepare.extend((hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins)))
     app[LIBRARY] = library = _library(node)
 
     async def close_library(_app: web.Application) -> None:

@@ -144,7 +144,8 @@ class NodeSettings(BaseSettings):
     `api_keys_file` holds more
     `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). A node without keys
     answers only to requests for its own names: loopback, the bind address, `allowed_hosts`; pages of other sites may
-    send requests, and read replies, if `cors_origins` names them. `tracing` sends
+    send requests, and read replies, if `cors_origins` names them. `unknown_fields` says whether fields of OpenAI's and
+    Ollama's dialect that have no effect here are ignored and listed in the reply, or refused. `tracing` sends
     spans of inference requests to the collector that the standard `OTEL_*` environment names (docs/monitoring.md).
     """
 
@@ -174,6 +175,7 @@ class NodeSettings(BaseSettings):
 
     tracing: bool = False
 
+    unknown_fields: Literal["ignore", "reject"] = "ignore"
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_texts: int = Field(default=2048, gt=0)
     embedding_cache: int = Field(default=1000, ge=0, le=1_000_000)

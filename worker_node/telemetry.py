@@ -46,6 +46,9 @@ class Telemetry:
         self.http_requests = counter("http_requests", "HTTP requests by route and status", ("route", "status"))
         self.routes = counter("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
         self.errors = counter("request_errors", "Requests that failed, by error code", ("code",))
+        self.ignored_fields = counter(
+            "ignored_fields", "Requests with a field that had no effect; other is any that is not known", ("field",)
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed", by_route)
         self.generation_tokens = counter("generation_tokens", "Tokens generated", by_route)
         self.embedded_texts = counter("embedded_texts", "Texts embedded", by_route)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from worker_node.api.keys import DRY_RUN, NODE, DryRun
+from worker_node.api.keys import DRY_RUN, IGNORED, NODE, DryRun
+from worker_node.api.leniency import Ignored, Table, sift
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
 
 _SHOWN_PROBLEMS = 3
@@ -28,15 +28,13 @@ class Body(BaseModel):
 
 
 class DialectBody(Body):
-    """A body of somebody else's API, in which more is allowed than this node can do.
+    """A body of somebody else's API, or a part of one, which may hold more than this node implements.
 
-    `ignored` are fields that do not change what the answer is. `refused` are fields that would, each with the reason
-    why it cannot be had here; one that holds nothing (null, false, an empty list or object) asks for nothing and is
-    passed over. Every other field is unknown and refused.
+    `rules` says what its other fields are; see `leniency`.
     """
 
-    ignored: ClassVar[frozenset[str]] = frozenset()
-    refused: ClassVar[Mapping[str, str]] = {}
+    model_config = ConfigDict(extra="allow")
+    rules: ClassVar[Table] = {}
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -46,16 +44,6 @@ class DialectBody(Body):
         except orjson.JSONDecodeError as error:
             raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
         return cls.model_validate(fields)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sift(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        for name, reason in cls.refused.items():
-            if fields.get(name):
-                raise UnsupportedParameter(f"{name}: {reason}", param=name)
-        return {name: value for name, value in fields.items() if name not in cls.ignored and name not in cls.refused}
 
 
 B = TypeVar("B", bound=Body)
@@ -67,9 +55,31 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     try:
-        return model.read(data)
+        body = model.read(data)
     except ValidationError as error:
         raise _explain(error) from None
+    if isinstance(body, DialectBody):
+        ignored = Ignored()
+        sift(body, ignored, request.app[NODE].settings.unknown_fields)
+        request[IGNORED] = ignored
+    return body
+
+
+def limited(request: web.Request, name: str, wanted: int, available: int) -> int:
+    """Return as much of a field as there is. The reply lists it as limited if that is less than was wanted.
+
+    Raises UnsupportedParameter where the node is set to refuse such requests.
+    """
+    if wanted <= available:
+        return wanted
+    if request.app[NODE].settings.unknown_fields == "reject":
+        raise UnsupportedParameter(
+            f"{name}: at most {available} can be had here, and the node is set to refuse requests for more "
+            '(unknown_fields = "reject")',
+            param=name,
+        )
+    request[IGNORED].limited[name] = available
+    return available
 
 
 async def read_bytes(request: web.Request) -> bytes:

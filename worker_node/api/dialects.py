@@ -1,4 +1,4 @@
-"""Which form an error has at which URL.
+"""Which form an error has at which URL, and which fields of requests have names that are known.
 
 A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the client of
 that part of the API understands, so the form follows from the path alone.
@@ -12,10 +12,15 @@ from aiohttp import web
 
 from worker_node.api.errors import error_response
 from worker_node.api.ollama.errors import ollama_error_response
+from worker_node.api.ollama.table import TABLES as OLLAMA_TABLES
 from worker_node.api.openai.errors import openai_error_response
+from worker_node.api.openai.table import TABLES as OPENAI_TABLES
 from worker_node.errors import NodeError
 
 Renderer = Callable[[NodeError], web.Response]
+
+# Names that a metric may have: what the tables of both dialects name, and the fields that may be limited.
+KNOWN_FIELDS = frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"}
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (("/v1/", openai_error_response), ("/api/", ollama_error_response))
 

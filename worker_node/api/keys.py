@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from worker_node.api.failures import RecentFailures
+from worker_node.api.leniency import Ignored, IgnoredNames
 from worker_node.devices.busy import Utilisation
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
@@ -27,6 +28,7 @@ class NodeState:
         self.in_flight = 0
         self.npu_utilisation = Utilisation()
         self.failures = RecentFailures()
+        self.ignored_names = IgnoredNames()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,5 +71,6 @@ class DryRun:
 NODE = web.AppKey("node", Node)
 LIBRARY = web.AppKey("library", Library)
 DRY_RUN = web.RequestKey("dry_run", DryRun)
+IGNORED = web.RequestKey("ignored", Ignored)
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED = web.RequestKey("arrived", float)

@@ -13,8 +13,9 @@ from aiohttp.typedefs import Middleware
 
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import request_id, route_template
-from worker_node.api.dialects import Renderer, renderer
-from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID, Node
+from worker_node.api.dialects import KNOWN_FIELDS, Renderer, renderer
+from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, Node
+from worker_node.api.leniency import labels
 from worker_node.errors import (
     BadRequest,
     Draining,
@@ -45,6 +46,18 @@ async def hide_versions(_request: web.Request, response: web.StreamResponse) -> 
 async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Every reply, streams included, carries the request's id."""
     response.headers["X-Request-ID"] = request.get(REQUEST_ID) or request_id(request)
+
+
+async def list_ignored_fields(request: web.Request, response: web.StreamResponse) -> None:
+    """Every reply, streams included, lists the fields of its request that had no effect; they are counted too."""
+    ignored = request.get(IGNORED)
+    if not ignored or request.get(DRY_RUN) is not None:
+        return
+    response.headers["X-NPU-Node-Ignored"] = ignored.header()
+    node = request.app[NODE]
+    node.state.ignored_names.note(ignored)
+    for label in labels(ignored, KNOWN_FIELDS):
+        node.registry.telemetry.ignored_fields.labels(label).inc()
 
 
 def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middleware:

@@ -59,7 +59,7 @@ async def test_many_vectors_in_order(http, node):
     [
         ({"input": "x", "dimensions": 7}, "dimensions"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "x", "truncate": True}, "truncate"),
+        ({"input": "x", "normalize": False}, "normalize"),
         ({"input": [30_000_000]}, None),
         ({"input": []}, "input"),
         ({"input": "word " * 1000}, "texts[0]"),

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api.body import Body, DialectBody, read_body
+from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import request_context, route_headers
 from worker_node.api.keys import LIBRARY, NODE
+from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, KeepAlive, Options, schema_of, seconds_of
 from worker_node.api.ollama.residents import patient, resident, served
+from worker_node.api.ollama.table import CHAT, GENERATE, MESSAGE
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
     Finished,
@@ -31,8 +33,6 @@ from worker_node.domain import (
 from worker_node.errors import BadRequest, NodeError
 from worker_node.serving.generation import GenerationRun, generate
 from worker_node.serving.registry import ServedModel
-
-_NO_IMAGES = "no vision model is loaded"
 
 
 class _Common(DialectBody):
@@ -60,24 +60,17 @@ class _Common(DialectBody):
 class GenerateBody(_Common):
     """Body of POST /api/generate."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "context": "earlier tokens cannot be handed back; use /api/chat with the earlier messages",
-        "images": _NO_IMAGES,
-        "logprobs": "use /v1/completions",
-        "suffix": "text cannot be filled in before a suffix: the models here only continue a prompt",
-        "template": "the model's own template cannot be replaced; send raw: true and a finished prompt",
-        "top_logprobs": "use /v1/completions",
-    }
+    rules: ClassVar[Table] = GENERATE
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
-class OllamaCall(Body):
+class OllamaCall(DialectBody):
     """A call that the model made; its arguments are an object."""
 
-    class Function(Body):
+    class Function(DialectBody):
         """What was called, and with what."""
 
         name: str
@@ -91,7 +84,7 @@ class OllamaCall(Body):
 class OllamaMessage(DialectBody):
     """One turn of a conversation."""
 
-    refused: ClassVar[Mapping[str, str]] = {"images": _NO_IMAGES}
+    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -101,10 +94,10 @@ class OllamaMessage(DialectBody):
     tool_call_id: str | None = None
 
 
-class OllamaTool(Body):
+class OllamaTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class Function(Body):
+    class Function(DialectBody):
         """Its name, what it does, and the JSON schema of its arguments."""
 
         name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -118,10 +111,7 @@ class OllamaTool(Body):
 class ChatBody(_Common):
     """Body of POST /api/chat."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "logprobs": "use /v1/chat/completions",
-        "top_logprobs": "use /v1/chat/completions",
-    }
+    rules: ClassVar[Table] = CHAT
 
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from worker_node.api import parameters
 from worker_node.api.body import DialectBody
+from worker_node.api.leniency import Table
+from worker_node.api.ollama.table import OPTIONS
 from worker_node.domain import AnswerSchema, Sampling
 from worker_node.errors import BadRequest, UnsupportedParameter
 
@@ -18,8 +19,6 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 10 * 365 * 86400.0
 
-# At these values an option does nothing; a `repeat_last_n` of −1 is the whole context, which is what is counted here.
-_NEUTRAL = {"tfs_z": 1, "typical_p": 1, "repeat_last_n": -1, "penalize_newline": True}
 _NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 Format = Literal["", "json"] | dict[str, Any]
@@ -33,29 +32,7 @@ class Options(DialectBody):
     Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.
     """
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {
-            "draft_num_predict",
-            "f16_kv",
-            "low_vram",
-            "main_gpu",
-            "num_batch",
-            "num_gpu",
-            "num_keep",
-            "num_thread",
-            "numa",
-            "use_mlock",
-            "use_mmap",
-        }
-    )
-    refused: ClassVar[Mapping[str, str]] = {
-        "mirostat": "this engine has no Mirostat sampling",
-        "mirostat_eta": "this engine has no Mirostat sampling",
-        "mirostat_tau": "this engine has no Mirostat sampling",
-        "repeat_last_n": "this engine's penalties count the whole answer",
-        "tfs_z": "this engine has no tail-free sampling",
-        "typical_p": "this engine has no typical sampling",
-    }
+    rules: ClassVar[Table] = OPTIONS
 
     num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -74,12 +51,12 @@ class Options(DialectBody):
     def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        nothing = {name for name, value in _NEUTRAL.items() if fields.get(name) == value}
+        nothing = {"penalize_newline"}
         if not fields.get("mirostat"):
             nothing |= {"mirostat_eta", "mirostat_tau"}
         penalised = any(fields.get(name) not in (None, value) for name, value in _NO_PENALTY.items())
         if not penalised:
-            nothing |= {"penalize_newline", "repeat_last_n"}
+            nothing.add("repeat_last_n")
         elif fields.get("penalize_newline") is False:
             raise UnsupportedParameter(
                 "penalize_newline: this engine penalises all tokens alike", param="penalize_newline"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
@@ -12,6 +11,7 @@ from worker_node.api import parameters
 from worker_node.api.body import read_body
 from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.api.openai.fields import NumberOf, SamplingFields
@@ -19,6 +19,7 @@ from worker_node.api.openai.logprobs import chat_logprobs, check_top
 from worker_node.api.openai.messages import ChatMessage, conversation
 from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
+from worker_node.api.openai.table import CHAT
 from worker_node.api.openai.tools import (
     MAX_TOOLS,
     Choice,
@@ -37,17 +38,7 @@ from worker_node.serving.choices import generate_choices, repeated
 class ChatBody(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "audio": "the models here neither hear nor speak",
-        "function_call": "this is the form before 2023-11; use tool_choice",
-        "functions": "this is the form before 2023-11; use tools",
-        "logit_bias": "single tokens cannot be favoured or forbidden by this engine",
-        "reasoning_effort": "how long a model thinks cannot be set here",
-        "verbosity": "the models here have no such setting; use max_tokens or say it in the prompt",
-        "prediction": "predicted output is not used here",
-        "store": "answers are not stored here",
-        "web_search_options": "this node searches nothing",
-    }
+    rules: ClassVar[Table] = CHAT
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: NumberOf | None = None

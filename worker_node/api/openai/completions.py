@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
@@ -12,11 +11,13 @@ from worker_node.api import parameters
 from worker_node.api.body import read_body
 from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.openai.fields import SamplingFields
 from worker_node.api.openai.logprobs import check_top, completion_logprobs
 from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
+from worker_node.api.openai.table import COMPLETIONS
 from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
 from worker_node.errors import BadRequest
 from worker_node.serving.choices import generate_choices, repeated
@@ -31,11 +32,7 @@ Ids = Annotated[list[int], Field(min_length=1)]
 class CompletionsBody(SamplingFields):
     """Body of POST /v1/completions."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "suffix": "text cannot be filled in before a suffix: the models here only continue a prompt",
-        "echo": "the prompt cannot be sent back: the engine returns new tokens only",
-        "logit_bias": "single tokens cannot be favoured or forbidden by this engine",
-    }
+    rules: ClassVar[Table] = COMPLETIONS
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     best_of: Annotated[int, Field(ge=1)] | None = None

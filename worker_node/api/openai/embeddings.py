@@ -11,8 +11,9 @@ from pydantic import Field
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import embedding_headers, request_context
 from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.api.openai.fields import ACCOUNTING
+from worker_node.api.openai.table import EMBEDDINGS
 from worker_node.api.vectors import embedding_objects
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
@@ -24,12 +25,25 @@ Ids = Annotated[list[int], Field(min_length=1)]
 class EmbeddingsBody(DialectBody):
     """Body of POST /v1/embeddings. Token ids are those of the model's own tokenizer, special tokens included."""
 
-    ignored: ClassVar[frozenset[str]] = ACCOUNTING
+    rules: ClassVar[Table] = EMBEDDINGS
 
     model: str
     input: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | Literal["NONE", "END"] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    normalize: bool | None = None
+
+    def truncates(self, limit: int) -> bool:
+        """Whether a text of more than `limit` tokens, the model's limit, is cut at its end. Raises BadRequest."""
+        most = self.truncate_prompt_tokens
+        if most is not None and 0 <= most < limit:
+            raise UnsupportedParameter(
+                f"truncate_prompt_tokens: texts can be cut to the model's {limit} tokens only; send -1 for that",
+                param="truncate_prompt_tokens",
+            )
+        return most is not None or self.truncate in (True, "END")
 
     def texts(self) -> tuple[str | tuple[int, ...], ...]:
         """The texts, of which one may stand without a list around it."""
@@ -65,7 +79,12 @@ async def _embeddings(request: web.Request) -> web.Response:
             f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
             param="dimensions",
         )
-    reply = await embed(node.registry, EmbeddingRequest(context, texts, body.model))
+    if body.normalize is False:
+        raise UnsupportedParameter(
+            f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
+        )
+    truncate = body.truncates(model.tokenizer.limit)
+    reply = await embed(node.registry, EmbeddingRequest(context, texts, body.model, truncate=truncate))
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
     items = embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")

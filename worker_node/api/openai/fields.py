@@ -1,33 +1,21 @@
-"""Fields that several of OpenAI's bodies share, and which of them this node passes over or refuses."""
+"""Fields that several of OpenAI's bodies share."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from worker_node.api.body import Body, DialectBody
+from worker_node.api.body import DialectBody
 
 # What the schema takes; a model's own best_of_limit decides.
 MAX_CHOICES = 128
-
-# They change where or for whom a request is accounted, stored or routed at OpenAI, never what the answer is.
-ACCOUNTING = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "user",
-    }
-)
 
 NumberOf = Annotated[int, Field(ge=1, le=1_000_000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class StreamOptions(Body):
+class StreamOptions(DialectBody):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = None
@@ -36,8 +24,6 @@ class StreamOptions(Body):
 
 class SamplingFields(DialectBody):
     """Sampling parameters of OpenAI, and what local servers add: top_k, min_p, repetition_penalty, ignore_eos."""
-
-    ignored: ClassVar[frozenset[str]] = ACCOUNTING
 
     model: str
     max_tokens: NumberOf | None = None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 import orjson
 from pydantic import Field
 
-from worker_node.api.body import Body
+from worker_node.api.body import DialectBody
+from worker_node.api.leniency import Table
+from worker_node.api.openai.table import MESSAGE
 from worker_node.domain import Message, ToolCall
 from worker_node.errors import BadRequest
 
 
-class TextPart(Body):
+class TextPart(DialectBody):
     """A part of a message: text is the only kind that the models here read."""
 
     type: Literal["text"]
@@ -23,26 +25,28 @@ class TextPart(Body):
 Content = str | list[TextPart]
 
 
-class SystemMessage(Body):
+class SystemMessage(DialectBody):
     """Instructions; `developer` is OpenAI's newer word for `system`."""
+
+    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["system", "developer"]
     content: Content
-    name: str | None = None
 
 
-class UserMessage(Body):
+class UserMessage(DialectBody):
     """What the user said."""
+
+    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["user"]
     content: Content
-    name: str | None = None
 
 
-class PastCall(Body):
+class PastCall(DialectBody):
     """A call that the model made; its arguments are JSON in a string."""
 
-    class Function(Body):
+    class Function(DialectBody):
         """What was called, and with what."""
 
         name: str
@@ -53,22 +57,22 @@ class PastCall(Body):
     function: Function
 
 
-class AssistantMessage(Body):
+class AssistantMessage(DialectBody):
     """What the model answered."""
+
+    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["assistant"]
     content: Content | None = None
-    name: str | None = None
     refusal: str | None = None
     tool_calls: list[PastCall] | None = None
     reasoning_content: str | None = None
-    audio: None = None
-    function_call: None = None
-    annotations: list[Any] | None = None
 
 
-class ToolMessage(Body):
+class ToolMessage(DialectBody):
     """What a called function returned."""
+
+    rules: ClassVar[Table] = MESSAGE
 
     role: Literal["tool"]
     content: Content

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field
 
 from worker_node.api import parameters
-from worker_node.api.body import Body, DialectBody
-from worker_node.api.openai.fields import ACCOUNTING, NumberOf
+from worker_node.api.body import DialectBody
+from worker_node.api.leniency import Table
+from worker_node.api.openai.fields import NumberOf
+from worker_node.api.openai.table import RESPONSES, STYLE
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, tool_use
 from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
 
 
-class TextPart(Body):
+class TextPart(DialectBody):
     """A part of a message."""
 
     type: Literal["input_text", "output_text"]
@@ -25,7 +26,7 @@ class TextPart(Body):
     logprobs: list[Any] | None = None
 
 
-class MessageItem(Body):
+class MessageItem(DialectBody):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
@@ -35,7 +36,7 @@ class MessageItem(Body):
     status: str | None = None
 
 
-class CallItem(Body):
+class CallItem(DialectBody):
     """A call that the model made; its arguments are JSON in a string."""
 
     type: Literal["function_call"]
@@ -46,7 +47,7 @@ class CallItem(Body):
     status: str | None = None
 
 
-class OutputItem(Body):
+class OutputItem(DialectBody):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
@@ -59,15 +60,18 @@ class OutputItem(Body):
 class ReasoningItem(DialectBody):
     """What the model thought in an earlier turn; it is not shown to the model again."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"content", "encrypted_content", "id", "status", "summary"})
-
     type: Literal["reasoning"]
+    content: Any = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: str | None = None
+    summary: Any = None
 
 
 Item = CallItem | OutputItem | ReasoningItem | MessageItem
 
 
-class FunctionTool(Body):
+class FunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
     type: Literal["function"]
@@ -77,14 +81,14 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class NamedChoice(Body):
+class NamedChoice(DialectBody):
     """This function is to be called."""
 
     type: Literal["function"]
     name: ToolName
 
 
-class Format(Body):
+class Format(DialectBody):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -97,7 +101,7 @@ class Format(Body):
 class TextOptions(DialectBody):
     """How the answer's text is to be."""
 
-    refused: ClassVar[Mapping[str, str]] = {"verbosity": "the models here have no such setting"}
+    rules: ClassVar[Table] = STYLE
 
     format: Format | None = None
 
@@ -105,17 +109,7 @@ class TextOptions(DialectBody):
 class ResponsesBody(DialectBody):
     """Body of POST /v1/responses."""
 
-    ignored: ClassVar[frozenset[str]] = ACCOUNTING | {"include", "stream_options"}
-    refused: ClassVar[Mapping[str, str]] = {
-        "background": "a response is made while the client waits",
-        "conversation": "nothing is stored here; send the earlier turns as input",
-        "max_tool_calls": "this node calls no tools by itself",
-        "previous_response_id": "nothing is stored here; send the earlier turns as input",
-        "prompt": "no prompts are stored here",
-        "reasoning": "how a model thinks cannot be set here",
-        "store": "responses are not stored here",
-        "top_logprobs": "use /v1/chat/completions",
-    }
+    rules: ClassVar[Table] = RESPONSES
 
     model: str
     input: str | Annotated[list[Item], Field(min_length=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from worker_node.api.body import Body
+from worker_node.api.body import DialectBody
 from worker_node.domain import AnswerSchema, Tool, ToolUse
 from worker_node.errors import BadRequest
 
@@ -15,10 +15,10 @@ MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class FunctionTool(Body):
+class FunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class Function(Body):
+    class Function(DialectBody):
         """Its name, what it does, and the JSON schema of its arguments."""
 
         name: ToolName
@@ -30,10 +30,10 @@ class FunctionTool(Body):
     function: Function
 
 
-class NamedChoice(Body):
+class NamedChoice(DialectBody):
     """This function is to be called."""
 
-    class Function(Body):
+    class Function(DialectBody):
         """Its name."""
 
         name: ToolName
@@ -45,19 +45,19 @@ class NamedChoice(Body):
 Choice = Literal["none", "auto", "required"] | NamedChoice
 
 
-class TextFormat(Body):
+class TextFormat(DialectBody):
     """The answer is free text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Body):
+class JsonObjectFormat(DialectBody):
     """The answer is a JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(Body):
+class JsonSchema(DialectBody):
     """A schema, under the field name that OpenAI gives it."""
 
     name: ToolName
@@ -66,7 +66,7 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(DialectBody):
     """The answer is JSON that is valid against the schema; it is always held to that, strict or not."""
 
     type: Literal["json_schema"]

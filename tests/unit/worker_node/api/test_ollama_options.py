@@ -5,6 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from worker_node.api.leniency import Ignored, sift
 from worker_node.api.ollama.options import Options
 from worker_node.errors import UnsupportedParameter
 
@@ -23,7 +24,9 @@ DEFAULTS = {
 
 
 def read(**options):
-    return Options.read(json.dumps(options).encode())
+    options = Options.read(json.dumps(options).encode())
+    sift(options, Ignored(), "ignore")
+    return options
 
 
 @pytest.mark.parametrize("given", [DEFAULTS, *({name: value} for name, value in DEFAULTS.items())], ids=str)

@@ -1,0 +1,61 @@
+"""The node's whole application around an engine that writes a given text, token by token, in this process."""
+
+import contextlib
+import functools
+
+import numpy as np
+
+from tests.support.application import application, built_models, with_engine
+from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.messages import TokenDelta
+
+WRITER, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
+
+
+class WritingEngine:
+    """Writes the tokens of `text`, as many as the job may have. `jobs` are those that it got."""
+
+    def __init__(self, text="One two three."):
+        self.text = text
+        self.tokenizer = None
+        self.jobs = []
+        self.ended = 0
+
+    status = EngineStatus(EngineState.READY, "scripted")
+
+    def wake(self):
+        pass
+
+    async def settled(self):
+        return self.status
+
+    async def generate(self, job):
+        self.jobs.append(job)
+        tokens = self.tokenizer.encode_prompt(self.text)[: job.max_new_tokens]
+        try:
+            for number, token in enumerate(tokens, start=1):
+                whole = number == len(tokens)
+                finish = ("length" if number == job.max_new_tokens else "stop") if whole else None
+                yield TokenDelta(1, [token], finish, logprobs=[-0.5] if job.logprobs else None)
+        finally:
+            self.ended += 1
+
+    async def embed(self, tokens, *, deadline, interactive):
+        self.jobs.append(tokens)
+        return EmbeddingOutput(np.eye(len(tokens), 384, dtype=np.float32), 0.0, 0.0, 5, False)
+
+
+@functools.cache
+def _built(store):
+    """Once for all tests: reading the tokenizers takes a second."""
+    return built_models(store, WRITER, EMBEDDER)
+
+
+@contextlib.asynccontextmanager
+async def writing(store, text="One two three.", settings=None):
+    """Yields a client, its `Node` and the engine behind all of its models."""
+    engine = WritingEngine(text)
+    models = [with_engine(model, engine) for model in _built(store)]
+    engine.tokenizer = models[0].tokenizer
+    async with application(models, settings) as (client, node):
+        yield client, node, engine

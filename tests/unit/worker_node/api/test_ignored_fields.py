@@ -1,0 +1,163 @@
+"""Fields of other servers' APIs: hints and unknown ones are ignored and listed, what cannot be honoured is refused.
+
+The application, its dialects and tokenizers are real and asked over HTTP; the engine is scripted.
+"""
+
+import logging
+import re
+
+import pytest
+
+from tests.support.writing import EMBEDDER, WRITER, writing
+from worker_node.api.leniency import HINT, Hint, Unsupported
+from worker_node.api.ollama import table as ollama
+from worker_node.api.openai import table as openai
+from worker_node.settings import NodeSettings
+
+HEADER = "X-NPU-Node-Ignored"
+TURN = {"role": "user", "content": "Hello"}
+BODIES = {
+    "/v1/chat/completions": {"model": WRITER, "messages": [TURN]},
+    "/v1/completions": {"model": WRITER, "prompt": "Hello"},
+    "/v1/embeddings": {"model": EMBEDDER, "input": "Hello"},
+    "/v1/responses": {"model": WRITER, "input": "Hello"},
+    "/api/generate": {"model": WRITER, "prompt": "Hello", "stream": False},
+    "/api/chat": {"model": WRITER, "messages": [TURN], "stream": False},
+    "/api/embed": {"model": EMBEDDER, "input": "Hello"},
+}
+TABLES = {
+    "/v1/chat/completions": openai.CHAT,
+    "/v1/completions": openai.COMPLETIONS,
+    "/v1/embeddings": openai.EMBEDDINGS,
+    "/v1/responses": openai.RESPONSES,
+    "/api/generate": ollama.GENERATE,
+    "/api/chat": ollama.CHAT,
+}
+ROWS = [(path, name) for path, table in TABLES.items() for name in table]
+
+
+def rows(kind):
+    return [(path, name) for path, name in ROWS if isinstance(TABLES[path][name], kind)]
+
+
+async def post(client, path, **fields):
+    async with client.post(path, json=BODIES[path] | fields) as reply:
+        return reply, await reply.text()
+
+
+def listed(reply):
+    return reply.headers.get(HEADER, "").split(", ")
+
+
+async def test_hints_are_ignored_and_listed(store):
+    async with writing(store) as (client, *_):
+        for path, table in TABLES.items():
+            hints = sorted(name for name in table if table[name] is HINT)
+            for names in (hints[start : start + 12] for start in range(0, len(hints), 12)):
+                reply, text = await post(client, path, **{name: {"any": ["thing"]} for name in names})
+                assert reply.status == 200, text
+                assert listed(reply) == names
+                reply, text = await post(client, path, **dict.fromkeys(names))
+                assert (reply.status, HEADER in reply.headers) == (200, False), text
+
+
+async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(store):
+    async with writing(store) as (client, *_):
+        for path, name in rows(Unsupported):
+            for value in (None, False, *TABLES[path][name].neutral):
+                reply, text = await post(client, path, **{name: value})
+                assert (reply.status, HEADER in reply.headers) == (200, False), (path, name, text)
+            reply, text = await post(client, path, **{name: ["something"]})
+            assert reply.status == 400, (path, name)
+            assert name in text
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_unknown_fields_are_ignored_and_listed(store, path):
+    async with writing(store) as (client, *_):
+        reply, text = await post(client, path, invented={"a": 1})
+        assert reply.status == 200, text
+        assert listed(reply) == ["invented"]
+
+
+async def test_fields_within_parts_are_listed_by_path(store):
+    turn = {
+        "role": "user",
+        "cache_breakpoint": True,
+        "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}],
+    }
+    async with writing(store) as (client, *_):
+        reply, text = await post(client, "/v1/chat/completions", messages=[turn, turn])
+        assert reply.status == 200, text
+        assert listed(reply) == ["messages.cache_breakpoint", "messages.content.cache_control"]
+
+
+async def test_streams_list_them_too(store):
+    async with writing(store) as (client, *_):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat"):
+            reply, _ = await post(client, path, stream=True, invented=1)
+            assert listed(reply) == ["invented"]
+
+
+async def test_rejecting_restores_strictness_and_nothing_is_ever_ignored(store):
+    async with writing(store, settings=NodeSettings(unknown_fields="reject")) as (client, *_):
+        for path, name in [*rows(Hint), *((path, "invented") for path in BODIES)]:
+            reply, text = await post(client, path, **{name: "x"})
+            assert reply.status == 400, (path, name)
+            assert name in text
+            assert HEADER not in reply.headers
+        reply, text = await post(client, "/v1/chat/completions", messages=[TURN | {"invented": 1}])
+        assert reply.status == 400
+        assert "messages.invented" in text
+
+
+@pytest.mark.parametrize("mode", ["ignore", "reject"])
+async def test_the_native_api_is_strict(store, mode):
+    native = {"/inference": {"prompt": "Hello"}, "/embeddings": {"texts": ["Hello"]}}
+    async with writing(store, settings=NodeSettings(unknown_fields=mode)) as (client, *_):
+        for path, body in native.items():
+            for field in ("user", "invented"):
+                async with client.post(path, json=body | {field: "x"}) as reply:
+                    assert reply.status == 400
+                    assert HEADER not in reply.headers
+
+
+async def test_hostile_names_cannot_break_out_of_the_header_the_log_or_the_metrics(store, caplog):
+    caplog.set_level(logging.INFO, "worker_node.api.leniency")
+    hostile = {
+        "x\r\nSet-Cookie: a=b": 1,
+        "y\x00\x1b[31m": 1,
+        "a, b;c=d": 1,
+        "ключ 🔑": 1,
+        "": 1,
+        "0": 1,
+        "n" * 5000: 1,
+    }
+    async with writing(store) as (client, node, _):
+        reply, text = await post(client, "/v1/chat/completions", **hostile)
+        assert reply.status == 200, text
+        assert "Set-Cookie" not in reply.headers
+        assert all(re.fullmatch(r"[A-Za-z*][A-Za-z0-9_.:*-]*", name) for name in listed(reply)), reply.headers[HEADER]
+        for start in range(0, 3000, 1000):
+            reply, _ = await post(client, "/v1/chat/completions", **{f"f{start + i}": 1 for i in range(1000)})
+            assert reply.status == 200
+            assert len(reply.headers[HEADER]) < 1500
+            assert "and-more;fields=984" in listed(reply)
+        for number in range(300):
+            await post(client, "/v1/chat/completions", **{f"g{number}": 1})
+        await post(client, "/v1/chat/completions", user="x")
+        samples = [s for m in node.registry.telemetry.ignored_fields.collect() for s in m.samples]
+        assert {sample.labels["field"]: sample.value for sample in samples} == {"other": 304, "user": 1}
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 256
+    assert all(message.isprintable() for message in messages)
+
+
+async def test_an_ignored_name_is_logged_once(store, caplog):
+    caplog.set_level(logging.INFO, "worker_node.api.leniency")
+    async with writing(store) as (client, *_):
+        for _ in range(3):
+            await post(client, "/v1/chat/completions", verbosity="low")
+            await post(client, "/api/chat", invented=1)
+    assert len([r for r in caplog.records if "verbosity" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "invented" in r.getMessage()]) == 1
