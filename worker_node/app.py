@@ -21,8 +21,9 @@ from worker_node.api.middleware import (
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, responses
+from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored
 from worker_node.api.openai import models as openai_models
+from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.api.tracing import traced
 from worker_node.models.manifest import InstalledModel
@@ -31,7 +32,7 @@ from worker_node.serving.build import Machine, build_model
 from worker_node.serving.library import Library
 from worker_node.serving.registry import ServedModel
 from worker_node.serving.residence import Residence
-from worker_node.settings import ModelSettings, PlacementSettings
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 
 def make_app(node: Node) -> web.Application:
@@ -59,12 +60,19 @@ def make_app(node: Node) -> web.Application:
     app.on_shutdown.append(close_library)
     app[dashboard.HISTORY] = History()
     app.cleanup_ctx.append(dashboard.keep_history)
+    app[responses_stored.RESPONSES] = _response_store(node.settings)
+    app.cleanup_ctx.append(responses_stored.forget_expired)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
-    openai_rooms = (openai_models, embeddings, completions, chat, responses)
+    openai_rooms = (openai_models, embeddings, completions, chat, responses, responses_stored)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
         app.add_routes(answering_expectations(room.routes()))
     return app
+
+
+def _response_store(settings: NodeSettings) -> ResponseStore:
+    limits = StoreLimits(settings.stored_responses, settings.stored_response_bytes, settings.stored_response_s)
+    return ResponseStore(limits)
 
 
 def _library(node: Node) -> Library:

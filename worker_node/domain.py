@@ -204,10 +204,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens in and out, as the model's own tokenizer counts them."""
+    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

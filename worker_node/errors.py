@@ -9,6 +9,7 @@
     ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
     ├── ModelNotFound               404 model_not_found
     ├── RouteNotFound               404 not_found
+    ├── ResponseNotFound            404 response_not_found  not stored, or not any more
     ├── MethodNotAllowed            405 method_not_allowed
     ├── RequestTimeout              408 request_timeout     the client was too slow in sending
     ├── PayloadTooLarge             413 payload_too_large
@@ -111,6 +112,14 @@ class RouteNotFound(NodeError):
 
     status = 404
     code = "not_found"
+    type = "not_found_error"
+
+
+class ResponseNotFound(NodeError):
+    """No such response, or item of one, is stored for the request's key."""
+
+    status = 404
+    code = "response_not_found"
     type = "not_found_error"
 
 

@@ -145,8 +145,10 @@ class NodeSettings(BaseSettings):
     `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). A node without keys
     answers only to requests for its own names: loopback, the bind address, `allowed_hosts`; pages of other sites may
     send requests, and read replies, if `cors_origins` names them. `unknown_fields` says whether fields of OpenAI's and
-    Ollama's dialect that have no effect here are ignored and listed in the reply, or refused. `tracing` sends
-    spans of inference requests to the collector that the standard `OTEL_*` environment names (docs/monitoring.md).
+    Ollama's dialect that have no effect here are ignored and listed in the reply, or refused. Of /v1/responses,
+    `stored_responses` are kept in memory for later turns, `stored_response_bytes` together, each for
+    `stored_response_s`; with 0 none are. `tracing` sends spans of inference requests to the collector that the standard
+    `OTEL_*` environment names (docs/monitoring.md).
     """
 
     model_config = SettingsConfigDict(
@@ -179,6 +181,9 @@ class NodeSettings(BaseSettings):
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     max_texts: int = Field(default=2048, gt=0)
     embedding_cache: int = Field(default=1000, ge=0, le=1_000_000)
+    stored_responses: int = Field(default=1000, ge=0, le=100_000)
+    stored_response_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    stored_response_s: float = Field(default=3600.0, gt=0)
     max_connections: int = Field(default=1024, gt=0)
     header_timeout_s: float = Field(default=5.0, gt=0)
     body_timeout_s: float = Field(default=10.0, gt=0)

@@ -19,11 +19,21 @@ class ApiKeys:
         """Whether the request may do what key holders may. Compared in constant time, by digest."""
         if not self._digests:
             return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        scheme = request.headers.get("Authorization", "").partition(" ")[0]
+        digest = _given(request)
         # All are compared, so that the time tells neither which key matched nor whether one did.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return scheme.lower() == "bearer" and any(matches)
+
+    def owner(self, request: web.Request) -> bytes:
+        """Whose request it is: the same for all with one key, another for each key. Only for authorized requests."""
+        return _given(request) if self._digests else b""
+
+
+def _given(request: web.Request) -> bytes:
+    """The digest of the key that a request carries."""
+    _, _, given = request.headers.get("Authorization", "").partition(" ")
+    return hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
 
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)

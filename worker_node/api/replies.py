@@ -197,15 +197,33 @@ class Completion(Reply):
 
 
 class OpenAIResponse(Reply):
-    """POST /v1/responses."""
+    """POST /v1/responses, and GET of one that is stored."""
 
     id: str
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["completed", "incomplete"]
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
     output: list[dict[str, Any]]
-    usage: dict[str, int]
+    usage: dict[str, Any] | None
+
+
+class OpenAIDeleted(Reply):
+    """DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class OpenAIItems(Reply):
+    """GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class OllamaVersion(Reply):

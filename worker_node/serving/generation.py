@@ -15,6 +15,7 @@ from worker_node.domain import (
     FinishReason,
     GenerationRequest,
     Piece,
+    Reasoning,
     Route,
     Sampling,
     Timing,
@@ -234,7 +235,7 @@ async def _run(
     started = submitted
     watch.operation.submitted(runs.place.placement.engine)
     first_token: float | None = None
-    completion_tokens = 0
+    completion_tokens = reasoning_tokens = 0
     busy_us, busy_shared = None, False
     finish = FinishReason.STOP
     detokenizer = model.tokenizer.detokenizer()
@@ -260,6 +261,7 @@ async def _run(
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
                 yield piece
+            reasoning_tokens += len(delta.tokens) if reader.reasoning else 0
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
             if stop.matched is not None or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
@@ -276,7 +278,7 @@ async def _run(
     now = time.monotonic()
     yield Finished(
         finish_reason=_reason(finish, stopped=stop.matched is not None, called=reader.called),
-        usage=Usage(len(prompt.tokens), completion_tokens),
+        usage=Usage(len(prompt.tokens), completion_tokens, reasoning_tokens),
         timing=Timing(
             queue=max(0.0, started - submitted) * 1e3,
             tokenize=tokenize_s * 1e3,
@@ -297,6 +299,7 @@ class _Reader:
         self._parser = parser
         self._single = single
         self.called = False
+        self.reasoning = False
 
     def read(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> list[Piece]:
         if self._parser is None:
@@ -316,6 +319,8 @@ class _Reader:
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         if self._single:
             pieces = [p for p in pieces if not (isinstance(p, ToolCallStarted | ToolCallArguments) and p.call > 0)]
+        # Until something else comes, what is held back belongs to the reasoning as well.
+        self.reasoning = isinstance(pieces[-1], Reasoning) if pieces else self.reasoning
         self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
         return pieces
 

@@ -34,7 +34,7 @@ def test_an_answer(client):
     assert response.output_text == chat.choices[0].message.content
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    assert response.store is False
+    assert client.responses.retrieve(response.id) == response
 
 
 def test_items_and_instructions_are_a_conversation(client):
@@ -106,15 +106,38 @@ def test_an_answer_is_parsed(client):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"store": True}, "store"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema.not"),
         ({"truncation": "auto"}, "truncation"),
     ],
 )
-def test_what_needs_a_store_or_more_is_refused(client, fields, param):
+def test_what_cannot_be_is_refused(client, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model=MODEL, input="x", **fields)
     assert refused.value.param.startswith(param)
+
+
+def test_a_second_turn_refers_to_the_first(client):
+    first = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=8)
+    sent = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text}]
+    whole = client.responses.create(
+        model=MODEL, input=[*sent, {"role": "user", "content": "And?"}], max_output_tokens=8
+    )
+    for fields in (
+        {"previous_response_id": first.id, "input": "And?"},
+        {"input": [sent[0], {"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "And?"}]},
+    ):
+        second = client.responses.create(model=MODEL, max_output_tokens=8, **fields)
+        assert second.output_text == whole.output_text
+        assert second.usage.input_tokens == whole.usage.input_tokens
+    items = client.responses.input_items.list(first.id)
+    assert [item.content[0].text for item in items] == [QUESTION]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="previous_response_id"):
+        client.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
+
+
+def test_the_usage_is_complete(client):
+    usage = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=2).usage
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (0, 0)

@@ -37,15 +37,15 @@ class Items:
         part = self.output[-1]["content"][0]
         part["text"] += piece.text
         name = "response.output_text.delta" if isinstance(piece, Token) else "response.reasoning_text.delta"
-        return [*events, self._event(name, content_index=0, delta=piece.text)]
+        return [*events, self._event(name, content_index=0, delta=piece.text, **_no_logprobs(kind))]
 
-    def end(self) -> list[Event]:
-        """The open item is complete."""
+    def end(self, status: str = "completed") -> list[Event]:
+        """The open item is complete, or ends as it is."""
         if not self._open:
             return []
         self._open = False
         item = self.output[-1]
-        item["status"] = "completed"
+        item["status"] = status
         events: list[Event] = []
         if item["type"] == "function_call":
             events.append(
@@ -54,7 +54,9 @@ class Items:
         else:
             part = item["content"][0]
             name = "output_text" if item["type"] == "message" else "reasoning_text"
-            events.append(self._event(f"response.{name}.done", content_index=0, text=part["text"]))
+            events.append(
+                self._event(f"response.{name}.done", content_index=0, text=part["text"], **_no_logprobs(item["type"]))
+            )
             events.append(self._event("response.content_part.done", content_index=0, part=dict(part)))
         return [*events, ("response.output_item.done", {"output_index": len(self.output) - 1, "item": dict(item)})]
 
@@ -80,3 +82,8 @@ class Items:
 
     def _event(self, kind: str, **fields: Any) -> Event:
         return kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **fields}
+
+
+def _no_logprobs(kind: str) -> dict[str, Any]:
+    """A field that the events of an answer's text always have."""
+    return {"logprobs": []} if kind == "message" else {}

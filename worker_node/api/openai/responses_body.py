@@ -1,14 +1,15 @@
-"""The body of POST /v1/responses: the subset that needs nothing to be stored."""
+"""The body of POST /v1/responses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import Field
 
 from worker_node.api import parameters
-from worker_node.api.body import DialectBody
+from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.openai.fields import NumberOf
 from worker_node.api.openai.table import RESPONSES, STYLE
@@ -52,7 +53,7 @@ class OutputItem(DialectBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | list[TextPart]
     id: str | None = None
     status: str | None = None
 
@@ -68,7 +69,15 @@ class ReasoningItem(DialectBody):
     summary: Any = None
 
 
-Item = CallItem | OutputItem | ReasoningItem | MessageItem
+class ItemReference(Body):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+InputItem = CallItem | OutputItem | ReasoningItem | MessageItem
+Item = InputItem | ItemReference
 
 
 class FunctionTool(DialectBody):
@@ -123,12 +132,21 @@ class ResponsesBody(DialectBody):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
 
-    def request(self, context: RequestContext) -> GenerationRequest:
-        """The domain request. Raises BadRequest."""
+    @property
+    def items(self) -> list[Item]:
+        """The input; a text is a message of the user."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=[TextPart(type="input_text", text=self.input)])]
+        return self.input
+
+    def request(self, context: RequestContext, items: Sequence[Item]) -> GenerationRequest:
+        """The domain request that answers these items, among which no reference is left. Raises BadRequest."""
         return GenerationRequest(
             context,
-            self._conversation(),
+            self._conversation(items),
             parameters.sampling(
                 parameters.OPENAI, self.model_dump(include={"max_output_tokens", "temperature", "top_p"})
             ),
@@ -138,20 +156,18 @@ class ResponsesBody(DialectBody):
             split_reasoning=True,
         )
 
-    def _conversation(self) -> tuple[Message, ...]:
+    def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
-        if isinstance(self.input, str):
-            return (*turns, Message("user", self.input))
-        called = {item.call_id: item.name for item in self.input if isinstance(item, CallItem)}
-        for index, item in enumerate(self.input):
+        called = {item.call_id: item.name for item in items if isinstance(item, CallItem)}
+        # Of the input that was sent with this request; earlier items are known to be sound.
+        first = len(items) - len(self.items)
+        for index, item in enumerate(items):
             if isinstance(item, CallItem):
-                turns.append(Message("assistant", "", (_past_call(item, index),)))
+                turns.append(Message("assistant", "", (_past_call(item, index - first),)))
             elif isinstance(item, OutputItem):
-                turns.append(Message("tool", item.output, tool_name=called.get(item.call_id)))
+                turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
             elif isinstance(item, MessageItem):
-                role = "system" if item.role == "developer" else item.role
-                parts = item.content
-                turns.append(Message(role, parts if isinstance(parts, str) else "".join(part.text for part in parts)))
+                turns.append(Message("system" if item.role == "developer" else item.role, _text(item.content)))
         return tuple(turns)
 
     def _tool_use(self) -> ToolUse | None:
@@ -172,6 +188,10 @@ class ResponsesBody(DialectBody):
         if wanted.json_schema is None:
             raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
         return AnswerSchema(wanted.json_schema, "text.format.schema")
+
+
+def _text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _past_call(item: CallItem, index: int) -> ToolCall:

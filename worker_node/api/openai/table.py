@@ -151,11 +151,9 @@ RESPONSES: Table = {
     **_SAMPLING,
     **hints("include", "stream_options"),
     "background": Unsupported("a response is made while the client waits"),
-    "conversation": Unsupported("nothing is stored here; send the earlier turns as input"),
+    "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
     "max_tool_calls": Unsupported("this node calls no tools by itself"),
-    "previous_response_id": Unsupported("nothing is stored here; send the earlier turns as input"),
     "prompt": Unsupported("no prompts are stored here"),
-    "store": Unsupported("responses are not stored here"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }
 

@@ -35,6 +35,6 @@ def test_ollamas_last_frame_and_openais_response_have_the_native_fields(shared):
     finished = end(40, shared=shared)
     route = Route("m", Device.NPU, "preferred", 3)
     body = ResponsesBody.read(b'{"model": "m", "input": "x"}')
-    for last in (ending(finished, Loading()), _Response(body, route).ended(Items(), finished)):
+    for last in (ending(finished, Loading()), _Response(body, route, stored=False).ended(Items(), finished)):
         assert last["npu_busy_delta_us"] == 40
         assert ("npu_busy_exclusive" in last) == shared

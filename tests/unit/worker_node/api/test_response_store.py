@@ -1,0 +1,122 @@
+"""The store of responses alone: its bounds in number, bytes and time, and whose is what."""
+
+import random
+
+import pytest
+
+from worker_node.api.openai.response_store import ResponseStore, StoredItem, StoredResponse, StoreLimits
+
+ANN, BOB = b"ann", b"bob"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def response(name, *earlier, size=10, status="completed"):
+    item = StoredItem(f"msg_{name}", b"x" * size)
+    return StoredResponse(f"resp_{name}", status, b"{}", earlier, (item,))
+
+
+def store(count=10, size=1_000_000, seconds=60.0, clock=None):
+    return ResponseStore(StoreLimits(count, size, seconds), clock or Clock())
+
+
+def test_a_response_and_its_items_are_for_their_owner_only():
+    kept = store()
+    assert kept.put(ANN, response("a"))
+    assert kept.get(ANN, "resp_a").output[0].id == "msg_a"
+    assert kept.get(BOB, "resp_a") is None
+    assert kept.items(ANN, ["msg_a", "msg_b"]).keys() == {"msg_a"}
+    assert kept.items(BOB, ["msg_a"]) == {}
+    assert not kept.delete(BOB, "resp_a")
+    assert kept.delete(ANN, "resp_a")
+    assert not kept.delete(ANN, "resp_a")
+    assert kept.items(ANN, ["msg_a"]) == {}
+
+
+def test_it_forgets_after_the_time():
+    clock = Clock()
+    kept = store(clock=clock, seconds=60)
+    kept.put(ANN, response("a"))
+    clock.now = 59.0
+    kept.put(ANN, response("b", *kept.get(ANN, "resp_a").items))
+    clock.now = 60.0
+    assert kept.get(ANN, "resp_a") is None
+    assert kept.items(ANN, ["msg_a", "msg_b"]).keys() == {"msg_a", "msg_b"}
+    clock.now = 119.0
+    kept.expire()
+    assert (kept.count, kept.size) == (0, 0)
+
+
+def test_the_oldest_goes_first():
+    kept = store(count=2)
+    for name in "abc":
+        kept.put(ANN, response(name))
+    assert [kept.get(ANN, f"resp_{name}") is not None for name in "abc"] == [False, True, True]
+
+
+@pytest.mark.parametrize("limits", [{"count": 4}, {"size": 6000}])
+def test_who_stores_most_does_not_drive_out_others(limits):
+    kept = store(**limits)
+    kept.put(BOB, response("bob", size=1000))
+    for index in range(50):
+        kept.put(ANN, response(str(index), size=1000))
+        assert kept.get(ANN, f"resp_{index}") is not None
+    assert kept.get(BOB, "resp_bob") is not None
+
+
+def test_what_is_larger_than_everything_is_not_stored():
+    kept = store(size=5000)
+    kept.put(ANN, response("a"))
+    assert not kept.put(ANN, response("b", size=5000))
+    assert kept.get(ANN, "resp_a") is not None
+
+
+def test_a_count_of_0_is_off():
+    kept = store(count=0)
+    assert not kept.enabled
+    assert not kept.put(ANN, response("a"))
+    assert kept.get(ANN, "resp_a") is None
+
+
+def test_a_chain_holds_its_items_once():
+    kept, earlier = store(count=1000, size=200_000), ()
+    for turn in range(100):
+        kept.put(ANN, response(str(turn), *earlier, size=200))
+        earlier = kept.get(ANN, f"resp_{turn}").items
+    # Every turn alone repeated all before it: 5,000 items of 200 bytes.
+    assert kept.count == 100
+    assert len(kept.get(ANN, "resp_99").items) == 100
+    kept.delete(ANN, "resp_0")
+    assert kept.items(ANN, ["msg_0"])
+
+
+def test_the_same_item_id_with_other_content_changes_no_earlier_response():
+    kept = store()
+    kept.put(ANN, response("a", StoredItem("mine", b"one")))
+    kept.put(ANN, response("b", StoredItem("mine", b"two")))
+    assert kept.get(ANN, "resp_a").input[0].data == b"one"
+    assert kept.get(ANN, "resp_b").input[0].data == b"two"
+    assert kept.items(ANN, ["mine"])["mine"].data == b"two"
+
+
+def test_its_accounts_hold_under_random_use():
+    chance, clock = random.Random(7), Clock()
+    kept = store(count=20, size=20_000, seconds=30, clock=clock)
+    for step in range(3000):
+        clock.now += chance.random()
+        owner, name = chance.choice([ANN, BOB, b"eve"]), str(chance.randrange(60))
+        if chance.random() < 0.2:
+            kept.delete(owner, f"resp_{name}")
+        else:
+            earlier = kept.get(owner, f"resp_{chance.randrange(60)}")
+            kept.put(owner, response(name, *(earlier.items if earlier else ()), size=chance.randrange(3000)))
+        assert kept.count <= 20, step
+        assert 0 <= kept.size <= 20_000, step
+    clock.now += 31
+    kept.expire()
+    assert (kept.count, kept.size) == (0, 0)
