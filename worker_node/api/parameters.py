@@ -16,6 +16,8 @@ from worker_node.errors import BadRequest
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
+# Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
+_LEAST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class Parameter:
 
 def _as_it_is(value: Any, _name: str) -> Any:
     return value
+
+
+def _temperature(value: float, _name: str) -> float:
+    return 0.0 if value < _LEAST_TEMPERATURE else value
 
 
 def _seed(value: int, _name: str) -> int | None:
@@ -50,7 +56,7 @@ def _stop(value: str | list[str], name: str) -> tuple[str, ...]:
 
 
 _SHARED = {
-    "temperature": Parameter("temperature", _as_it_is),
+    "temperature": Parameter("temperature", _temperature),
     "top_p": Parameter("top_p", _as_it_is),
     "top_k": Parameter("top_k", _as_it_is),
     "min_p": Parameter("min_p", _as_it_is),

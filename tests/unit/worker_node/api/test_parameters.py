@@ -51,6 +51,12 @@ def test_top_p_of_zero_is_greedy():
     assert parameters.sampling(parameters.OPENAI, {"top_p": 0, "temperature": 1.0}) == Sampling(temperature=0.0)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-44, 1e-39, 1e-37, 1e-8])
+@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
+def test_a_temperature_by_which_an_engine_cannot_divide_is_greedy(table, temperature):
+    assert parameters.sampling(table, {"temperature": temperature}) == Sampling(temperature=0.0)
+
+
 def test_two_names_of_one_field_must_agree():
     assert parameters.sampling(parameters.OPENAI, {"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
     with pytest.raises(BadRequest):
