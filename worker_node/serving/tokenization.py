@@ -145,6 +145,12 @@ class ChatTokenizer:
         think: bool | None = None,
     ) -> str:
         """Return a conversation in the model's own template. Raises as `encode_chat`."""
+        if len(messages) > self.context_limit:
+            raise ContextLengthExceeded(
+                f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
+                f"{self.context_limit} tokens",
+                param="messages",
+            )
         self._refuse_hopeless(sum(len(m.content) for m in messages))
         history = [_template_message(message) for message in messages]
         extra = {} if think is None else {"enable_thinking": think}
