@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from openai.types import CompletionUsage
 
-from backend_client.cloud.visit import CloudState, NotAnAnswer, Visit, reading
+from backend_client.cloud.reply import NotAnAnswer, reading, text_in, usage_in
+from backend_client.cloud.visit import CloudState, Visit
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
 from backend_client.fleet.breaker import Breaker
 from backend_client.fleet.node import plain_name
@@ -122,7 +122,7 @@ class CloudBackend:
         with reading("no list of embeddings"):
             rows = sorted(reply.data, key=lambda row: row.index)
             vectors = np.asarray([row.embedding for row in rows], np.float32)
-            usage = Usage(reply.usage.prompt_tokens) if reply.usage else None
+            usage = usage_in(reply.usage, embedding=True)
         whole = vectors.ndim == 2 and vectors.shape[1] > 0 and [row.index for row in rows] == [*range(len(job.texts))]
         if not whole or not np.isfinite(vectors).all():
             raise NotAnAnswer("not one vector of numbers for each text")
@@ -134,7 +134,7 @@ class CloudBackend:
         reply = await self._client(visit.job).chat.completions.create(**self._chat(visit))
         with reading("no chat completion"):
             choice = reply.choices[0]
-            return choice.message.content or "", (choice.finish_reason, _usage(reply.usage))
+            return text_in(choice.message.content), (text_in(choice.finish_reason), usage_in(reply.usage))
 
     async def _pieces(self, visit: Visit) -> AsyncGenerator[str | _End, None]:
         reason, usage = "", None
@@ -144,10 +144,10 @@ class CloudBackend:
             async for chunk in stream:
                 piece = None
                 with reading("no part of a chat completion"):
-                    usage = _usage(chunk.usage) or usage
+                    usage = usage_in(chunk.usage) or usage
                     for choice in chunk.choices[:1]:
-                        reason = choice.finish_reason or reason
-                        piece = choice.delta.content
+                        reason = text_in(choice.finish_reason) or reason
+                        piece = text_in(choice.delta.content)
                 if piece:
                     yield piece
         if not reason:
@@ -245,7 +245,3 @@ def _fits(job: EmbedJob) -> bool:
     """Whether no text can be too long for the model, so that there is nothing to truncate."""
     limit = job.context_limit
     return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in job.texts)
-
-
-def _usage(usage: CompletionUsage | None) -> Usage | None:
-    return Usage(usage.prompt_tokens, usage.completion_tokens) if usage else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx2
 import openai
 
+from backend_client.cloud.reply import NotAnAnswer
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable, Harm
 from backend_client.fleet.breaker import Breaker
 from backend_client.jobs import Job
@@ -28,19 +28,6 @@ _HINTS = {
     403: "check cloud.api_key and what it may use",
     404: "check cloud.base_url and the model names in cloud",
 }
-
-
-class NotAnAnswer(ValueError):
-    """The cloud answered 200 with something that is no answer; the text says what, and quotes nothing."""
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Read what the SDK handed over; it does not validate. Raises NotAnAnswer for what is missing or misshapen."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise NotAnAnswer(f"{what} ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +76,7 @@ class Visit:
                 return await work
         except TimeoutError:
             problem, harm, owed = self._unavailable("did not answer within the call's time"), Harm.NONE, True
-        except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, StopAsyncIteration) as error:
+        except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
             problem, harm, owed = self._translate(error)
         except BaseException:
             self.abandoned()

@@ -1,0 +1,106 @@
+"""A cloud whose replies parse and lie: neither the ledger nor the spend cap may believe what cannot be."""
+
+from decimal import Decimal
+
+import pytest
+from aiohttp import web
+
+from backend_client import CloudClient, CloudSettings, CloudUnavailable, SpendCapReached
+from tests.faults.scripted_node import choice, data_event
+
+TOKENS = 6 + 64 + 10  # the most that PROMPT may cost: its bytes, the template, max_new_tokens
+PROMPT = "prompt"
+CAP_CALLS = 3
+LIES = {
+    "negative": {"prompt_tokens": -1_000_000, "completion_tokens": -5},
+    "fraction": {"prompt_tokens": 1.5, "completion_tokens": 2},
+    "text": {"prompt_tokens": "5", "completion_tokens": "2"},
+    "list": {"prompt_tokens": [], "completion_tokens": {}},
+    "bool": {"prompt_tokens": True, "completion_tokens": False},
+    "null": {"prompt_tokens": None, "completion_tokens": None},
+}
+
+
+def client_of(cloud, cap=Decimal(TOKENS * CAP_CALLS) / 1_000_000):
+    price = {"input": 1, "output": 1}
+    return CloudClient(
+        CloudSettings(
+            base_url=cloud.url,
+            api_key="sk-cloud",
+            chat_model="chat",
+            embedding_models={"space-a": "minilm"},
+            prices={"chat": price, "minilm": price},
+            spend_cap=cap,
+        )
+    )
+
+
+def completion(content, usage):
+    message = {"role": "assistant", "content": content}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "chat", "choices": choices, "usage": usage}
+
+
+async def streamed(request, usage):
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "chat"}
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(data_event({**chunk, "choices": [choice({"content": "Paris"}, "stop")]}))
+    await response.write(data_event({**chunk, "choices": [], "usage": usage}))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_usage_that_cannot_be_counts_at_the_bound_of_its_call(cloud, lie, stream):
+    async def respond(request):
+        usage = LIES[lie]
+        return await streamed(request, usage) if stream else web.json_response(completion("Paris", usage))
+
+    cloud.respond = respond
+    async with client_of(cloud) as client:
+        for _ in range(CAP_CALLS):
+            if stream:
+                assert [piece async for piece in client.stream(PROMPT, max_new_tokens=10)] == ["Paris"]
+            else:
+                assert (await client.generate(PROMPT, max_new_tokens=10)).text == "Paris"
+        with pytest.raises(SpendCapReached):
+            await client.generate(PROMPT, max_new_tokens=10)
+        assert client.ledger.cloud.estimated_calls == len(cloud.requests) == CAP_CALLS
+        assert client.ledger.cloud.cost == client.ledger.cap
+
+
+@pytest.mark.parametrize("tokens", [-5, 1.5, "5", True, None])
+async def test_so_does_that_of_an_embedding(cloud, tokens):
+    async def respond(_):
+        row = {"object": "embedding", "index": 0, "embedding": [1.0, 2.0]}
+        return web.json_response({"object": "list", "data": [row], "usage": {"prompt_tokens": tokens}})
+
+    cloud.respond = respond
+    async with client_of(cloud) as client:
+        await client.embed("text")
+        assert client.ledger.cloud.prompt_tokens >= len("text")
+        assert client.ledger.cloud.estimated_calls == 1
+
+
+@pytest.mark.parametrize("content", [5, ["Paris"], {"text": "Paris"}])
+async def test_an_answer_that_is_not_text_is_malformed(cloud, content):
+    async def respond(_):
+        return web.json_response(completion(content, None))
+
+    cloud.respond = respond
+    async with client_of(cloud, cap=None) as client:
+        with pytest.raises(CloudUnavailable, match="no chat completion"):
+            await client.generate(PROMPT)
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate"])
+async def test_json_that_is_nested_too_deeply_is_malformed(cloud, kind):
+    async def respond(_):
+        return web.Response(text="[" * 100_000, content_type="application/json")
+
+    cloud.respond = respond
+    async with client_of(cloud, cap=None) as client:
+        with pytest.raises(CloudUnavailable, match="RecursionError"):
+            await getattr(client, kind)("text")
