@@ -7,6 +7,7 @@ import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -60,7 +61,8 @@ class CloudSettings(BaseModel):
     `embedding_models` (vector space: the cloud's name) are the only ones that embed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # An error of the model as a whole would quote the API key.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     api_key: SecretStr
     base_url: str | None = None
@@ -72,6 +74,14 @@ class CloudSettings(BaseModel):
     spend_cap: Decimal | None = Field(default=None, ge=0)
 
     _key = field_validator("api_key")(checked_key)
+
+    @field_validator("base_url")
+    @classmethod
+    def _url_without_credentials(cls, value: str | None) -> str | None:
+        """Errors and attempts name the URL."""
+        if value is not None and "@" in urlsplit(value).netloc:
+            raise ValueError("the cloud's URL holds no user or password: URLs are logged; use cloud.api_key")
+        return value
 
     @model_validator(mode="after")
     def _cap_needs_prices(self) -> CloudSettings:

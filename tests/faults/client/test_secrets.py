@@ -109,3 +109,25 @@ async def test_nothing_shown_holds_a_secret(scripted, cloud, caplog, fault):
     for secret in SECRETS:
         for line in text.splitlines():
             assert secret not in line or __file__ in line or "test_secrets" in line, line
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spend_cap": 1, "chat_model": "without-a-price"},
+        {"unknown": 1},
+        {"base_url": f"http://user:{CLOUD_KEY}@cloud.example/v1"},
+        {"max_tokens": CLOUD_KEY},
+        {"api_key": f"{CLOUD_KEY}\n"},
+    ],
+)
+def test_no_error_of_the_settings_quotes_the_key(wrong):
+    with pytest.raises(ValueError, match="CloudSettings") as caught:
+        CloudSettings(**({"api_key": CLOUD_KEY} | wrong))
+    # Long inputs are shortened in the middle, and the beginning of a key is too much already.
+    assert CLOUD_KEY[:6] not in everything(caught.value)
+
+
+def test_a_cloud_url_with_a_password_is_refused():
+    with pytest.raises(ValueError, match="holds no user or password"):
+        CloudSettings(api_key=CLOUD_KEY, base_url="http://user:password@cloud.example/v1")
