@@ -74,13 +74,16 @@ def _error(
     message, code, param = known.get("message"), known.get("code"), known.get("param")
     code = code if isinstance(code, str) and _CODE.fullmatch(code) and not echoes(code, secrets) else None
     param = param if isinstance(param, str) and not echoes(param, secrets) else None
-    text = message[:_MESSAGE_CHARS] if isinstance(message, str) and not echoes(message, secrets) else f"HTTP {status}"
+    text = f"HTTP {status}"
+    if isinstance(message, str) and not echoes(message, secrets):
+        text = _printable(message[:_MESSAGE_CHARS])
     if status == 404 and code == "model_not_found" and model is not None:
         return ModelMissing(text, node=node, status=status, code=code)
     rejected = _rejection(status, code)
     if rejected is not None:
         return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
-    if status == 504:
+    if status == 504 and code == "deadline_exceeded":
+        # Any other 504 comes from a proxy that gave up: the call's deadline has not passed.
         return DeadlineExceeded(f"{node}: {text}")
     kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
     if kind is not None:
@@ -109,6 +112,11 @@ def echoes(message: str, secrets: Sequence[str]) -> bool:
         ):
             return True
     return False
+
+
+def _printable(message: str) -> str:
+    """One line that any log can take: no line breaks, escape sequences or lone surrogates."""
+    return "".join(char if char.isprintable() else " " for char in message)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -1,0 +1,46 @@
+"""A node behind a proxy: what the proxy says by itself is not what the node says."""
+
+import pytest
+from aiohttp import web
+
+from backend_client import DeadlineExceeded, NPUClient, RequestRejected
+from tests.faults.scripted_node import error_response
+
+
+async def gateway_timeout(_):
+    return web.Response(status=504, text="<html>504 Gateway Time-out</html>", content_type="text/html")
+
+
+@pytest.mark.parametrize("kind", ["embed", "generate"])
+async def test_a_proxys_504_does_not_end_the_call_while_another_node_serves(pair, kind):
+    pair[0].respond = gateway_timeout
+    async with NPUClient([node.url for node in pair]) as client:
+        for _ in range(12):
+            assert await getattr(client, kind)("text", timeout=10)
+    # It counts against the node, so that it is ejected at some time.
+    assert 1 <= len(pair[0].requests) <= 5
+
+
+async def test_a_nodes_own_504_ends_the_call(pair):
+    async def respond(_):
+        return error_response(504, "deadline_exceeded", "the deadline passed while the request was queued")
+
+    for node in pair:
+        node.respond = respond
+    async with NPUClient([node.url for node in pair]) as client:
+        with pytest.raises(DeadlineExceeded, match="queued"):
+            await client.embed("text")
+    assert len(pair[0].requests) + len(pair[1].requests) == 1
+
+
+async def test_a_message_is_one_line_that_any_log_can_write(scripted):
+    async def respond(_):
+        body = rb'{"error": {"message": "no\nERROR forged \u001b[31m \ud800", "code": "x"}}'
+        return web.Response(status=400, body=body, content_type="application/json")
+
+    scripted.respond = respond
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(RequestRejected, match="forged") as caught:
+            await client.embed("text")
+    assert str(caught.value).isprintable()
+    assert str(caught.value).encode()
