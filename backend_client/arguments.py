@@ -21,6 +21,7 @@ from backend_client.errors import InvalidArgument
 # Names come back in messages and logs.
 _NAME_CHARS = 256
 _NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_NAME_CHARS}}}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _INVALID = object()
 # Returns the value as it is sent, or _INVALID.
 _Reader = Callable[[Any], Any]
@@ -121,7 +122,7 @@ def _rule(hint: Any) -> tuple[_Reader, str]:
     known: dict[Any, tuple[_Reader, str]] = {
         int: (_integer, "an int"),
         float: (_number, "a finite number"),
-        str: (lambda value: value if isinstance(value, str) and value else _INVALID, "a str that is not empty"),
+        str: (lambda value: value if value and _is_text(value) else _INVALID, "a str of Unicode that is not empty"),
     }
     if hint in known:
         return known[hint]
@@ -152,9 +153,13 @@ def _number(value: Any) -> Any:
 
 
 def _strings(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list | tuple) or not all(_is_text(item) for item in value):
         return _INVALID
     return list(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _type(value: object) -> str:
