@@ -25,7 +25,7 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.fleet.bindings import Bindings
-from backend_client.fleet.health import Prober
+from backend_client.fleet.health import LATE_S, Prober
 from backend_client.fleet.node import Requirement
 from backend_client.fleet.pool import Lease, Pool
 from backend_client.fleet.selection import refusal
@@ -139,6 +139,7 @@ class Dispatcher:
             # A node's 504 is a TimeoutError too.
             if not scope.expired():
                 raise
+            lease.late = asyncio.get_running_loop().time() - (scope.when() or 0.0) > LATE_S
         finally:
             connection_wait.current.reset(token)
             lease.on_lost = lease.on_heard = None
@@ -171,6 +172,8 @@ class Dispatcher:
             value = await self.guard(call, lease, send(lease), self.limit(call, lease))
         except AuthenticationFailed as error:
             url = lease.node.url
+            # A refusal costs a node next to nothing, and this one is not asked again for seconds.
+            call.tries.sent -= 1
             refused = KeyRefused(error.message.removeprefix(f"{url}: "), node=url, status=error.status, code=error.code)
             self.settle(call, lease, refused)
             if self._pool.key_refused(call.need):

@@ -308,6 +308,8 @@ class AttemptTimeout(NodeError):
 class KeyRefused(NodeError):
     """This node does not accept the API key."""
 
+    misrouted = True
+
 
 class NodeLost(NodeError):
     """The node's probes failed while it worked on the request."""

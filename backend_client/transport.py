@@ -15,7 +15,8 @@ from backend_client.addresses import RememberingResolver
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
 from backend_client.fleet.report import HealthReport
 from backend_client.options import ClientOptions
-from backend_client.resilience import connection_wait
+from backend_client.resilience import connection_wait, connection_watch
+from backend_client.resilience.connection_watch import ConnectionWatch
 from backend_client.sse import Event, EventParser, MalformedStream
 from backend_client.wire import Done, EmbedReply, WireCall
 from backend_client.wire_errors import event_error, status_error
@@ -57,23 +58,24 @@ class HttpTransport:
     def __init__(self, api_key: SecretStr | None, options: ClientOptions) -> None:
         self._key = api_key.get_secret_value() if api_key else ""
         self._max_reply = options.max_reply_bytes
+        self._connect_timeout = options.timeouts.connect
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect)
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
         self._urls: dict[tuple[str, str], URL] = {}
         self._resolver = RememberingResolver()
-        self._session = self._make_session(options, options.connections_per_node)
+        self._session = self._make_session(options.connections_per_node)
         # Probes have connections of their own: a probe that waits for one of 128 busy connections says nothing about
         # the node.
-        self._probes = self._make_session(options, 0)
+        self._probes = self._make_session(0)
 
-    def _make_session(self, options: ClientOptions, connections_per_node: int) -> aiohttp.ClientSession:
+    def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=connections_per_node, resolver=self._resolver),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[_connection_waits()],
+            trace_configs=[_connection_waits(), connection_watch.trace()],
             auto_decompress=False,
         )
 
@@ -102,12 +104,8 @@ class HttpTransport:
         """POST /inference as server-sent events."""
         problem: NPUError
         try:
-            async with self._session.post(
-                self._url(node, "/inference"),
-                data=_payload(call.encoded),
-                headers=call.headers(_EVENTS),
-                allow_redirects=False,
-                timeout=self._stream_timeout,
+            async with await self._request(
+                self._session, node, "POST", "/inference", call.encoded, call.headers(_EVENTS), self._stream_timeout
             ) as response:
                 if response.status != 200:
                     body = await _read(response, _SMALL)
@@ -155,6 +153,33 @@ class HttpTransport:
     ) -> NPUError:
         return status_error(node, status, headers, body, (*call.texts, self._key), call.model)
 
+    async def _request(
+        self,
+        session: aiohttp.ClientSession,
+        node: str,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and connect again as long as a blocked event loop was what timed out."""
+        while True:
+            watch = ConnectionWatch(self._connect_timeout)
+            try:
+                return await session.request(
+                    method,
+                    self._url(node, path),
+                    data=None if body is None else _payload(body),
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=timeout,
+                    trace_request_ctx=watch,
+                )
+            except aiohttp.ConnectionTimeoutError:
+                if not watch.was_blocked:
+                    raise
+
     def _url(self, node: str, path: str) -> URL:
         """Parsed once: parsing costs as much as everything else that is done to a request here."""
         url = self._urls.get((node, path))
@@ -183,13 +208,7 @@ class HttpTransport:
         limit: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
-            async with session.request(
-                method,
-                self._url(node, path),
-                data=None if body is None else _payload(body),
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
+            async with await self._request(session, node, method, path, body, headers, self._timeout) as response:
                 return response.status, response.headers, await _read(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = _connection_error(node, error)

@@ -16,7 +16,7 @@ from backend_client.resilience.supervision import supervise
 Ask = Callable[[str], Awaitable[HealthReport]]
 
 # A timeout that fires this late measured a blocked event loop, not the node. After a few in a row it counts anyway.
-_LATE_S = 0.1
+LATE_S = 0.1
 _LATE_IN_A_ROW = 3
 
 
@@ -103,7 +103,7 @@ class Prober:
                     async with asyncio.timeout(self._options.timeout):
                         report = await self._ask(node.url)
                 except TimeoutError:
-                    if late and self._pool.clock() - began > self._options.timeout + _LATE_S:
+                    if late and self._pool.clock() - began > self._options.timeout + LATE_S:
                         continue
                     why = f"did not answer its probe within {self._options.timeout:g} s"
                     self._pool.probe_failed(node, why, began=began, silent=True)

@@ -12,6 +12,8 @@ from backend_client.options import BreakerOptions
 
 _WEIGHT_OF_NEW = 0.2
 _REMEMBERED = 512
+# As for probes: so many timeouts in a row may be the fault of a blocked event loop.
+_LATE_IN_A_ROW = 3
 
 
 class Usual:
@@ -39,11 +41,18 @@ class Silence:
     def __init__(self) -> None:
         self.heard_at = float("-inf")
         self.weight = 0.0
+        self._excused = 0
 
     def heard(self, now: float) -> None:
         """An answer or a token came."""
         self.heard_at = now
         self.weight = 0.0
+        self._excused = 0
+
+    def excuse(self) -> bool:
+        """The event loop was blocked when an attempt's time was up. Returns whether that is why no answer was seen."""
+        self._excused += 1
+        return self._excused <= _LATE_IN_A_ROW
 
     def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
         """An attempt that began then got no answer. Returns whether that says anything about the model there."""

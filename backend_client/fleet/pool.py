@@ -41,7 +41,8 @@ class Lease:
     """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
 
     `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
-    for a free connection. `waiting_since`: the client waits for the node since then; None while the caller reads.
+    for a free connection. `late`: the event loop was blocked when its time was up. `loading`: the model was not in
+    memory. `waiting_since`: the client waits for the node since then; None while the caller reads.
     """
 
     node: Node
@@ -53,6 +54,8 @@ class Lease:
     model_ticket: int = 0
     heard: bool = False
     queued: bool = False
+    late: bool = False
+    loading: bool = False
     lost: bool = False
     ended: bool = False
     waiting_since: float | None = None
@@ -129,7 +132,14 @@ class Pool:
         model = found.id if found else need.model or ""
         breaker = node.breakers.get(model)
         lease = Lease(
-            node, need, model, node.breaker.begin(), now, size, model_ticket=breaker.begin() if breaker else 0
+            node,
+            need,
+            model,
+            node.breaker.begin(),
+            now,
+            size,
+            model_ticket=breaker.begin() if breaker else 0,
+            loading=found is not None and not found.loaded,
         )
         node.outstanding[lease.model] += 1
         node.leased_at = now
@@ -181,8 +191,9 @@ class Pool:
         """The request got no answer in its time, or was given up. Judge the model there by how long it was silent."""
         node, now = lease.node, self.clock()
         said = False
-        if lease.waiting_since is not None and not (lease.lost or lease.queued):
-            silence = node.silences.setdefault(lease.model, Silence())
+        silence = node.silences.setdefault(lease.model, Silence())
+        excused = lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
+        if lease.waiting_since is not None and not excused:
             usual = self.usual.get(lease.model, lease.size)
             said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
             if said and (lease.model_ticket or silence.weight >= self.options.breaker.silent_attempts):

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ModelKind = Literal["embedding", "generation"]
 SERVING = frozenset({"ready", "degraded"})
+# A request to such a model has it loaded, and waits for that.
+UNLOADED = "unloaded"
 
 
 class _Part(BaseModel):
@@ -43,6 +45,11 @@ class ModelReport(_Part):
     @property
     def serving(self) -> bool:
         """Whether it takes requests."""
+        return self.state in SERVING or self.state == UNLOADED
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it can begin with a request at once."""
         return self.state in SERVING
 
 

@@ -136,7 +136,10 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
             and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
         ):
             return node
-    sure = [node for node in candidates if node.resolve(name) is not None] or candidates
+    models = {node.url: node.resolve(name) for node in candidates}
+    sure = [node for node in candidates if models[node.url] is not None] or candidates
+    # Nobody waits for a model to load where another node has it in memory.
+    sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
     # Two different ones by their index, each equally likely; the first of them wins a tie.
     one = int(rng.random() * len(sure))
     other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)

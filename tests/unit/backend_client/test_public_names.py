@@ -11,10 +11,10 @@ PUBLIC = """
     Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure ClientClosed ClientOptions ClientSettings
     CloudClient CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost
     ContextLengthExceeded DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedManyUnavailable EmbedOptions
-    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidArgument Ledger ModelMissing
-    ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed NodeLost NodeNotServing NodeOverloaded
-    NodeStatus NodeUnreachable PayloadTooLarge RequestRejected SpaceChanged SpendCapReached StreamInterrupted Tally
-    Timing TokenStream Usage VectorSpaceMismatch
+    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidArgument KeyRefused Ledger
+    ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed NodeLost NodeNotServing
+    NodeOverloaded NodeStatus NodeUnreachable PayloadTooLarge RequestRejected SpaceChanged SpendCapReached
+    StreamInterrupted Tally Timing TokenStream Usage VectorSpaceMismatch
 """
 
 

@@ -58,3 +58,26 @@ async def test_a_rotated_key_is_accepted_again_at_once():
             await client.embed("text")
         node.embed = node.vectors
         assert await client.embed("text")
+
+
+@in_virtual_time
+@pytest.mark.parametrize("count", [4, 7])
+async def test_a_large_fleet_that_refuses_the_key_says_so_at_the_first_call(count):
+    nodes = fleet(count)
+    async with warm(nodes) as client:
+        for node in nodes:
+            refuse(node)
+        with pytest.raises(AuthenticationFailed, match="wrong key"):
+            await client.embed("text")
+        assert [len(node.requests) for node in nodes] == [1] * count
+
+
+@in_virtual_time
+@pytest.mark.parametrize("accepts", range(7))
+async def test_the_one_node_that_accepts_the_key_is_found_by_the_first_call(accepts):
+    nodes = fleet(7)
+    async with warm(nodes) as client:
+        for node in nodes:
+            refuse(node)
+        nodes[accepts].embed = nodes[accepts].vectors
+        assert (await client.embed_result("text")).node == nodes[accepts].url
