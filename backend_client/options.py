@@ -88,7 +88,9 @@ class RetryOptions:
     `attempts` 3: the third node of a small fleet, or the same node twice after being busy. The budget takes in
     `per_request` retries for each call and `per_second` for each second (half of Envoy's 20 %), starts with `initial`
     (so that a script's first call has all its attempts) and saves up to `saved` (a node that dies takes with it as
-    many requests as were in flight there; AWS SDKs save 100 as well). `pause` is the first pause before the *same*
+    many requests as were in flight there; AWS SDKs save 100 as well). A call that finds it empty waits up to `patience`
+    seconds for it to fill, while another node could take the request at once: what a dying node had in flight is then
+    retried a little later rather than lost. `pause` is the first pause before the *same*
     node is asked again, doubled each time with full jitter; another node is asked at once.
     """
 
@@ -97,6 +99,7 @@ class RetryOptions:
     per_second: float = 1.0
     initial: float = 2.0
     saved: float = 100.0
+    patience: float = 5.0
     pause: float = 0.05
 
 

@@ -26,6 +26,12 @@ class RetryBudget:
         """Retries that could be made now. Changes nothing, so that any thread may ask."""
         return self._balance_at(self._clock())
 
+    @property
+    def affords_one(self) -> bool:
+        """Whether a retry could be made now."""
+        # Ten tenths are a little less than one.
+        return self.balance >= 1.0 - 1e-9
+
     def deposit(self) -> None:
         """A call begins."""
         self._balance = min(self._options.saved, self._balance + self._options.per_request)
@@ -33,8 +39,7 @@ class RetryBudget:
     def withdraw(self) -> bool:
         """Take one retry. False: there is none, and the call must end with the error that it has."""
         self._fill()
-        # Ten tenths are a little less than one.
-        if self._balance < 1.0 - 1e-9:
+        if not self.affords_one:
             self.refused += 1
             return False
         self._balance = max(0.0, self._balance - 1.0)

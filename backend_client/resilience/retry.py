@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -28,15 +29,18 @@ class Tries:
 
 
 class _stop_when_spent(stop_base):  # noqa: N801  (tenacity names its strategies so)
-    """Stop after the last attempt, or when the budget has no retry left.
+    """Stop after the last attempt, or when the budget has no retry left and waiting for one is not worth it.
 
     What was never sent costs neither; what came to a node that cannot serve it costs an attempt, but no budget.
+    `unpaid` is the error whose retry is still to be paid for.
     """
 
-    def __init__(self, tries: Tries, limit: int, budget: RetryBudget) -> None:
+    def __init__(self, tries: Tries, limit: int, budget: RetryBudget, elsewhere: Callable[[], bool]) -> None:
         self._tries = tries
         self._limit = limit
         self._budget = budget
+        self._elsewhere = elsewhere
+        self.unpaid: BaseException | None = None
 
     def __call__(self, retry_state: RetryCallState) -> bool:
         error = retry_state.outcome.exception() if retry_state.outcome else None
@@ -44,7 +48,14 @@ class _stop_when_spent(stop_base):  # noqa: N801  (tenacity names its strategies
             return False
         if self._tries.sent >= self._limit:
             return True
-        return not (isinstance(error, NodeError) and error.misrouted) and not self._budget.withdraw()
+        if isinstance(error, NodeError) and error.misrouted:
+            return False
+        if error is self.unpaid:
+            return True
+        if not self._budget.affords_one and self._elsewhere():
+            self.unpaid = error
+            return False
+        return not self._budget.withdraw()
 
 
 class Retrier:
@@ -57,7 +68,7 @@ class Retrier:
 
     def affords(self, tries: Tries) -> bool:
         """Whether another request may follow the one under way."""
-        return tries.sent < self._options.attempts and self._budget.balance >= 1.0
+        return tries.sent < self._options.attempts and self._budget.affords_one
 
     async def run(
         self,
@@ -87,17 +98,35 @@ class Retrier:
             if failed is not None:
                 error, failed = failed, None
                 raise error
+            if spent.unpaid is not None and not await self._pay(deadline, elsewhere):
+                raise spent.unpaid
+            spent.unpaid = None
             return await attempt()
+
+        spent = _stop_when_spent(tries, self._options.attempts, self._budget, elsewhere)
 
         loop = AsyncRetrying(
             retry=retry_if_exception(_may_succeed_again),
             wait=wait_exception(lambda error: self._pause(error, tries, elsewhere)),
-            stop=stop_before_delay(deadline.remaining())
-            | _stop_when_spent(tries, self._options.attempts, self._budget),
+            stop=stop_before_delay(deadline.remaining()) | spent,
             reraise=True,
         )
         result: R = await loop(next_attempt)
         return result
+
+    async def _pay(self, deadline: Deadline, elsewhere: Callable[[], bool]) -> bool:
+        """Wait until the budget has a retry, while another node could take the request at once. Returns whether it had.
+
+        The newest call may go first: when failures go on, most calls are then retried at once and some not at all.
+        """
+        patience = min(self._options.patience, deadline.remaining() / 2)
+        until = deadline.remaining() - patience
+        while not self._budget.affords_one:
+            pause = self._rng.uniform(0.5, 1.0) * _LOOK_AGAIN_S
+            if not elsewhere() or deadline.remaining() - pause < until:
+                break
+            await asyncio.sleep(pause)
+        return self._budget.withdraw()
 
     def _pause(self, error: BaseException, tries: Tries, elsewhere: Callable[[], bool]) -> float:
         if isinstance(error, NodeError) and elsewhere():
@@ -110,6 +139,7 @@ class Retrier:
 
 
 _SPREAD = 0.2
+_LOOK_AGAIN_S = 0.1
 
 
 def _may_succeed_again(error: BaseException) -> bool:
