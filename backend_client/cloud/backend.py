@@ -36,7 +36,9 @@ class CloudBackend:
         self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
         self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
-        self._sdk: AsyncOpenAI | None = None
+        # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
+        # and more, which the deadline of a call and the service's event loop cannot afford.
+        self._sdk = _sdk(settings)
 
     @property
     def breaker(self) -> Breaker:
@@ -62,8 +64,7 @@ class CloudBackend:
     async def close(self) -> None:
         """End all calls, then close the SDK's connections."""
         await self._state.calls.close()
-        if self._sdk is not None:
-            await self._sdk.close()
+        await self._sdk.close()
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed with the model that is mapped to the job's space. Raises CloudError."""
@@ -155,15 +156,6 @@ class CloudBackend:
         yield reason, usage
 
     def _client(self, job: Job) -> AsyncOpenAI:
-        if self._sdk is None:
-            self._sdk = AsyncOpenAI(
-                api_key=self._settings.api_key.get_secret_value(),
-                base_url=self._settings.base_url,
-                # One loop retries, ours.
-                max_retries=0,
-                # What is sent there is not to go anywhere else.
-                http_client=DefaultAsyncHttpxClient(follow_redirects=False),
-            )
         return self._sdk.with_options(timeout=job.deadline.remaining())
 
     def _visit(self, job: Job, model: str, bound: Usage) -> Visit:
@@ -239,6 +231,20 @@ class CloudBackend:
         return GenerateResult(
             text=text, finish_reason=reason, usage=usage or visit.bound, timing=Timing(), **self._origin(visit)
         )
+
+
+def _sdk(settings: CloudSettings) -> AsyncOpenAI:
+    sdk = AsyncOpenAI(
+        api_key=settings.api_key.get_secret_value(),
+        base_url=settings.base_url,
+        # One loop retries, ours.
+        max_retries=0,
+        # What is sent there is not to go anywhere else.
+        http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+    )
+    # The SDK imports these when they are first asked for.
+    _ = sdk.embeddings, sdk.chat.completions
+    return sdk
 
 
 def _fits(job: EmbedJob) -> bool:
