@@ -1,6 +1,7 @@
 """Haystack: chat generator with tools, typed output and streaming; an agent; text and document embedders."""
 
 import os
+from typing import Literal
 
 from haystack import Document
 from haystack.components.agents import Agent
@@ -20,9 +21,10 @@ class Book(BaseModel):
     year: int = Field(ge=0, le=2100)
 
 
-def lookup(title: str, author: str = "unknown") -> str:
+# Constants, as a small model may write a free text until its tokens are spent.
+def lookup(title: Literal["Ulysses", "Emma"], author: Literal["Joyce", "Austen", "unknown"] = "unknown") -> str:
     """Look a book up."""
-    return f"{title} is on shelf 3"
+    return f"{title} by {author} is on shelf 3"
 
 
 tool = create_tool_from_function(lookup)

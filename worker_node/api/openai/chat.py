@@ -22,11 +22,13 @@ from worker_node.api.openai.stream import stream_chunks
 from worker_node.api.openai.table import CHAT
 from worker_node.api.openai.tools import (
     MAX_TOOLS,
+    AllowedChoice,
     Choice,
     FunctionTool,
     NamedChoice,
     ResponseFormat,
-    domain_tool,
+    Wanted,
+    domain_tools,
     schema_of,
     tool_use,
 )
@@ -70,10 +72,14 @@ class ChatBody(SamplingFields):
         return repeated(request, self.n or 1)
 
     def _tool_use(self) -> ToolUse | None:
-        tools = [domain_tool(tool.function) for tool in self.tools or []]
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedChoice) else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
-        return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
+        if isinstance(self.tool_choice, NamedChoice):
+            wanted = Wanted((self.tool_choice.function.name,), forced=True)
+        elif isinstance(self.tool_choice, AllowedChoice):
+            allowed = self.tool_choice.allowed_tools
+            wanted = Wanted(tuple(tool.function.name for tool in allowed.tools), forced=allowed.mode == "required")
+        else:
+            wanted = Wanted.of(self.tool_choice)
+        return tool_use(domain_tools(self.tools or []), wanted, single=self.parallel_tool_calls is False)
 
 
 def routes() -> list[web.RouteDef]:

@@ -13,7 +13,7 @@ from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.openai.fields import NumberOf
 from worker_node.api.openai.table import RESPONSES, STYLE
-from worker_node.api.openai.tools import MAX_TOOLS, ToolName, tool_use
+from worker_node.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
 from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
 
@@ -97,6 +97,14 @@ class NamedChoice(DialectBody):
     name: ToolName
 
 
+class AllowedChoice(DialectBody):
+    """Only these of the functions may be called, or one of them is to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+
+
 class Format(DialectBody):
     """The form of the answer."""
 
@@ -129,7 +137,7 @@ class ResponsesBody(DialectBody):
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     store: bool | None = None
@@ -172,12 +180,22 @@ class ResponsesBody(DialectBody):
 
     def _tool_use(self) -> ToolUse | None:
         tools = [
-            Tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}})
-            for tool in self.tools or []
+            Tool(
+                tool.name,
+                tool.description or "",
+                tool.parameters or {"type": "object", "properties": {}},
+                f"tools[{index}].parameters",
+            )
+            for index, tool in enumerate(self.tools or [])
         ]
-        named = self.tool_choice.name if isinstance(self.tool_choice, NamedChoice) else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
-        return tool_use(tools, choice, named, single=self.parallel_tool_calls is False)
+        if isinstance(self.tool_choice, NamedChoice):
+            wanted = Wanted((self.tool_choice.name,), forced=True)
+        elif isinstance(self.tool_choice, AllowedChoice):
+            names = tuple(tool.name for tool in self.tool_choice.tools)
+            wanted = Wanted(names, forced=self.tool_choice.mode == "required")
+        else:
+            wanted = Wanted.of(self.tool_choice)
+        return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
 
     def _schema(self) -> AnswerSchema | None:
         wanted = self.text.format if self.text else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -42,7 +43,20 @@ class NamedChoice(DialectBody):
     function: Function
 
 
-Choice = Literal["none", "auto", "required"] | NamedChoice
+class AllowedChoice(DialectBody):
+    """Only these of the functions may be called, or one of them is to be."""
+
+    class Allowed(DialectBody):
+        """Which, and whether one must be called."""
+
+        mode: Literal["auto", "required"]
+        tools: Annotated[list[NamedChoice], Field(min_length=1)]
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 class TextFormat(DialectBody):
@@ -83,27 +97,43 @@ def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -
     return AnswerSchema({"type": "object"}, "response_format") if isinstance(wanted, JsonObjectFormat) else None
 
 
-def domain_tool(function: FunctionTool.Function) -> Tool:
-    """The tool as the node has it; without a schema it takes no arguments."""
-    return Tool(function.name, function.description or "", function.parameters or {"type": "object", "properties": {}})
+def domain_tools(tools: Iterable[FunctionTool]) -> list[Tool]:
+    """The tools as the node has them; without a schema a tool takes no arguments."""
+    return [
+        Tool(
+            tool.function.name,
+            tool.function.description or "",
+            tool.function.parameters or {"type": "object", "properties": {}},
+            f"tools[{index}].function.parameters",
+        )
+        for index, tool in enumerate(tools)
+    ]
 
 
-def tool_use(tools: list[Tool], choice: str | None, named: str | None, *, single: bool) -> ToolUse | None:
-    """The tools that the model is told of, and whether it must call one.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tools may be called: those of the `names`, any with None. With `forced` one is called, with `none` none."""
 
-    `choice` is none, auto or required; `named` the one function that must be called.
-    Raises BadRequest if it is not among the tools.
-    """
+    names: tuple[str, ...] | None = None
+    forced: bool = False
+    none: bool = False
+
+    @classmethod
+    def of(cls, choice: str | None) -> Self:
+        """The choice that is a word: none, auto or required."""
+        return cls(forced=choice == "required", none=choice == "none")
+
+
+def tool_use(tools: list[Tool], wanted: Wanted, *, single: bool) -> ToolUse | None:
+    """The tools that the model is told of, and whether it must call one. Raises BadRequest for names of no tool."""
     if len({tool.name for tool in tools}) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
-    tools = [replace(tool, path=f"tools[{index}].function.parameters") for index, tool in enumerate(tools)]
-    if named is not None:
-        chosen = tuple(tool for tool in tools if tool.name == named)
-        if not chosen:
-            raise BadRequest(f"tool_choice: there is no tool {named!r} among the tools", param="tool_choice")
-        return ToolUse(chosen, forced=True, single=True)
-    if choice == "required" and not tools:
-        raise BadRequest("tool_choice: required, but there are no tools", param="tool_choice")
-    if choice == "none" or not tools:
+    if wanted.none:
         return None
-    return ToolUse(tuple(tools), forced=choice == "required", single=single)
+    for name in wanted.names or ():
+        if name not in {tool.name for tool in tools}:
+            raise BadRequest(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
+    if wanted.forced and not tools:
+        raise BadRequest("tool_choice: required, but there are no tools", param="tool_choice")
+    chosen = tuple(tool for tool in tools if wanted.names is None or tool.name in wanted.names)
+    return ToolUse(chosen, forced=wanted.forced, single=single) if chosen else None
