@@ -18,12 +18,16 @@ def integer_between(low: int, high: int) -> str:
     return _alternatives(low, high, decimals=0)
 
 
-def number_between(low: Decimal, high: Decimal, *, above: bool = False, below: bool = False) -> str | None:
+def number_between(
+    low: Decimal, high: Decimal, *, above: bool = False, below: bool = False, decimals: int | None = None
+) -> str | None:
     """The EBNF of decimals from `low` to `high` (`above`, `below`: without the bound itself).
 
-    They are written with a fixed number of decimals, at least two and enough for the bounds. None if there are none.
+    They are written with a fixed number of decimals: as many as given, or at least two and enough for the bounds. None
+    if there are none.
     """
-    decimals = min(MAX_DECIMALS, max(MIN_DECIMALS, _decimals(low), _decimals(high)))
+    if decimals is None:
+        decimals = min(MAX_DECIMALS, max(MIN_DECIMALS, _decimals(low), _decimals(high)))
     scale = 10**decimals
     first, last = _ceiling(low * scale), _floor(high * scale)
     first += above and first == low * scale

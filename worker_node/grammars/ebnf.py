@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,9 @@ JSON_RULES = {
     "array": r'"[" ws (value (ws "," ws value)*)? ws "]"',
     "value": r'object | array | string | number | "true" | "false" | "null"',
 }
+
+# Names of rules; literals and classes are skipped.
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([A-Za-z]\w*)')
 
 
 def literal(text: str) -> str:
@@ -89,5 +93,13 @@ class Rules:
         return name
 
     def text(self, root: str) -> str:
-        """The whole grammar."""
-        return "\n".join([f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]) + "\n"
+        """The whole grammar: the rules of JSON, and those that the root needs."""
+        needed = set(JSON_RULES)
+        waiting = [root]
+        while waiting:
+            for name in _NAME.findall(waiting.pop()):
+                if name and name not in needed:
+                    needed.add(name)
+                    waiting.append(self._bodies[name])
+        bodies = (f"{name} ::= {body}" for name, body in self._bodies.items() if name in needed)
+        return "\n".join([f"root ::= {root}", *bodies]) + "\n"

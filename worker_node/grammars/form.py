@@ -105,8 +105,7 @@ def _of_object(part: Part) -> Any:
     """The schema with the condition that arguments are an object, which parameters need not say."""
     schema = part.schema
     kinds = schema.get("type", "object") if isinstance(schema, dict) else None
-    if kinds == "object":
-        return {**schema, "type": "object"}
-    if isinstance(kinds, list) and "object" in kinds:
-        return {**schema, "type": "object"}
+    if kinds == "object" or (isinstance(kinds, list) and "object" in kinds):
+        # Its references may have been made absolute, so it is referred to and not copied.
+        return {"$ref": "#", "type": "object"}
     raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")

@@ -14,10 +14,23 @@ _TIME = f'{_HOUR} ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{{1,6}})? ("Z" | [-+
 _OCTET = '("25" [0-5] | "2" [0-4] [0-9] | "1" [0-9] [0-9] | [1-9]? [0-9])'
 # Rules that the formats refer to.
 FORMAT_RULES = {
-    "label": "[a-z0-9] ([a-z0-9-]{0,20} [a-z0-9])?",
+    # Two hyphens in a row would begin an encoded name, as in "xn--".
+    "label": '[a-z0-9]{1,20} ("-" [a-z0-9]{1,20}){0,2}',
     "host": 'label ("." label){1,4}',
     "word": "[a-zA-Z0-9._~-]{0,40}",
+    "link": '("https" | "http" | "ftp") "://" host ("/" word){0,8} ("?" word "=" word)?',
+    "pointer": '("/" [a-zA-Z0-9._-]{0,15}){0,5}',
+    "group": "[0-9a-f]{1,4}",
+    "span": "[0-9]{1,4}",
 }
+# Groups on both sides of the `::` that stands for those left out.
+_SHORT = (
+    '"::" (group (":" group){0,5})?',
+    *(f'group (":" group){{{left - 1}}} "::" (group (":" group){{0,{5 - left}}})?' for left in range(1, 6)),
+    'group (":" group){5} "::"',
+)
+_DAYS = '(span "Y" (span "M" (span "D")?)? | span "M" (span "D")? | span "D")'
+_HOURS = '"T" (span "H" (span "M" (span "S")?)? | span "M" (span "S")? | span "S")'
 
 FORMATS = {
     "date": _DATE,
@@ -27,21 +40,17 @@ FORMATS = {
     "ipv4": f'{_OCTET} ("." {_OCTET}){{3}}',
     "hostname": "host",
     "email": '[a-zA-Z0-9_+-]{1,30} ("." [a-zA-Z0-9_+-]{1,15})? "@" host',
-    "uri": '("https" | "http" | "ftp") "://" host ("/" word){0,8} ("?" word "=" word)?',
+    "uri": "link",
+    "uri-reference": 'link | ("/" word){1,8} ("?" word "=" word)?',
+    "uri-template": "link",
+    "iri": "link",
+    "iri-reference": 'link | ("/" word){1,8} ("?" word "=" word)?',
+    "ipv6": " | ".join(('group (":" group){7}', *_SHORT)),
+    "json-pointer": "pointer",
+    "relative-json-pointer": '("0" | [1-9] [0-9]{0,3}) pointer',
+    "duration": f'"P" ({_DAYS} ({_HOURS})? | {_HOURS} | span "W")',
 }
+FORMATS["idn-email"] = FORMATS["email"]
+FORMATS["idn-hostname"] = FORMATS["hostname"]
 # Formats of the JSON Schema standard that are not held to here; any other is an annotation, as the standard has it.
-REFUSED = frozenset(
-    {
-        "duration",
-        "idn-email",
-        "idn-hostname",
-        "ipv6",
-        "iri",
-        "iri-reference",
-        "json-pointer",
-        "regex",
-        "relative-json-pointer",
-        "uri-reference",
-        "uri-template",
-    }
-)
+REFUSED = frozenset({"regex"})

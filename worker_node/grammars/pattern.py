@@ -6,11 +6,12 @@ counts. The whole string has to match: what is so admitted also matches where JS
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 from worker_node.grammars.ebnf import Rules, character_class, literal
-from worker_node.grammars.pattern_parts import Characters, Open, Part, either, part_of
+from worker_node.grammars.pattern_parts import Characters, Open, Part, complement, either, part_of, repeated_term, size
+from worker_node.grammars.regular import EMPTY, EVERYTHING, Term, then
 from worker_node.grammars.repetition import repeated
 
 MAX_PATTERN_CHARACTERS = 1000
@@ -25,7 +26,11 @@ _WORD = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": [(0x20, 0x20)]}
 # What cannot stand in a JSON string as it is: a class or dot does not produce it.
 _UNWRITABLE = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
+# What some dialects count among the digits, letters or blanks.
+_FUZZY = [(0x09, 0x0D), (0x80, 0x10FFFF)]
 _ANY: Characters = ((0, 0x10FFFF),)
+# A dot leaves out these, or some of them.
+_ENDS_OF_LINES = [(0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029)]
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 _JSON_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\f": "\\f", '"': '\\"', "\\": "\\\\"}
 
@@ -41,13 +46,13 @@ def pattern_to_ebnf(pattern: str, rules: Rules) -> str:
 
     Raises PatternRefused.
     """
-    if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
-    parser = _Parser(pattern, rules)
-    ebnf = parser.alternatives(top=True)
-    if not parser.at_end:
-        raise PatternRefused(f"unexpected {parser.peek()!r} at position {parser.position}")
-    return ebnf.text
+    return _Parser(pattern, rules).whole().text
+
+
+def pattern_to_terms(pattern: str) -> tuple[Term, Term]:
+    """The strings in which the expression is found: in every dialect, and in any. Raises PatternRefused."""
+    whole = _Parser(pattern, Rules()).whole()
+    return whole.term, whole.wide
 
 
 class _Parser:
@@ -56,6 +61,15 @@ class _Parser:
         self.rules = rules
         self.position = 0
         self.depth = 0
+
+    def whole(self) -> Part:
+        """All of the expression."""
+        if len(self.text) > MAX_PATTERN_CHARACTERS:
+            raise PatternRefused(f"it has {len(self.text)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
+        part = self.alternatives(top=True)
+        if not self.at_end:
+            raise PatternRefused(f"unexpected {self.peek()!r} at position {self.position}")
+        return part
 
     @property
     def at_end(self) -> bool:
@@ -84,14 +98,18 @@ class _Parser:
 
     def _sequence(self, *, top: bool) -> Part:
         parts: list[Part] = []
-        if top:
-            self.accept("^")
+        begun = self.accept("^") if top else True
+        ended = not top
         while not self.at_end and self.peek() not in "|)":
             if top and self.peek() == "$" and self.text[self.position + 1 : self.position + 2] in {"", "|"}:
                 self.take()
+                ended = True
                 break
             parts.append(self._repeated(self._atom()))
-        return self._joined(parts)
+        joined = self._joined(parts)
+        # What is searched for may have anything before and after it.
+        before, after = EMPTY if begun else EVERYTHING, EMPTY if ended else EVERYTHING
+        return replace(joined, term=then(before, then(joined.term, after)), wide=then(before, then(joined.wide, after)))
 
     def _joined(self, parts: list[Part]) -> Part:
         first: Characters = ()
@@ -112,6 +130,8 @@ class _Parser:
             first,
             head,
             tail,
+            reduce(lambda after, part: then(part.term, after), reversed(parts), EMPTY),
+            reduce(lambda after, part: then(part.wide, after), reversed(parts), EMPTY),
         )
 
     def _refuse_blurred(self, before: tuple[Open, ...], after: tuple[Open, ...], *, counted: bool) -> None:
@@ -130,7 +150,7 @@ class _Parser:
             case "[":
                 return self._class()
             case ".":
-                return part_of(character_class(_UNWRITABLE, negated=True), _ANY)
+                return part_of(character_class(_UNWRITABLE, negated=True), _ANY, complement(_ENDS_OF_LINES), _ANY)
             case "\\":
                 return self._escape()
             case "^" | "$":
@@ -154,7 +174,8 @@ class _Parser:
     def _escape(self) -> Part:
         character = self.take()
         if character in _CLASSES:
-            return part_of(character_class(_CLASSES[character]), tuple(_CLASSES[character]))
+            ranges = _CLASSES[character]
+            return part_of(character_class(ranges), tuple(ranges), wide=(*ranges, *_FUZZY))
         if character in _CONTROL:
             return _single(_CONTROL[character])
         if character.isalnum():
@@ -164,14 +185,18 @@ class _Parser:
     def _class(self) -> Part:
         negated = self.accept("^")
         ranges: Ranges = []
+        fuzzy: Ranges = []
         while not self.accept("]"):
+            fuzzy += _FUZZY if self.text[self.position : self.position + 2] in {"\\d", "\\w", "\\s"} else []
             ranges += self._class_member()
         if negated:
-            return part_of(character_class([*_UNWRITABLE, *ranges], negated=True), tuple(_complement(ranges)))
+            wide = complement(ranges)
+            written = character_class([*_UNWRITABLE, *ranges], negated=True)
+            return part_of(written, tuple(wide), complement([*ranges, *fuzzy]), tuple(wide))
         writable = [part for low, high in ranges for part in _without_unwritable(low, high)]
         if not writable:
             raise PatternRefused("a class without a character that can stand in a JSON string as it is")
-        return part_of(character_class(writable), tuple(writable))
+        return part_of(character_class(writable), tuple(writable), ranges, (*ranges, *fuzzy))
 
     def _class_member(self) -> Ranges:
         low = self._class_character()
@@ -225,10 +250,11 @@ class _Parser:
             raise PatternRefused(f"a count of something that may be empty, before position {self.position}")
         text = self._counted(atom.text, low, high)
         empty = low == 0 or atom.empty
-        more = replace(atom, text=text, empty=empty, counted=most > 1 or atom.counted)
+        term, wide = repeated_term(atom, low, high)
+        more = replace(atom, text=text, empty=empty, counted=most > 1 or atom.counted, term=term, wide=wide)
         if high == 1:
             # A few letters or more that may be left out, several times in a row, can be split as counts can.
-            left_out = (Open(atom.first, bounded=True),) if not low and _size(atom.first) > _FEW else ()
+            left_out = (Open(atom.first, bounded=True),) if not low and size(atom.first) > _FEW else ()
             return replace(more, head=(*left_out, *atom.head), tail=(*left_out, *atom.tail))
         self._refuse_blurred(atom.tail, atom.head, counted=True)
         if low == high or atom.head or atom.tail:
@@ -254,21 +280,8 @@ class _Parser:
         return least, most
 
 
-def _size(characters: Characters) -> int:
-    return sum(high - low + 1 for low, high in characters)
-
-
 def _single(character: str) -> Part:
     return part_of(_character(character), ((ord(character), ord(character)),))
-
-
-def _complement(ranges: Ranges) -> Iterator[tuple[int, int]]:
-    start = 0
-    for low, high in sorted(ranges):
-        if start < low:
-            yield start, low - 1
-        start = max(start, high + 1)
-    yield start, 0x10FFFF
 
 
 def _character(character: str) -> str:

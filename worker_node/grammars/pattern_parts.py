@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from worker_node.grammars.regular import EMPTY, MAX_CODE, Term, times
+from worker_node.grammars.regular import characters as one_of
+from worker_node.grammars.regular import either as any_of
+
 Characters = tuple[tuple[int, int], ...]
 
 
@@ -27,7 +31,8 @@ class Open:
 class Part:
     """`empty`: it may match nothing; `counted`: there is a count inside; `characters`: all that can occur in it,
     `first`: those that can come first. `head` and `tail` are the repetitions of open length that it can begin and end
-    with: as they begin, and as they go on.
+    with: as they begin, and as they go on. `term` is the language of texts that match in every dialect of regular
+    expressions, `wide` of those that match in any.
     """
 
     text: str
@@ -37,11 +42,21 @@ class Part:
     first: Characters = ()
     head: tuple[Open, ...] = ()
     tail: tuple[Open, ...] = ()
+    term: Term = EMPTY
+    wide: Term = EMPTY
 
 
-def part_of(text: str, characters: Characters) -> Part:
-    """One character out of these."""
-    return Part(text, characters=characters, first=characters)
+def part_of(
+    text: str, characters: Characters, exact: Iterable[tuple[int, int]] | None = None, wide: Characters | None = None
+) -> Part:
+    """One character out of these; `exact`: with those that a JSON string does not hold as they are."""
+    term = one_of(characters if exact is None else exact)
+    return Part(text, characters=characters, first=characters, term=term, wide=term if wide is None else one_of(wide))
+
+
+def repeated_term(part: Part, least: int, most: int | None) -> tuple[Term, Term]:
+    """The languages of so many in a row; `most` None: any number."""
+    return times(part.term, least, most), times(part.wide, least, most)
 
 
 def either(options: list[Part]) -> Part:
@@ -54,8 +69,26 @@ def either(options: list[Part]) -> Part:
         _all(option.first for option in options),
         tuple(chain.from_iterable(option.head for option in options)),
         tuple(chain.from_iterable(option.tail for option in options)),
+        any_of(option.term for option in options),
+        any_of(option.wide for option in options),
     )
 
 
 def _all(characters: Iterable[Characters]) -> Characters:
     return tuple(dict.fromkeys(chain.from_iterable(characters)))
+
+
+def size(characters: Iterable[tuple[int, int]]) -> int:
+    """How many characters the ranges hold."""
+    return sum(high - low + 1 for low, high in characters)
+
+
+def complement(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The characters that are in none of the ranges."""
+    found = []
+    start = 0
+    for low, high in sorted(ranges):
+        if start < low:
+            found.append((start, low - 1))
+        start = max(start, high + 1)
+    return [*found, (start, MAX_CODE)]

@@ -3,82 +3,137 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 
-from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.grammars.digits import WIDEST, integer_between, number_between
 from worker_node.grammars.ebnf import Rules
 from worker_node.grammars.formats import FORMAT_RULES, FORMATS, REFUSED
-from worker_node.grammars.merging import Schema
+from worker_node.grammars.merging_objects import Schema
+from worker_node.grammars.multiples import multiples_between
 from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
+from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
+from worker_node.grammars.regular import TooManyStates, regular_to_ebnf
 from worker_node.grammars.repetition import repeated
+from worker_node.grammars.texts import string_term
 
 # Counting costs the runtime time and memory: a longer text or list is simply not written.
 MAX_COUNT = 2048
+# A length beside a pattern becomes states of an automaton.
+_MAX_STATES_OF_LENGTH = 200
 
 
-def string(rules: Rules, schema: Schema, path: str) -> str:
-    """A string, with a length, a format or a pattern."""
+def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -> str:
+    """A string, with a length, a format, patterns, or constants that it must not be."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
+    counted = bool(least or most is not None)
     held = [key for key in ("pattern", "format") if key in schema and _is_held(key, schema[key], path)]
-    if len(held) + bool(least or most is not None) > 1:
-        raise UnsupportedParameter(
-            f"{path}.{held[0]}: cannot be held to beside another condition on the string", param=f"{path}.{held[0]}"
-        )
-    if held == ["format"]:
+    if most is not None and most < least:
+        raise NothingAdmitted(path, "maxLength is below minLength")
+    if "format" in held:
+        if len(held) + counted + ("not" in schema) > 1:
+            raise CannotEnforce(path, "format", "cannot be enforced beside another condition on the string")
         rules.include(FORMAT_RULES)
-        return rules.add("format", f'"\\"" {FORMATS[schema["format"]]} "\\""')
-    if held == ["pattern"]:
+        return rules.add("format", f'"\\"" ({FORMATS[schema["format"]]}) "\\""')
+    pattern = schema.get("pattern")
+    if "not" in schema or (held and counted) or isinstance(pattern, tuple):
+        return _automaton(rules, spend, schema, path)
+    if pattern is not None:
         try:
-            inner = pattern_to_ebnf(schema["pattern"], rules)
+            inner = pattern_to_ebnf(pattern, rules)
         except PatternRefused as error:
-            raise UnsupportedParameter(f"{path}.pattern: cannot be held to: {error}", param=f"{path}.pattern") from None
+            raise CannotEnforce(path, "pattern", f"cannot be enforced: {error}") from None
         return rules.add("text", f'"\\"" {inner} "\\""')
-    if not least and most is None:
+    if not counted:
         return "string"
-    if least > MAX_COUNT or (most is not None and most < least):
-        raise UnsupportedParameter(f"{path}.minLength: {least} cannot be held to", param=f"{path}.minLength")
+    if least > MAX_COUNT:
+        raise CannotEnforce(path, "minLength", f"{least} cannot be enforced, the bound here is {MAX_COUNT}")
     body = repeated(rules, "char", least, None if most is None else min(most, MAX_COUNT))
     return rules.add("text", f'"\\"" {body} "\\""')
 
 
+def _automaton(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -> str:
+    keyword = next(key for key in ("pattern", "not") if key in schema)
+    most = schema.get("maxLength")
+    if schema.get("minLength", 0) > _MAX_STATES_OF_LENGTH or (most is not None and most > _MAX_STATES_OF_LENGTH):
+        # The longer texts are not written: a pattern that ends by itself is shorter anyway.
+        schema = schema | {"maxLength": _MAX_STATES_OF_LENGTH}
+        if schema.get("minLength", 0) > _MAX_STATES_OF_LENGTH:
+            raise CannotEnforce(path, "minLength", "cannot be enforced beside a pattern")
+    try:
+        term = string_term(schema)
+        inner = regular_to_ebnf(term, rules, spend)
+    except (PatternRefused, TooManyStates) as error:
+        raise CannotEnforce(
+            path, keyword, f"cannot be enforced beside another condition on the string: {error}"
+        ) from None
+    if inner is None:
+        raise NothingAdmitted(path, "no text matches all of its conditions")
+    return rules.add("text", f'"\\"" {inner} "\\""')
+
+
 def _is_held(keyword: str, value: str, path: str) -> bool:
     if keyword == "format" and value in REFUSED:
-        raise UnsupportedParameter(f"{path}.format: {value} cannot be held to", param=f"{path}.format")
+        raise CannotEnforce(path, "format", f"{value} cannot be enforced")
     return keyword == "pattern" or value in FORMATS
 
 
 def integer(rules: Rules, schema: Schema, path: str) -> str:
-    """A whole number, between bounds or not."""
-    if schema.get("multipleOf", 1) != 1:
-        raise UnsupportedParameter(f"{path}.multipleOf: cannot be held to", param=f"{path}.multipleOf")
+    """A whole number, between bounds or not, or a multiple of one."""
     low, high, above, below = _bounds(schema)
-    if low is None and high is None:
+    step = Decimal(json.dumps(schema.get("multipleOf", 1)))
+    if low is None and high is None and 1 % step == 0:
         return "integer"
     first = _whole(low, above, up=True, default=-WIDEST)
     last = _whole(high, below, up=False, default=WIDEST)
     if first > last:
-        raise BadRequest(f"{path}: no whole number lies between the bounds, or they are too large", param=path)
-    return rules.add("integer", integer_between(first, last))
+        raise NothingAdmitted(path, "no whole number lies between the bounds, or they are too large")
+    if 1 % step == 0:
+        return rules.add("integer", integer_between(first, last))
+    bounds = None if low is None else first, None if high is None else last
+    return rules.add("integer", _multiples(rules, bounds, step, path))
+
+
+def _multiples(rules: Rules, bounds: tuple[int | None, int | None], step: Decimal, path: str) -> str:
+    if step != int(step) or step <= 0:
+        raise CannotEnforce(path, "multipleOf", "only whole numbers and powers of ten can be enforced")
+    ebnf = multiples_between(rules, *bounds, int(step))
+    if ebnf == "":
+        raise NothingAdmitted(path, f"no multiple of {step} lies between the bounds")
+    if ebnf is None:
+        raise CannotEnforce(
+            path, "multipleOf", f"{step} can only be enforced with a minimum and a maximum that are closer together"
+        )
+    return ebnf
 
 
 def number(rules: Rules, schema: Schema, path: str) -> str:
-    """A number, between bounds or not."""
-    if "multipleOf" in schema:
-        raise UnsupportedParameter(f"{path}.multipleOf: cannot be held to", param=f"{path}.multipleOf")
+    """A number, between bounds or not, or a multiple of a whole number or of a power of ten."""
     low, high, above, below = _bounds(schema)
-    if low is None and high is None:
+    decimals = None
+    if "multipleOf" in schema:
+        step = Decimal(json.dumps(schema["multipleOf"])).normalize()
+        if step <= 0:
+            raise CannotEnforce(path, "multipleOf", "should be above zero")
+        if step == int(step):
+            return integer(rules, schema, path)
+        if 1 % step or (exponent := step.adjusted()) < -9 or step != Decimal(1).scaleb(exponent):
+            raise CannotEnforce(path, "multipleOf", "only whole numbers and powers of ten can be enforced")
+        decimals = -exponent
+    if low is None and high is None and decimals is None:
         return "number"
     if any(bound is not None and abs(bound) > WIDEST for bound in (low, high)):
-        raise UnsupportedParameter(f"{path}: a bound beyond {WIDEST} cannot be held to", param=path)
+        raise CannotEnforce(path, "minimum" if low is not None else "maximum", f"beyond {WIDEST} cannot be enforced")
+    widest = Decimal(WIDEST if decimals is None else WIDEST // 10**decimals)
     ebnf = number_between(
-        Decimal(-WIDEST) if low is None else low,
-        Decimal(WIDEST) if high is None else high,
+        -widest if low is None else low,
+        widest if high is None else high,
         above=above,
         below=below,
+        decimals=decimals,
     )
     if ebnf is None:
-        raise BadRequest(f"{path}: no number of at most six decimals lies between the bounds", param=path)
+        raise NothingAdmitted(path, "no number of at most six decimals lies between the bounds")
     return rules.add("number", ebnf)
 
 

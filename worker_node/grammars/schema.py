@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.grammars.alternatives import COMBINING, Expansion
+from worker_node.grammars.apart import told_apart_at_once
+from worker_node.grammars.arrays import array_of
 from worker_node.grammars.budget import (
     MAX_COST,
     MAX_DEPTH,
@@ -19,28 +21,20 @@ from worker_node.grammars.budget import (
     MAX_WIDTH,
     Budget,
 )
-from worker_node.grammars.containers import array_of, object_of
 from worker_node.grammars.cost import grammar_cost
 from worker_node.grammars.ebnf import Rules, json_literal
-from worker_node.grammars.merging import ANNOTATIONS, CannotMerge, Merged, Schema, comparable
+from worker_node.grammars.merging import ANNOTATIONS, comparable
+from worker_node.grammars.merging_objects import Schema
+from worker_node.grammars.objects import object_of
+from worker_node.grammars.pattern import PatternRefused
+from worker_node.grammars.references import References
+from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
 from worker_node.grammars.scalars import integer, number, string
-from worker_node.grammars.shape import TYPES, check_shape, disjoint, told_apart_at_once, type_of
+from worker_node.grammars.shape import COUNTS, KEYWORDS_OF, TYPES, check_shape, type_of
+from worker_node.grammars.texts import fits
 
-_BY_TYPE: dict[str, frozenset[str]] = {
-    "object": frozenset(
-        {"properties", "required", "additionalProperties", "unevaluatedProperties", "minProperties", "maxProperties"}
-    ),
-    "array": frozenset(
-        {"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "additionalItems", "uniqueItems"}
-    ),
-    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
-    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"}),
-    "boolean": frozenset(),
-    "null": frozenset(),
-}
-_EVERYWHERE = ANNOTATIONS | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
-_KNOWN = _EVERYWHERE.union(*_BY_TYPE.values())
+_EVERYWHERE = ANNOTATIONS | COMBINING | {"type", "enum"}
+_KNOWN = _EVERYWHERE.union(*KEYWORDS_OF.values())
 
 
 def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str:
@@ -55,15 +49,22 @@ def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str
     return grammar
 
 
-def add_schema(rules: Rules, schema: Any, where: str, budget: Budget, document: Any = None) -> str:
+def add_schema(
+    rules: Rules,
+    schema: Any,
+    where: str,
+    budget: Budget,
+    document: Any = None,
+    dropped: dict[str, None] | None = None,
+) -> str:
     """Add what a schema takes to the rules of a grammar; returns the rule, or expression, of its values.
 
-    `document` is what `$ref` refers to, the schema itself where it is None. Raises as `compile_schema`, but for the
-    cost of the whole.
+    `document` is what `$ref` refers to, the schema itself where it is None. With `dropped`, keywords that cannot be
+    enforced are dropped, and their places added to it. Raises as `compile_schema`, but for the cost of the whole.
     """
-    compiler = _Compiler(schema if document is None else document, where, budget, rules)
     try:
-        return compiler.rule(schema, where)
+        compiler = _Compiler(schema if document is None else document, where, budget, rules, dropped)
+        return compiler.rule(compiler.root if document is None else schema, where)
     except RecursionError:
         raise BadRequest(f"{where}: a value in the schema is nested too deeply", param=where) from None
 
@@ -96,18 +97,22 @@ def _too_large(path: str, characters: int) -> UnsupportedParameter:
 
 
 class _Compiler:
-    def __init__(self, root: Any, where: str, budget: Budget, rules: Rules) -> None:
+    def __init__(self, root: Any, where: str, budget: Budget, rules: Rules, dropped: dict[str, None] | None) -> None:
         self.rules = rules
         self._budget = budget
-        self._root = root
-        self._root_path = where
+        self.spend = budget.spend
+        self._dropped = dropped
+        self._references = References(root, budget.spend, where)
+        self.root = self._references.root
+        self._expansion = Expansion(budget, self._references.resolve, self._accept, self._drop)
         self._named: dict[tuple[str, str], str] = {}
+        self._dead: dict[tuple[str, str], NothingAdmitted] = {}
         self._open: list[tuple[str, str]] = []
         self._depth = 0
         self._makers: dict[str, Callable[[Schema, str], str]] = {
             "object": partial(object_of, self),
             "array": partial(array_of, self),
-            "string": partial(string, self.rules),
+            "string": partial(string, self.rules, budget.spend),
             "integer": partial(integer, self.rules),
             "number": partial(number, self.rules),
             "boolean": lambda _schema, _path: '("true" | "false")',
@@ -129,150 +134,150 @@ class _Compiler:
         finally:
             self._depth -= 1
 
+    def inside(self, schema: Any, path: str) -> str:
+        """A rule for a part of an object or a list: there a definition may be used in itself."""
+        outside, self._open = self._open, []
+        try:
+            return self.rule(schema, path)
+        finally:
+            self._open = outside
+
+    def alternatives(self, schema: Any, path: str) -> list[Schema]:
+        """The plain schemas of which a value matches one."""
+        return self._expansion.of(schema, path)
+
     def _rule(self, schema: Any, path: str) -> str:
         if schema is True or schema == {}:
             return "value"
         if schema is False:
-            raise UnsupportedParameter(f"{path}: false admits no value at all", param=path)
+            raise NothingAdmitted(path, "false admits no value at all")
         check_shape(schema, path)
         self._budget.spend(sum(1 + len(value) for value in schema.values() if isinstance(value, list | dict)))
-        self._refuse_unknown(schema, path)
+        schema = self._accept(schema, path)
+        counting = {key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
         if "$ref" in schema:
-            return self._reference(schema, path)
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            if keyword in schema:
-                return self._combined(schema, keyword, path)
-        if "const" in schema or "enum" in schema:
+            return self._reference(counting, path)
+        for keyword in ("anyOf", "allOf", "oneOf"):
+            if counting.keys() == {keyword} and (
+                keyword == "anyOf" or len(schema[keyword]) == 1 or self._is_choice(schema, path)
+            ):
+                # Nothing to merge: a reference stays one, and may be used within itself.
+                return self._either(schema[keyword], f"{path}.{keyword}", self.rule)
+        return self._either(self.alternatives(counting, path), path, self._plain)
+
+    def _is_choice(self, schema: Schema, path: str) -> bool:
+        """Whether at most one of `oneOf` can match."""
+        if "oneOf" not in schema:
+            return False
+        found = [self.alternatives(option, f"{path}.oneOf[{i}]") for i, option in enumerate(schema["oneOf"])]
+        return not self._expansion.overlapping(found)
+
+    def _either(self, options: list[Any], path: str, make: Callable[[Any, str], str]) -> str:
+        parts: dict[str, None] = {}
+        refusal: NothingAdmitted | None = None
+        for i, option in enumerate(options):
+            try:
+                parts[make(option, path if make == self._plain else f"{path}[{i}]")] = None
+            except NothingAdmitted as error:
+                refusal = refusal or error
+        if not parts:
+            raise refusal or NothingAdmitted(path)
+        if len(parts) == 1:
+            return next(iter(parts))
+        hint = "choice" if told_apart_at_once([self._shown(option, path) for option in options]) else "alt"
+        return self.rules.add(hint, " | ".join(parts))
+
+    def _shown(self, option: Any, path: str) -> Any:
+        """The option, or what it refers to."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(option, dict) or not isinstance(option.get("$ref"), str):
+                break
+            option = self._references.resolve(option["$ref"], path)
+        return option
+
+    def _plain(self, schema: Schema, path: str) -> str:
+        if not schema:
+            return "value"
+        if "enum" in schema:
             return self._constants(schema, path)
-        kinds = type_of(schema, _BY_TYPE)
+        kinds = type_of(schema)
         if not kinds:
             return "value"
-        parts = [self._makers[kind](self._of_type(schema, kind), path) for kind in kinds]
-        return parts[0] if len(parts) == 1 else self.rules.add("alt", " | ".join(parts))
+        return self._either(kinds, path, lambda kind, _: self._of_type(schema, kind, path))
 
-    def _refuse_unknown(self, schema: Schema, path: str) -> None:
-        for keyword in schema:
-            if keyword not in _KNOWN and not keyword.startswith("x-"):
-                raise UnsupportedParameter(
-                    f"{path}.{keyword[:100]}: this part of a schema cannot be held to", param=f"{path}.{keyword[:100]}"
-                )
+    def _of_type(self, schema: Schema, kind: str, path: str) -> str:
+        own = {
+            keyword: int(value) if keyword in COUNTS else value
+            for keyword, value in schema.items()
+            if keyword in KEYWORDS_OF[kind]
+        }
+        while True:
+            try:
+                return self._makers[kind](own, path)
+            except CannotEnforce as error:
+                self._drop(error)
+                if error.keyword not in own:
+                    raise
+                del own[error.keyword]
 
-    @staticmethod
-    def _of_type(schema: Schema, kind: str) -> Schema:
-        return {keyword: value for keyword, value in schema.items() if keyword in _BY_TYPE[kind]}
+    def _accept(self, schema: Schema, path: str) -> Schema:
+        """The schema, without the keywords that are dropped."""
+        unknown = [keyword for keyword in schema if keyword not in _KNOWN and not keyword.startswith("x-")]
+        for keyword in unknown:
+            self._drop(CannotEnforce(path, keyword, "this part of a schema cannot be enforced"))
+        return {key: value for key, value in schema.items() if key not in unknown} if unknown else schema
+
+    def _drop(self, error: CannotEnforce) -> None:
+        """List the keyword as dropped, or raise."""
+        if self._dropped is None:
+            raise error
+        self._dropped[str(error.param)] = None
 
     def _reference(self, schema: Schema, path: str) -> str:
         target = schema["$ref"]
-        beside = {key: value for key, value in schema.items() if key != "$ref" and key not in ANNOTATIONS}
         # The conditions beside a reference are part of what is defined: it may be used within itself with the same.
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
         key = (target, comparable(beside)) if beside else (target, "")
         if key in self._open:
             raise BadRequest(f"{path}.$ref: {target[:100]!r} is defined by itself", param=f"{path}.$ref")
+        if key in self._dead:
+            raise self._dead[key]
         if key not in self._named:
-            found = self._flat(schema, path) if beside else self._resolve(target, path)
             self._named[key] = self.rules.reserve("ref")
             self._open.append(key)
-            self.rules.define(self._named[key], self.rule(found, path))
-            self._open.pop()
+            try:
+                if beside:
+                    body = self._either(self.alternatives(schema, path), path, self._plain)
+                else:
+                    body = self.rule(self._references.resolve(target, path), path)
+            except NothingAdmitted as error:
+                self._dead[key] = error
+                # What was made since may refer to this one.
+                while self._named.popitem()[0] != key:
+                    pass
+                raise
+            finally:
+                self._open.pop()
+            self.rules.define(self._named[key], body)
         return self._named[key]
 
-    def inside(self, schema: Any, path: str) -> str:
-        """A rule for a part of an object or a list: there a definition may be used in itself."""
-        outside, self._open = self._open, []
-        rule = self.rule(schema, path)
-        self._open = outside
-        return rule
-
-    def _resolve(self, target: str, path: str) -> Any:
-        if target != "#" and not target.startswith("#/"):
-            raise UnsupportedParameter(f"{path}.$ref: only a part of this schema can be meant", param=f"{path}.$ref")
-        self._budget.spend(target.count("/"))
-        found = self._root
-        for part in target.split("/")[1:]:
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, dict) and key in found:
-                found = found[key]
-            else:
-                raise BadRequest(f"{path}.$ref: there is no {target[:100]!r} in the schema", param=f"{path}.$ref")
-        return found
-
-    def _combined(self, schema: Schema, keyword: str, path: str) -> str:
-        beside = {key: value for key, value in schema.items() if key != keyword and key not in ANNOTATIONS}
-        if not beside and (keyword == "anyOf" or len(schema[keyword]) == 1):
-            # Nothing to merge: a reference stays one, and may be used within itself.
-            parts = [self.rule(option, f"{path}.{keyword}[{i}]") for i, option in enumerate(schema[keyword])]
-            return self._either(parts, schema[keyword])
-        options = [self._flat(option, f"{path}.{keyword}[{i}]") for i, option in enumerate(schema[keyword])]
-        if keyword == "allOf":
-            return self.rule(self._merged([beside, *options], f"{path}.allOf"), path)
-        merged = [self._merged([option, beside], f"{path}.{keyword}[{i}]") for i, option in enumerate(options)]
-        if keyword == "oneOf" and not disjoint(merged):
-            raise UnsupportedParameter(
-                f"{path}.oneOf: a value could match two of these; use anyOf, or a property that tells them apart",
-                param=f"{path}.oneOf",
-            )
-        parts = [
-            self.rule(option if beside else schema[keyword][i], f"{path}.{keyword}[{i}]")
-            for i, option in enumerate(merged)
-        ]
-        return self._either(parts, merged)
-
-    def _either(self, parts: list[str], options: list[Any]) -> str:
-        flat = [self._flat(option, "") for option in options if option is not False]
-        hint = "choice" if told_apart_at_once(flat) else "alt"
-        return self.rules.add(hint, " | ".join(dict.fromkeys(parts)))
-
-    def _flat(self, schema: Any, path: str) -> Schema:
-        """The schema, or the one that it refers to."""
-        for _ in range(MAX_DEPTH):
-            if schema is True:
-                return {}
-            if not isinstance(schema, dict):
-                raise BadRequest(f"{path}: not a schema that admits anything", param=path)
-            if "$ref" not in schema:
-                return schema
-            check_shape(schema, path)
-            beside = {key: value for key, value in schema.items() if key != "$ref" and key not in ANNOTATIONS}
-            found = self._resolve(schema["$ref"], path)
-            if beside and not isinstance(found, dict | bool):
-                raise BadRequest(f"{path}.$ref: what it means is no schema", param=f"{path}.$ref")
-            if beside and found is not False:
-                found = self._merged([{} if found is True else found, beside], path)
-            schema = found
-        raise BadRequest(f"{path}: a chain of $ref without an end", param=path)
-
-    def _merged(self, schemas: list[Schema], path: str) -> Schema:
-        """One schema for values that match all of these."""
-        merged = Merged(self._budget)
-        try:
-            for schema in schemas:
-                check_shape(schema, path)
-                merged.add(schema)
-        except CannotMerge as error:
-            raise UnsupportedParameter(
-                f"{path}: two conditions on the same value cannot be held to at once ({error})", param=path
-            ) from None
-        return merged.schema()
-
     def _constants(self, schema: Schema, path: str) -> str:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        if "const" in schema and "enum" in schema:
-            allowed = set(map(comparable, schema["enum"]))
-            values = [value for value in values if comparable(value) in allowed]
-        kinds = type_of({key: schema[key] for key in ("type",) if key in schema}, _BY_TYPE)
-        beside = set(schema) - ANNOTATIONS - {"const", "enum", "type"}
-        if beside:
-            keyword = min(beside)
-            raise UnsupportedParameter(
-                f"{path}.{keyword}: cannot be held to beside enum or const", param=f"{path}.{keyword}"
-            )
-        fitting = [value for value in values if not kinds or any(TYPES[kind](value) for kind in kinds)]
-        if not fitting:
-            raise BadRequest(f"{path}: no value is admitted", param=path)
         try:
-            literals = [json_literal(value) for value in fitting]
+            literals = [json_literal(value) for value in self.constants(schema, path)]
         except ValueError:
             raise BadRequest(f"{path}: a constant that cannot be written in JSON", param=path) from None
+        if not literals:
+            raise NothingAdmitted(path)
         return self.rules.add("const", " | ".join(literals))
+
+    def constants(self, plain: Schema, path: str) -> list[Any]:
+        """The values of a plain schema with constants that match it otherwise too."""
+        kinds = type_of({"type": plain["type"]}) if "type" in plain else list(TYPES)
+        fitting = [value for value in plain["enum"] if any(TYPES[kind](value) for kind in kinds)]
+        beside = {key: value for key, value in plain.items() if key not in ANNOTATIONS | {"enum", "type"}}
+        if not beside:
+            return fitting
+        try:
+            return [value for value in fitting if fits(value, beside, self._budget.spend)]
+        except (PatternRefused, ValueError) as error:
+            raise CannotEnforce(path, min(beside), f"cannot be enforced beside enum or const ({error})") from None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from worker_node.errors import BadRequest
-from worker_node.grammars.merging import comparable
-
-Schema = dict[str, Any]
+from worker_node.grammars.formats import FORMATS, REFUSED
+from worker_node.grammars.merging_objects import OBJECT_KEYWORDS, Schema
 
 
 def _is_number(value: Any) -> bool:
@@ -17,7 +16,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return _is_number(value) and value == int(value) and value >= 0
 
 
 def _is_schema(value: Any) -> bool:
@@ -44,9 +43,44 @@ def _is_type(value: Any) -> bool:
     return isinstance(names, list) and bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
 
 
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_JSON_TYPES: dict[Any, str] = {str: "string", list: "array", dict: "object"}
+
+KEYWORDS_OF: dict[str, frozenset[str]] = {
+    "object": OBJECT_KEYWORDS,
+    "array": frozenset(
+        {"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"}
+    ),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format", "not"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+
+COUNTS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_SCHEMAS = ("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems", "additionalItems")
+_SCHEMAS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "items",
+    "unevaluatedItems",
+    "additionalItems",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
@@ -59,17 +93,34 @@ def _is_names(value: Any) -> bool:
 
 
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(_COUNTS, (_is_count, "a count")),
+    **dict.fromkeys(COUNTS, (_is_count, "a count")),
     **dict.fromkeys(_NUMBERS, (_is_number, "a number")),
-    **dict.fromkeys(("$ref", "pattern", "format"), (TYPES["string"], "a string")),
+    **dict.fromkeys(("$ref", "format"), (TYPES["string"], "a string")),
+    # Several patterns that have to match at once are a tuple, which no request holds.
+    "pattern": (lambda value: isinstance(value, str | tuple), "a string"),
+    "dependentRequired": (
+        lambda value: isinstance(value, dict) and all(map(_is_names, value.values())),
+        "lists of names",
+    ),
+    "dependencies": (
+        lambda value: isinstance(value, dict) and all(_is_names(part) or _is_schema(part) for part in value.values()),
+        "lists of names or schemas",
+    ),
     **dict.fromkeys(_LISTS, (_is_schemas, "a list of schemas")),
     **dict.fromkeys(_SCHEMAS, (_is_schema, "a schema")),
     "uniqueItems": (TYPES["boolean"], "a boolean"),
-    "properties": (_is_properties, "an object of schemas"),
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), (_is_properties, "an object of schemas")),
     "required": (_is_names, "a list of names"),
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
     "type": (_is_type, f"one or more of {', '.join(TYPES)}"),
 }
+
+
+def kind_of(value: Any) -> str:
+    """The type of a JSON value, "number" for whole numbers too."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    return _JSON_TYPES.get(type(value), "number")
 
 
 def check_shape(schema: Any, path: str) -> None:
@@ -83,50 +134,25 @@ def check_shape(schema: Any, path: str) -> None:
                 raise BadRequest(f"{path}.{keyword}: should be {what}", param=f"{path}.{keyword}")
 
 
-def type_of(schema: Schema, keywords: Mapping[str, frozenset[str]]) -> list[str]:
+def type_of(schema: Schema) -> list[str]:
     """The types that a schema names, or to which its keywords belong; none if it says nothing of a type."""
     if "type" in schema:
         names = [schema["type"]] if isinstance(schema["type"], str) else list(dict.fromkeys(schema["type"]))
         return [name for name in names if not (name == "integer" and "number" in names)]
     return [
-        kind for kind, own in keywords.items() if kind != "integer" and any(key in own - {"format"} for key in schema)
+        kind
+        for kind, own in KEYWORDS_OF.items()
+        if kind != "integer"
+        and (any(key in own - {"format", "not"} for key in schema) or (kind == "string" and _is_text(schema)))
     ]
 
 
-def disjoint(options: Sequence[Schema]) -> bool:
-    """Whether no value can match two of the schemas: by type, or by a required property with its own constants."""
-    kinds = [_broad_types(option) for option in options]
-    if all(kinds) and _pairwise_disjoint(kinds):
-        return True
-    tags = [_tags(option) for option in options]
-    shared = set.intersection(*(set(tag) for tag in tags)) if tags else set()
-    return any(_pairwise_disjoint([tag[name] for tag in tags]) for name in shared)
+def _is_text(schema: Schema) -> bool:
+    """Whether the format is one of strings; others, like int32, say nothing of the type."""
+    return schema.get("format") in FORMATS or schema.get("format") in REFUSED
 
 
-def told_apart_at_once(options: Sequence[Schema]) -> bool:
-    """Whether the first property of each option is the same and required, and its constants tell the options apart."""
-    firsts = {next(iter(option.get("properties") or ()), None) for option in options}
-    if len(firsts) != 1 or (first := firsts.pop()) is None:
-        return False
-    tags = [_tags(option).get(first) for option in options]
-    return _pairwise_disjoint([tag for tag in tags if tag is not None]) and None not in tags
-
-
-def _pairwise_disjoint(sets: Sequence[set[str]]) -> bool:
-    return sum(map(len, sets)) == len(set().union(*sets))
-
-
-def _broad_types(option: Schema) -> set[str]:
-    named = option.get("type", [])
-    return {"number" if name == "integer" else name for name in ([named] if isinstance(named, str) else named)}
-
-
-def _tags(option: Schema) -> dict[str, set[str]]:
-    """The constants of each required property, in a form that can be compared."""
-    tags: dict[str, set[str]] = {}
-    properties = option.get("properties", {})
-    for name in option.get("required", []):
-        part = properties.get(name)
-        if isinstance(part, dict) and ("const" in part or "enum" in part):
-            tags[name] = {comparable(value) for value in ([part["const"]] if "const" in part else part["enum"])}
-    return tags
+def with_type(schema: Schema) -> Schema:
+    """The schema with the types that values written for it have."""
+    kinds = type_of(schema)
+    return {"type": kinds} | schema if kinds and "enum" not in schema else schema
