@@ -149,6 +149,8 @@ class NodeSettings(BaseSettings):
     `stored_responses` are kept in memory for later turns, `stored_response_bytes` together, each for
     `stored_response_s`; with 0 none are. `tracing` sends spans of inference requests to the collector that the standard
     `OTEL_*` environment names (docs/monitoring.md).
+    An engine process whose memory has grown by `engine_memory_growth` since it was ready is replaced (None: an eighth
+    of the machine's memory, 1 to 8 GiB); docs/schemas.md says why and how.
     """
 
     model_config = SettingsConfigDict(
@@ -197,6 +199,7 @@ class NodeSettings(BaseSettings):
     quarantine_s: float = Field(default=300.0, gt=0)
     crash_limit: int = Field(default=3, ge=1)
     crash_window_s: float = Field(default=600.0, gt=0)
+    engine_memory_growth: int | None = Field(default=None, gt=0)
 
     @field_validator("allowed_hosts")
     @classmethod

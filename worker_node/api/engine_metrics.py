@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from worker_node.devices.memory import resident_memory
 from worker_node.domain import Priority
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import Registry
 
 _BY = ("model", "device")
+# `hosting.growth.Recycle`; all are shown, so that the first of a kind is seen as an increase.
+RECYCLE_FORMS = ("beside", "idle", "forced", "failed")
 
 
 class EngineMetrics:
@@ -63,6 +65,11 @@ class EngineMetrics:
             text = "Estimated wait of a request that comes now; none before anything was measured"
             wait = admission.expected_wait(interactive=interactive)
             self._gauge("admission_expected_wait_seconds", text, by, wait, "priority")
+        for form in RECYCLE_FORMS:
+            text = (
+                "Engine processes replaced because their memory had grown; failed: the successor did not become ready"
+            )
+            self._counter("engine_recycles", text, (*key, form), status.recycles.get(form, 0), "form")
         self._process(key, status)
 
     def _process(self, key: tuple[str, str], status: EngineStatus) -> None:
@@ -77,8 +84,10 @@ class EngineMetrics:
             family = self._gauges.setdefault(name, GaugeMetricFamily(f"npu_node_{name}", text, labels=labels))
             family.add_metric(key, float(value))
 
-    def _counter(self, name: str, text: str, key: tuple[str, str], value: float) -> None:
-        family = self._counters.setdefault(name, CounterMetricFamily(f"npu_node_{name}", text, labels=_BY))
+    def _counter(self, name: str, text: str, key: tuple[str, ...], value: float, *more: str) -> None:
+        """See `_gauge`."""
+        labels = (*_BY, *more)
+        family = self._counters.setdefault(name, CounterMetricFamily(f"npu_node_{name}", text, labels=labels))
         family.add_metric(key, value)
 
 
@@ -86,9 +95,9 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
     """Resident bytes and open file descriptors of a process; None for what is not there to be read."""
     if pid is None:
         return None, None
-    process = Path(f"/proc/{pid}")
     try:
-        pages = int((process / "statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE"), sum(1 for _ in (process / "fd").iterdir())
+        files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
-        return None, None  # it ended between the two looks
+        return None, None
+    memory = resident_memory(pid)
+    return (None, None) if memory is None else (memory, files)  # it may end between the two looks

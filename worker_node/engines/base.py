@@ -9,7 +9,7 @@ What travels between them is in `messages`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -85,7 +85,9 @@ class CanaryProof:
 class EngineStatus:
     """A reading of an engine; `reason` is set whenever the state is not `ready`.
 
-    `restarts` counts the processes that ended, `wrong` those of them that the canary ended.
+    `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
+    counts by its form how often a process was replaced because its memory had grown; `replacing`: the engine is being
+    started for that reason, and requests wait for it.
     """
 
     state: EngineState
@@ -99,6 +101,8 @@ class EngineStatus:
     in_flight: int = 0
     stats: EngineStats = field(default_factory=EngineStats)
     proof: CanaryProof | None = None
+    replacing: bool = False
+    recycles: Mapping[str, int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

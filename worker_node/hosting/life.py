@@ -16,6 +16,7 @@ from enum import Enum, auto
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import EngineSpec, Loaded
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
+from worker_node.hosting.growth import GrowthLimits
 from worker_node.hosting.link import EngineLink, LoadRefused
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
@@ -34,12 +35,14 @@ class _CanaryUnanswered(Exception):
 
 
 class End(Enum):
-    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; by idleness."""
+    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; by idleness;
+    because its memory had grown."""
 
     CRASHED = auto()
     WRONG = auto()
     HOPELESS = auto()
     IDLE = auto()
+    OUTGROWN = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class HostingLimits:
     canary_interval_s: float = 300.0
     idle_unload_s: float | None = None
     restart: RestartLimits = field(default_factory=RestartLimits)
+    growth: GrowthLimits = field(default_factory=GrowthLimits)
 
 
 class EngineLife:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from worker_node import errors
 from worker_node.engines.messages import (
@@ -38,6 +38,7 @@ from worker_node.engines.messages import (
 from worker_node.environment import native_environment
 from worker_node.errors import EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.liveness import Liveness
+from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
@@ -65,13 +66,6 @@ class _Held:
     fresh: bool = True
 
 
-class JobSink(Protocol):
-    """Who waits for the events of one job."""
-
-    def on_result(self, result: Embedded | TokenDelta) -> None: ...
-    def on_error(self, error: NodeError) -> None: ...
-
-
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
@@ -81,6 +75,8 @@ class EngineLink(asyncio.Protocol):
         self.liveness = liveness
         self._buffer = FrameBuffer()
         self._jobs: dict[int, _Held] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._call: NativeCall | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -151,12 +147,17 @@ class EngineLink(asyncio.Protocol):
             self.used_at = time.monotonic()
             self.accepted += 1
             self._jobs[command.id] = _Held(command, sink, suspect)
+            self._idle.clear()
         self._write(encode(command))
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
         self.used_at = time.monotonic()
-        return self._jobs.pop(job_id, None) is not None
+        return self._release(job_id) is not None
+
+    async def drained(self) -> None:
+        """Wait until the engine holds no job."""
+        await self._idle.wait()
 
     def kill(self, reason: str, *, blameless: bool = False) -> None:
         """Kill the process at once; `reason` is what its callers and /health will be told.
@@ -223,6 +224,7 @@ class EngineLink(asyncio.Protocol):
             self.loaded.set_exception(self._died(reason))
             self.loaded.exception()  # somebody may have stopped waiting for it
         jobs, self._jobs = self._jobs, {}
+        self._idle.set()
         if not self._blameless:
             self._suspect(jobs)
         for held in jobs.values():
@@ -237,7 +239,7 @@ class EngineLink(asyncio.Protocol):
             case Embedded():
                 self._deliver(event, last=True)
             case Failed():
-                held = self._jobs.pop(event.id, None)
+                held = self._release(event.id)
                 if held is not None:
                     held.sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
@@ -258,12 +260,18 @@ class EngineLink(asyncio.Protocol):
 
     def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
         # A job that was given up meanwhile has no sink any more: its results have nowhere to go.
-        held = self._jobs.pop(result.id, None) if last else self._jobs.get(result.id)
+        held = self._release(result.id) if last else self._jobs.get(result.id)
         if held is not None:
             held.fresh = False
             held.sink.on_result(result)
             if last and self._suspects:
                 self._suspects.answered(fingerprint(held.job))
+
+    def _release(self, job_id: int) -> _Held | None:
+        held = self._jobs.pop(job_id, None)
+        if not self._jobs:
+            self._idle.set()
+        return held
 
     def _suspect(self, jobs: dict[int, _Held]) -> None:
         """Note which requests may have caused the end of the engine."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from worker_node.engines.messages import Embedded, TokenDelta
 from worker_node.errors import NodeError
+
+
+class JobSink(Protocol):
+    """Who waits for the events of one job."""
+
+    def on_result(self, result: Embedded | TokenDelta) -> None: ...
+    def on_error(self, error: NodeError) -> None: ...
 
 
 class EmbeddingSink:
@@ -15,12 +23,12 @@ class EmbeddingSink:
         self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
 
     def on_result(self, result: Embedded | TokenDelta) -> None:
-        """See `link.JobSink`."""
+        """See `JobSink`."""
         if isinstance(result, Embedded) and not self.future.done():
             self.future.set_result(result)
 
     def on_error(self, error: NodeError) -> None:
-        """See `link.JobSink`."""
+        """See `JobSink`."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -39,10 +47,10 @@ class GenerationSink:
         return item
 
     def on_result(self, result: Embedded | TokenDelta) -> None:
-        """See `link.JobSink`."""
+        """See `JobSink`."""
         if isinstance(result, TokenDelta):
             self._queue.put_nowait(result)
 
     def on_error(self, error: NodeError) -> None:
-        """See `link.JobSink`."""
+        """See `JobSink`."""
         self._queue.put_nowait(error)

@@ -1,46 +1,40 @@
 """Keeps one engine alive over many lives of its process, and is the `Engine` that the node calls.
 
-Death is seen by the closing of the socket, a hang by `liveness.py`. After either, the engine
-is started again as `restart.py` decides. It is `ready` only after its canary has passed; one that fails, then or later,
-quarantines the engine at once.
+Death is seen by the closing of the socket, a hang by `liveness.py`. After either, the engine is started again as
+`restart.py` decides. It is `ready` only after its canary has passed; one that fails, then or later, quarantines the
+engine at once. A process whose memory grows is replaced (`succession.py`), which counts as no failure.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from contextvars import ContextVar
 
 import msgspec
-import numpy as np
 
-from worker_node.engines.base import CanaryProof, EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import (
-    VECTOR_DTYPE,
-    Cancel,
-    EngineSpec,
-    EngineStats,
-    GenerateJob,
-    Loaded,
-    TokenDelta,
-    embed_job,
-)
-from worker_node.errors import DeadlineExceeded, EngineUnavailable
-from worker_node.hosting.life import Canary, End, EngineLife, HostingLimits
+from worker_node.devices.memory import KERNEL, MemoryReader
+from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.messages import EngineSpec, EngineStats, GenerateJob, TokenDelta, embed_job
+from worker_node.errors import EngineUnavailable
+from worker_node.hosting import calls
+from worker_node.hosting.life import Canary, End, HostingLimits
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import CallTimes, Liveness
+from worker_node.hosting.process import EngineProcess
 from worker_node.hosting.restart import RestartPolicy, Verdict
-from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
+from worker_node.hosting.succession import Outcome, Succession
 from worker_node.hosting.suspicion import Suspects
 
 log = logging.getLogger(__name__)
 
-# Set in the canary's context: its questions are known to be harmless, so no death of an engine is theirs.
-_examining: ContextVar[bool] = ContextVar("examining", default=False)
+# Set in the canary's context, to the process that it examines. Its questions are known to be harmless, so no death of
+# an engine is theirs.
+_examined: ContextVar[EngineLink | None] = ContextVar("examined", default=None)
 _DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 
 
@@ -59,6 +53,7 @@ class SupervisedEngine:
         lazy: bool = False,
         standby: SupervisedEngine | None = None,
         suspects: Suspects | None = None,
+        memory: MemoryReader = KERNEL,
     ) -> None:
         self.spec = spec
         self.lazy = lazy
@@ -69,40 +64,39 @@ class SupervisedEngine:
         self._times = CallTimes()
         self._suspects = Suspects() if suspects is None else suspects
         self._ids = itertools.count(1)
-        self._link: EngineLink | None = None
         self._state = EngineState.UNLOADED if lazy else EngineState.STARTING
         self._reason: str | None = "it is loaded when first needed" if lazy else "loading"
-        self._loaded: Loaded | None = None
-        self._proof: CanaryProof | None = None
-        self._life = EngineLife(spec, limits, self._examine, self._on_ready)
+        self._name = f"{spec.model_id} on {spec.device}"
+        self._succession = Succession(self._name, limits, self._spawn, self._set, memory)
         self._restarts = 0
         self._wrong = 0
         self._resume_at: float | None = None
-        self._ready_at: float | None = None
-        self._request_to_blame = False
         self._task: asyncio.Task[None] | None = None
-        self._reaping: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
     @property
     def status(self) -> EngineStatus:
         retry_after = None if self._resume_at is None else max(0.1, self._resume_at - time.monotonic())
         state, reason = self._state, self._reason
-        if state is EngineState.READY and not (self._link and self._link.up):
+        process, last = self._succession.current, self._succession.last
+        loaded = last.loaded if last else None
+        if state is EngineState.READY and not (process and process.link.up):
             # The process has just died and the supervising task has not had its turn yet.
             state, reason = EngineState.BACKING_OFF, "the engine process died"
         return EngineStatus(
             state=state,
             reason=reason,
-            pid=self._link.pid if self._link else None,
+            pid=process.link.pid if process else None,
             restarts=self._restarts,
             wrong=self._wrong,
-            load_seconds=self._loaded.seconds if self._loaded else None,
-            device_name=self._loaded.device_name if self._loaded else None,
+            load_seconds=loaded.seconds if loaded else None,
+            device_name=loaded.device_name if loaded else None,
             retry_after=retry_after,
-            in_flight=self._link.in_flight if self._link else 0,
-            proof=self._proof,
-            stats=self._link.stats if self._link else EngineStats(),
+            in_flight=self._succession.in_flight,
+            proof=last.proof if last else None,
+            stats=process.link.stats if process else EngineStats(),
+            replacing=self._succession.replacing and state is EngineState.STARTING,
+            recycles={how.value: count for how, count in self._succession.recycles.items()},
         )
 
     def start(self) -> None:
@@ -141,14 +135,12 @@ class SupervisedEngine:
 
     async def stop(self) -> None:
         """End the engine process for good."""
-        link = self._link
         self._set(EngineState.STOPPED, "the node is shutting down")
+        self._succession.closing()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if link is not None:
-            await link.shut_down(self._limits.stop_timeout_s)
-        await asyncio.gather(*self._reaping)
+        await self._succession.close()
 
     def _set(self, state: EngineState, reason: str | None) -> None:
         if self._state is not EngineState.STOPPED:
@@ -159,45 +151,55 @@ class SupervisedEngine:
             self._standby.wake()
 
     async def _supervise(self) -> None:
-        while True:
-            self._ready_at, self._request_to_blame = None, False
-            try:
-                end, reason = await self._live()
-            except Exception as error:
-                # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
-                log.exception("engine %s on %s: its supervision failed", self.spec.model_id, self.spec.device)
-                end, reason = End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)"
-            if end is End.IDLE:
-                return
-            if end is End.HOPELESS:
-                log.error("engine %s on %s %s", self.spec.model_id, self.spec.device, reason)
-                # A driver may come up, memory may become free, a file may be repaired while the node runs.
-                await self._pause(EngineState.FAILED, reason, self._limits.restart.quarantine_s)
-                continue
-            verdict = self._judge(end, reason)
-            if verdict.quarantined:
-                self._suspects.clear()
-            log.warning(
-                "engine %s on %s ended: %s; next start in %.1f s",
-                self.spec.model_id,
-                self.spec.device,
-                verdict.reason,
-                verdict.delay,
-            )
-            state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
-            await self._pause(state, verdict.reason, verdict.delay)
+        try:
+            while await self._serve_once():
+                pass
+        finally:
+            if self._state is not EngineState.STOPPED:
+                await self._succession.discard_heir()
 
-    def _judge(self, end: End, reason: str) -> Verdict:
+    async def _serve_once(self) -> bool:
+        """Serve until a process ends by itself or is replaced, and be ready for the next; False: none is wanted."""
+        try:
+            outcome = await self._succession.serve()
+        except Exception as error:
+            # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
+            log.exception("engine %s: its supervision failed", self._name)
+            outcome = Outcome(End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)")
+        if outcome.end is End.IDLE:
+            return False
+        if outcome.end is End.OUTGROWN:
+            return True
+        self._succession.replacing = False
+        if outcome.end is End.HOPELESS:
+            log.error("engine %s %s", self._name, outcome.reason)
+            # A driver may come up, memory may become free, a file may be repaired while the node runs.
+            await self._pause(EngineState.FAILED, outcome.reason, self._limits.restart.quarantine_s)
+            return True
+        verdict = self._judge(outcome)
+        if verdict.quarantined:
+            self._suspects.clear()
+            await self._succession.discard_heir()
+        elif self._succession.heir_loads:
+            log.warning("engine %s ended: %s; its successor is being loaded", self._name, verdict.reason)
+            self._succession.replacing = True
+            self._set(EngineState.STARTING, f"its successor is being loaded after: {verdict.reason}")
+            return True
+        log.warning("engine %s ended: %s; next start in %.1f s", self._name, verdict.reason, verdict.delay)
+        state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
+        await self._pause(state, verdict.reason, verdict.delay)
+        return True
+
+    def _judge(self, outcome: Outcome) -> Verdict:
         """Count an end that was not asked for, and decide when to start again."""
         self._restarts += 1
-        if end is End.WRONG:
-            self._proof = None
+        if outcome.end is End.WRONG:
+            self._succession.distrust()
             self._wrong += 1
-            return self._policy.distrusted(reason)
-        if self._request_to_blame:
-            return self._policy.blameless(reason)
-        now = time.monotonic()
-        return self._policy.crashed(now, reason, served_s=0.0 if self._ready_at is None else now - self._ready_at)
+            return self._policy.distrusted(outcome.reason)
+        if outcome.request_to_blame:
+            return self._policy.blameless(outcome.reason)
+        return self._policy.crashed(time.monotonic(), outcome.reason, served_s=outcome.served_s)
 
     async def _pause(self, state: EngineState, reason: str, delay: float) -> None:
         """Be in `state` for `delay` seconds, then start again."""
@@ -207,102 +209,38 @@ class SupervisedEngine:
         self._resume_at = None
         self._set(EngineState.STARTING, "starting again after: " + reason)
 
-    async def _live(self) -> tuple[End, str]:
+    async def _spawn(self) -> EngineProcess:
         liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
-        link = self._link = await EngineLink.spawn(self.spec, liveness, self._suspects)
-        try:
-            end, reason = await self._life.run(link)
-            self._request_to_blame = link.request_to_blame
-            if end is End.IDLE:
-                # Before the process is gone, so that whoever needs the engine meanwhile can have it loaded again.
-                self._set(EngineState.UNLOADED, reason)
-                log.info("engine %s on %s is unloaded: %s", self.spec.model_id, self.spec.device, reason)
-            return end, reason
-        finally:
-            if self._state is not EngineState.STOPPED:
-                self._link = None
-                reaping = asyncio.create_task(self._reap(link), name=f"reap {self.spec.model_id}")
-                self._reaping.add(reaping)
-                reaping.add_done_callback(self._reaping.discard)
-                # Being stopped in the middle must not leave a process that nobody waits for: `stop` waits for the task.
-                await asyncio.shield(reaping)
+        link = await EngineLink.spawn(self.spec, liveness, self._suspects)
+        return EngineProcess(self.spec, self._limits, link, self._examine, self._succession.became_ready)
 
-    async def _reap(self, link: EngineLink) -> None:
-        status = await link.reap()
-        log.info("engine %s on %s: exit status %s", self.spec.model_id, self.spec.device, status)
-
-    def _on_ready(self) -> None:
-        self._ready_at = time.monotonic()
-        self._set(EngineState.READY, None)
-
-    async def _examine(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-        token = _examining.set(True)
+    async def _examine(self, link: EngineLink) -> None:
+        """Ask the canary of one process, which need not be the one that serves."""
+        token = _examined.set(link)
         try:
             await self._canary(self)
         finally:
-            _examining.reset(token)
-        self._proof = CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)
+            _examined.reset(token)
 
-    def _live_link(self) -> EngineLink:
-        if self._link is None or self._state in {EngineState.STOPPED, EngineState.FAILED}:
+    def _link(self) -> EngineLink:
+        """Where a job goes: to the process that is examined, in its canary, else to the one that serves."""
+        examined, process = _examined.get(), self._succession.current
+        link = examined or (None if process is None else process.link)
+        if link is None or self._state in {EngineState.STOPPED, EngineState.FAILED}:
             raise EngineUnavailable(
                 f"{self.spec.model_id} on {self.spec.device}: {self._reason}",
                 retry_after=self.status.retry_after,
             )
-        return self._link
+        return link
 
     async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:
         """See `Engine.embed`."""
-        link = self._live_link()
         job = embed_job(next(self._ids), tokens, deadline, interactive=interactive)
-        sink = EmbeddingSink()
-        link.send(job, sink, suspect=not _examining.get())
-        try:
-            async with asyncio.timeout_at(_loop_time(deadline)):
-                event = await sink.future
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the vectors were ready") from error
-        finally:
-            _abandon(link, job.id)
-        vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(tokens), -1)
-        return EmbeddingOutput(
-            vectors,
-            event.started,
-            event.inference_s,
-            event.busy_us,
-            event.busy_shared,
-            event.device_tokens,
-            event.measured_tokens,
-            event.measured_s,
-        )
+        return await calls.embed(self._link(), job, suspect=_examined.get() is None)
 
     async def generate(self, job: GenerateJob) -> AsyncGenerator[TokenDelta, None]:
         """See `Engine.generate`."""
-        link = self._live_link()
         job = msgspec.structs.replace(job, id=next(self._ids))
-        sink = GenerationSink()
-        link.send(job, sink, suspect=not _examining.get())
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout_at(_loop_time(job.deadline)):
-                        delta = await sink.next()
-                except TimeoutError as error:
-                    raise DeadlineExceeded("the deadline passed during generation") from error
+        async with aclosing(calls.generate(self._link(), job, suspect=_examined.get() is None)) as deltas:
+            async for delta in deltas:
                 yield delta
-                if delta.finish is not None:
-                    return
-        finally:
-            _abandon(link, job.id)
-
-
-def _loop_time(deadline: float) -> float:
-    return asyncio.get_running_loop().time() + max(0.0, deadline - time.monotonic())
-
-
-def _abandon(link: EngineLink, job_id: int) -> None:
-    """Tell the engine that nobody waits for this job, if it still holds it."""
-    if link.forget(job_id):
-        with contextlib.suppress(EngineUnavailable):
-            link.send(Cancel(job_id))

@@ -25,7 +25,7 @@ from worker_node.scheduling.admission import Admission
 from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
-from worker_node.serving.limits import admission_limits
+from worker_node.serving.limits import admission_limits, growth_limits
 from worker_node.serving.placement import Placement
 from worker_node.serving.registry import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel, ServedModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
@@ -169,6 +169,7 @@ def _placement(
             crash_window_s=settings.crash_window_s,
             quarantine_s=settings.quarantine_s,
         ),
+        growth=growth_limits(settings.engine_memory_growth, place.device, emulated=emulated),
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
     engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby, suspects=suspects)

@@ -1,9 +1,12 @@
-"""What admission control must know of the engine that a plan describes."""
+"""Limits of a placement that follow from its engine: what admission control must know, how far its memory may grow."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from worker_node.devices.memory import machine_memory
+from worker_node.domain import Device
+from worker_node.hosting.growth import GrowthLimits, default_growth
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
 from worker_node.serving.engine_plan import EnginePlan
@@ -40,3 +43,16 @@ def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> Admission
         case _:
             limits = AdmissionLimits(max_outstanding=64, parallel=1, capacity=Capacity(sequences=1))
     return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
+
+
+def growth_limits(growth: int | None, device: Device, *, emulated: bool) -> GrowthLimits:
+    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory.
+
+    Two processes at once only where their memory is the machine's: whether a real NPU or GPU holds two is not known
+    before it fails.
+    """
+    memory = machine_memory()
+    if memory is None:
+        return GrowthLimits(growth, beside=False)
+    beside = emulated or device is Device.CPU
+    return GrowthLimits(growth or default_growth(memory.total), beside=beside, reserve=memory.total // 16)

@@ -152,11 +152,15 @@ def errors_of(route: Callable[[], Route]) -> Iterator[None]:
 
 
 def _loadable(demand: Demand, candidates: Sequence[Candidate], context: RequestContext) -> int | None:
-    """The first placement that suits the request, is not loaded yet and is waited for: see `wait_for_load`."""
+    """The first placement that suits the request, is not loaded yet and is waited for: see `wait_for_load`.
+
+    One whose engine is being replaced is always waited for: it would serve if we had left it alone.
+    """
     for index, (placement, candidate) in enumerate(zip(demand.placements, candidates, strict=True)):
-        unloaded = placement.engine.status.state is EngineState.UNLOADED
+        status = placement.engine.status
+        comes = status.replacing or status.state is EngineState.UNLOADED
         if (
-            (placement.on_demand or unloaded or context.wait_for_load)
+            (placement.on_demand or comes or context.wait_for_load)
             and candidate.obstacle == "model_loading"
             and demand.require in {None, candidate.device}
             and candidate.suits(demand.prompt_tokens, demand.min_new_tokens, demand.needs)

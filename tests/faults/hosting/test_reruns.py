@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
 from tests.support.scripted_runner import BREAK, HANG, POISON
+from worker_node.devices.memory import KERNEL
 from worker_node.domain import Device, ModelKind, RequestContext
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec, GenerateJob, embed_job
@@ -31,14 +32,15 @@ LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
 class Model:
     """A model with a scripted engine on each device."""
 
-    def __init__(self, devices, limits, options):
+    def __init__(self, devices, limits, options, canary=no_canary, memory=KERNEL):
         suspects = Suspects()
         self.engines = [
             SupervisedEngine(
                 EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
-                no_canary,
+                canary,
                 limits,
                 suspects=suspects,
+                memory=memory,
             )
             for device in devices
         ]
@@ -84,8 +86,8 @@ class Model:
 
 
 @asynccontextmanager
-async def serving(*devices, limits=LIMITS, **options):
-    model = Model(devices or (Device.CPU,), limits, options)
+async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **options):
+    model = Model(devices or (Device.CPU,), limits, options, canary, memory)
     for engine in model.engines:
         engine.start()
     try:
@@ -196,7 +198,7 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
     async with serving(log=str(log), announce=announce, prefill_s=0.2) as model:
         # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
         before = asyncio.create_task(model.answer(9))
-        while not model.engines[0].status.in_flight:
+        while "submit" not in log.read_text():
             await asyncio.sleep(0)
         innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 5)]
         poisonous = asyncio.create_task(model.answer(POISON, 1))

@@ -11,6 +11,7 @@ from worker_node.api.engine_metrics import EngineMetrics, process_footprint
 from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EngineState, EngineStatus
 from worker_node.engines.messages import EngineStats
+from worker_node.hosting.growth import Recycle
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}
@@ -64,6 +65,12 @@ def test_what_an_engine_holds_and_proved_is_told():
     assert value(status, "canary_passed_timestamp_seconds") == 1234.5
     assert value(status, "engine_resident_memory_bytes") > 1_000_000
     assert value(status, "engine_open_fds") >= 3
+
+
+def test_replacements_are_told_by_their_form():
+    status = EngineStatus(EngineState.READY, recycles={"beside": 3, "failed": 1})
+    counts = {form: value(status, "engine_recycles_total", form=form) for form in Recycle}
+    assert counts == {"beside": 3, "idle": 0, "forced": 0, "failed": 1}
 
 
 @pytest.mark.parametrize("pid", [None, 2**22 + 1])

@@ -1,9 +1,12 @@
-"""What admission control is told of each engine."""
+"""What admission control is told of each engine, and how far its memory may grow."""
 
 import pytest
 
+from worker_node.devices.memory import machine_memory
+from worker_node.domain import Device
+from worker_node.hosting.growth import default_growth
 from worker_node.serving.engine_plan import EnginePlan
-from worker_node.serving.limits import admission_limits
+from worker_node.serving.limits import admission_limits, growth_limits
 
 
 def limits_of(runner, lengths=(), max_outstanding=None, **options):
@@ -36,3 +39,14 @@ def test_the_npu_runs_one_generation_at_a_time():
 def test_the_setting_bounds_what_is_outstanding(runner):
     assert limits_of(runner, max_outstanding=7).max_outstanding == 7
     assert limits_of(runner).max_outstanding > 7
+
+
+@pytest.mark.parametrize(
+    ("device", "emulated", "beside"),
+    [(Device.CPU, False, True), (Device.NPU, True, True), (Device.NPU, False, False), (Device.GPU, False, False)],
+)
+def test_two_processes_share_a_device_only_where_its_memory_is_the_machines(device, emulated, beside):
+    limits = growth_limits(None, device, emulated=emulated)
+    assert limits.beside is beside
+    assert limits.growth == default_growth(machine_memory().total)
+    assert growth_limits(1234, device, emulated=emulated).growth == 1234

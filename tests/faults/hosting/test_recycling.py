@@ -1,0 +1,354 @@
+"""Engines whose memory grows are replaced: scripted ones in real processes, with a memory that the test writes.
+
+What is in flight, what comes meanwhile, and everything that can go wrong with either process.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary
+from tests.faults.hosting.test_reruns import serving
+from tests.support.scripted_runner import STALL
+from worker_node.devices.memory import MemoryReader
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.errors import DeadlineExceeded, EngineDied
+from worker_node.hosting.growth import GrowthLimits
+from worker_node.hosting.life import CanaryFailed, HostingLimits
+
+SOFT, HARD = 1000, 2000
+
+
+class Memory:
+    """Every process has taken 100 bytes, and what the test adds."""
+
+    def __init__(self):
+        self.grown = {}
+        self.available = 10_000
+
+    def reader(self):
+        return MemoryReader(lambda pid: 100 + self.grown.get(pid, 0), lambda: self.available)
+
+
+class Bench:
+    """A model with one scripted engine, and control of its memory and of its loads."""
+
+    def __init__(self, model, memory, on_load, log):
+        self.model = model
+        self.engine = model.engines[0]
+        self.memory = memory
+        self.on_load = on_load
+        self._log = log
+        self.first = self.engine.status.pid
+
+    @property
+    def pid(self):
+        return self.engine.status.pid
+
+    @property
+    def recycles(self):
+        return {how: count for how, count in self.engine.status.recycles.items() if count}
+
+    def grow(self, by=SOFT):
+        self.memory.grown[self.pid] = by
+
+    def loads(self):
+        """The processes that began to load, in their order."""
+        return [int(line.split()[1]) for line in self._log.read_text().splitlines() if line.startswith("load ")]
+
+    def submitted(self):
+        return self._log.read_text().count("submit")
+
+    async def stream(self):
+        """A request that is at work and gives no token until it is cancelled."""
+        before = self.submitted()
+        task = asyncio.create_task(self.model.answer(STALL))
+        await eventually(lambda: self.submitted() > before)
+        return task
+
+    def assert_blameless(self):
+        """A replacement is no failure."""
+        status = self.engine.status
+        assert (status.restarts, status.wrong) == (0, 0)
+        assert not self.model.placements[0].suspects
+
+
+async def eventually(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def gone(pid):
+    await eventually(lambda: not psutil.pid_exists(pid))
+
+
+async def ended(task):
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def bench(tmp_path, *, canary=no_canary, beside=True, drain_s=60.0, retry_s=60.0, **options):
+    memory, on_load, log = Memory(), tmp_path / "on_load", tmp_path / "log"
+    on_load.write_text("go")
+    growth = GrowthLimits(SOFT, beside=beside, reserve=0, look_s=0.01, drain_s=drain_s, first_retry_s=retry_s)
+    limits = HostingLimits(restart=QUICK, stop_timeout_s=1.0, growth=growth)
+    options |= {"log": str(log), "on_load": str(on_load)}
+    async with serving(limits=limits, canary=canary, memory=memory.reader(), **options) as model:
+        yield Bench(model, memory, on_load, log)
+
+
+async def test_a_successor_takes_over_while_the_old_process_finishes_its_requests(tmp_path):
+    async with bench(tmp_path) as it:
+        stream = await it.stream()
+        it.on_load.write_text("wait")
+        it.grow()
+        await eventually(lambda: len(it.loads()) == 2)
+        # Until the successor is ready, requests are served as before.
+        assert await it.model.answer(1, 2) == ([1, 2], Device.CPU)
+        assert it.engine.status.state is EngineState.READY
+        assert it.pid == it.first
+        it.on_load.write_text("go")
+        await eventually(lambda: it.pid != it.first)
+        assert it.engine.status.state is EngineState.READY
+        assert await it.model.answer(3, 4) == ([3, 4], Device.CPU)
+        assert psutil.pid_exists(it.first)
+        assert it.engine.status.in_flight == 1, "the old process's stream counts"
+        assert not stream.done()
+        await ended(stream)
+        await gone(it.first)
+        assert it.recycles == {"beside": 1}
+        assert it.loads() == [it.first, it.pid]
+        it.assert_blameless()
+
+
+async def test_every_request_is_answered_however_often_processes_are_replaced(tmp_path):
+    async with bench(tmp_path, step_s=0.002) as it:
+        stop = False
+
+        async def client(n):
+            answers = 0
+            while not stop:
+                tokens = list(range(n, n + 40))
+                assert await it.model.answer(*tokens) == (tokens, Device.CPU)
+                await it.model.embed([n])
+                answers += 1
+            return answers
+
+        async def grow():
+            while not stop:
+                if it.engine.status.state is EngineState.READY:
+                    it.grow()
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(work) for work in (*(client(n) for n in range(1, 7)), grow())]
+        await eventually(lambda: it.recycles.get("beside", 0) >= 4 or any(task.done() for task in tasks))
+        stop = True
+        answers = await asyncio.gather(*tasks)
+        assert all(count > 1 for count in answers[:-1])
+        it.assert_blameless()
+        await eventually(lambda: sum(psutil.pid_exists(pid) for pid in it.loads()) <= 2)
+
+
+async def test_without_memory_for_two_the_process_is_replaced_once_it_is_idle(tmp_path):
+    async with bench(tmp_path) as it:
+        it.memory.available = 100
+        stream = await it.stream()
+        it.grow()
+        assert await it.model.answer(1) == ([1], Device.CPU)
+        assert it.pid == it.first
+        it.on_load.write_text("wait")
+        await ended(stream)
+        await eventually(lambda: it.engine.status.replacing)
+        await gone(it.first)
+        # Who comes now waits for the engine, up to his deadline.
+        patient = asyncio.create_task(it.model.answer(5, 6))
+        with pytest.raises(DeadlineExceeded):
+            await it.model.answer(7, seconds=0.2)
+        leaving = asyncio.create_task(it.model.answer(8))
+        await asyncio.sleep(0)
+        await ended(leaving)
+        assert not patient.done()
+        it.on_load.write_text("go")
+        assert await patient == ([5, 6], Device.CPU)
+        assert it.submitted() == 3, "nothing was run for those who did not wait"
+        assert it.recycles == {"idle": 1}
+        assert not it.engine.status.replacing
+        it.assert_blameless()
+
+
+async def test_a_process_far_over_its_bound_is_forced_out_and_its_requests_are_run_again(tmp_path):
+    async with bench(tmp_path, beside=False, drain_s=0.1, step_s=0.05) as it:
+        silent = await it.stream()
+        begun = asyncio.Event()
+        speaking = asyncio.create_task(it.model.answer(*range(1, 200), on_first=begun.set))
+        async with asyncio.timeout(60):
+            await begun.wait()
+        it.on_load.write_text("wait")
+        it.grow(HARD)
+        await gone(it.first)
+        with pytest.raises(EngineDied, match="memory had grown"):
+            await speaking
+        assert it.engine.status.replacing
+        waiting = asyncio.create_task(it.model.answer(3, 4))
+        before = it.submitted()
+        it.on_load.write_text("go")
+        assert await waiting == ([3, 4], Device.CPU)
+        await eventually(lambda: it.submitted() == before + 2)
+        assert not silent.done(), "nothing of it was out, so it is run again"
+        await ended(silent)
+        assert it.recycles == {"forced": 1}
+        it.assert_blameless()
+
+
+async def test_a_process_that_is_forced_out_finishes_what_it_can(tmp_path):
+    async with bench(tmp_path, beside=False, step_s=0.01) as it:
+        begun = asyncio.Event()
+        speaking = asyncio.create_task(it.model.answer(*range(1, 60), on_first=begun.set))
+        async with asyncio.timeout(60):
+            await begun.wait()
+        it.grow(HARD)
+        await eventually(lambda: it.engine.status.replacing)
+        waiting = asyncio.create_task(it.model.answer(3, 4))
+        assert await speaking == (list(range(1, 60)), Device.CPU)
+        assert await waiting == ([3, 4], Device.CPU)
+        assert it.recycles == {"forced": 1}
+
+
+async def test_a_process_that_outgrows_its_bound_before_the_successor_is_ready_gets_no_more_requests(tmp_path):
+    async with bench(tmp_path) as it:
+        stream = await it.stream()
+        it.on_load.write_text("wait")
+        it.grow(SOFT)
+        await eventually(lambda: len(it.loads()) == 2)
+        it.grow(HARD)
+        await eventually(lambda: it.engine.status.replacing)
+        waiting = asyncio.create_task(it.model.answer(3, 4))
+        it.on_load.write_text("go")
+        assert await waiting == ([3, 4], Device.CPU)
+        assert not stream.done()
+        assert psutil.pid_exists(it.first), "its stream goes on, since nobody waits for it"
+        await ended(stream)
+        await gone(it.first)
+        assert len(it.loads()) == 2
+        it.assert_blameless()
+
+
+@pytest.mark.parametrize("order", ["die", "error"])
+async def test_a_successor_that_cannot_be_loaded_harms_nobody(tmp_path, order):
+    async with bench(tmp_path, retry_s=0.05) as it:
+        stream = await it.stream()
+        it.on_load.write_text(order)
+        it.grow()
+        await eventually(lambda: it.recycles.get("failed", 0) >= 2)
+        assert it.pid == it.first
+        assert it.engine.status.state is EngineState.READY
+        assert await it.model.answer(1, 2) == ([1, 2], Device.CPU)
+        assert not stream.done()
+        it.on_load.write_text("go")
+        await eventually(lambda: it.pid != it.first)
+        await ended(stream)
+        it.assert_blameless()
+        await eventually(lambda: [pid for pid in it.loads() if psutil.pid_exists(pid)] == [it.pid])
+
+
+async def test_a_successor_that_answers_wrong_never_serves(tmp_path):
+    examined = []
+
+    async def canary(engine):
+        examined.append(await collect(engine, 5))
+        if len(examined) == 2:
+            raise CanaryFailed("the answer to a known question is wrong")
+
+    async with bench(tmp_path, canary=canary) as it:
+        stream = await it.stream()
+        proof = it.engine.status.proof
+        it.grow()
+        await eventually(lambda: it.recycles == {"failed": 1})
+        assert it.pid == it.first
+        assert it.engine.status.proof is proof
+        assert not stream.done()
+        assert await it.model.answer(1) == ([1], Device.CPU)
+        # The bound holds all the same: at the hard one the process is replaced whatever became of its successor.
+        await ended(stream)
+        it.grow(HARD)
+        await eventually(lambda: it.pid not in {it.first, None})
+        assert await it.model.answer(1) == ([1], Device.CPU)
+        it.assert_blameless()
+
+
+async def test_the_canary_examines_the_successor_and_not_the_process_that_serves(tmp_path):
+    asked = []
+
+    async def canary(engine):
+        await collect(engine, 5)
+        asked.append(it.submitted() if asked else 0)
+        # What the successor is asked is none of the engine's requests.
+        assert not asked[-1] or it.engine.status.in_flight == 1
+
+    async with bench(tmp_path, canary=canary) as it:
+        stream = await it.stream()
+        os.kill(it.first, signal.SIGSTOP)  # it answers nothing
+        try:
+            it.grow()
+            await eventually(lambda: it.pid != it.first)
+        finally:
+            os.kill(it.first, signal.SIGCONT)
+        await ended(stream)
+        await gone(it.first)
+
+
+async def test_the_old_process_dies_while_its_successor_loads(tmp_path):
+    async with bench(tmp_path) as it:
+        it.on_load.write_text("wait")
+        it.grow()
+        await eventually(lambda: len(it.loads()) == 2)
+        os.kill(it.first, signal.SIGKILL)
+        await eventually(lambda: it.engine.status.replacing)
+        waiting = asyncio.create_task(it.model.answer(3, 4))
+        it.on_load.write_text("go")
+        assert await waiting == ([3, 4], Device.CPU)
+        assert len(it.loads()) == 2, "the successor serves, and no third process was needed"
+        assert it.engine.status.restarts == 1, "this was a crash"
+
+
+async def test_the_old_process_dies_while_it_finishes_its_requests(tmp_path):
+    async with bench(tmp_path) as it:
+        stream = await it.stream()
+        it.grow()
+        await eventually(lambda: it.pid != it.first)
+        before = it.submitted()
+        os.kill(it.first, signal.SIGKILL)
+        await eventually(lambda: it.submitted() > before)
+        assert it.engine.status.state is EngineState.READY
+        assert it.engine.status.in_flight == 1, "nothing of the answer was out: the successor runs it"
+        await ended(stream)
+        assert it.engine.status.restarts == 0
+        assert len(it.loads()) == 2
+
+
+@pytest.mark.parametrize("phase", ["loading", "finishing", "loading alone"])
+@pytest.mark.parametrize("how", ["stop", "unload"])
+async def test_stopping_and_unloading_leave_no_process_behind(tmp_path, phase, how):
+    async with bench(tmp_path, beside=phase != "loading alone") as it:
+        stream = await it.stream() if phase == "finishing" else None
+        it.on_load.write_text("go" if phase == "finishing" else "wait")
+        it.grow()
+        await eventually(lambda: len(it.loads()) == 2 and (phase == "loading" or it.pid != it.first))
+        if how == "unload":
+            assert await it.engine.unload() is (phase == "loading")
+        if how == "stop" or phase != "loading":
+            await it.engine.stop()
+        if stream is not None:
+            await asyncio.gather(stream, return_exceptions=True)
+        await eventually(lambda: not any(psutil.pid_exists(pid) for pid in it.loads()))
+        if it.engine.status.state is EngineState.UNLOADED:
+            it.on_load.write_text("go")
+            it.engine.wake()
+            assert (await it.engine.settled()).state is EngineState.READY

@@ -1,0 +1,60 @@
+"""Memory as the kernel tells it: this machine's own, and files of other machines."""
+
+import os
+
+import pytest
+
+from worker_node.devices.memory import machine_memory, own_memory, resident_memory
+
+MIB = 2**20
+GONE = 2**22 + 1
+
+
+def machine(root, *, total=16_000, available=8_000, group=None, limits=None):
+    """Write the files of a machine, in MiB; `limits` are (limit, used, cached) by control group."""
+    proc, cgroups = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(
+        f"MemTotal:       {total * 1024} kB\nMemFree: 1 kB\nMemAvailable:   {available * 1024} kB\n"
+    )
+    if group is not None:
+        (proc / "self" / "cgroup").write_text(f"0::{group}\n")
+    for name, (limit, used, cached) in (limits or {}).items():
+        directory = cgroups / name
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "memory.max").write_text("max\n" if limit is None else f"{limit * MIB}\n")
+        (directory / "memory.current").write_text(f"{used * MIB}\n")
+        (directory / "memory.stat").write_text(f"anon 1\ninactive_file {cached * MIB}\n")
+    memory = machine_memory(proc, cgroups)
+    return memory.total // MIB, memory.available // MIB
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "expected"),
+    [
+        (None, None, (16_000, 8_000)),
+        ("/", {".": (None, 3_000, 0)}, (16_000, 8_000)),
+        ("/", {".": (4_000, 3_000, 500)}, (4_000, 1_500)),
+        ("/a/b", {"a": (6_000, 5_000, 0), "a/b": (None, 2_000, 0)}, (6_000, 1_000)),
+        ("/a/b", {"a": (6_000, 1_000, 0), "a/b": (2_000, 2_100, 0)}, (2_000, 0)),
+        ("/a", {"a": (64_000, 1_000, 0)}, (16_000, 8_000)),
+        ("/a", {}, (16_000, 8_000)),
+    ],
+)
+def test_the_narrowest_limit_counts(tmp_path, group, limits, expected):
+    assert machine(tmp_path, group=group, limits=limits) == expected
+
+
+def test_what_cannot_be_read_is_none(tmp_path):
+    assert machine_memory(tmp_path, tmp_path) is None
+    assert own_memory(GONE) is None
+    assert resident_memory(GONE) is None
+
+
+def test_this_machine_and_this_process():
+    memory = machine_memory()
+    assert 0 < memory.available <= memory.total
+    before = own_memory(os.getpid())
+    held = bytearray(os.urandom(1)) * (64 * MIB)
+    assert own_memory(os.getpid()) - before > 60 * MIB
+    assert len(held) < resident_memory(os.getpid())
