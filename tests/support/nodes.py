@@ -33,7 +33,7 @@ class RunningNode:
             with error:
                 return error.code, json.load(error)
 
-    def wait_for(self, condition, timeout=60.0):
+    def wait_for(self, condition, timeout=110.0):
         """Poll /health until `condition(body)` holds; return the body."""
         deadline = time.monotonic() + timeout
         while True:
