@@ -6,6 +6,7 @@ absolute deadline may travel to an engine process. Durations in replies are mill
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -63,6 +64,8 @@ class Sampling:
     are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
     token's probability. `choices` is how many answers the caller wants to the one prompt, of which this is one.
+    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do; with
+    `include_stop` what ended it is part of its text. Without `skip_special_tokens` special tokens are text too.
     """
 
     max_new_tokens: int | None = None
@@ -78,6 +81,10 @@ class Sampling:
     repetition_penalty: float = 1.0
     logprobs: bool = False
     choices: int = 1
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +189,28 @@ class AnswerSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation becomes a prompt. `variables` are the caller's own for the model's chat template.
+
+    The prompt ends where an answer begins, unless without `answer_prompt`; with `continue_last` it ends with the last
+    message, which the answer continues.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    answer_prompt: bool = True
+    continue_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
     `grammars`), or the schema that it is compiled from; with tools it may be calls instead, and is if one is forced.
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is told
-    apart from the answer. Prompt and answer together have at most `context_limit` tokens.
+    apart from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the last
+    `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a conversation
+    that is too long are left out.
     """
 
     context: RequestContext
@@ -200,6 +222,9 @@ class GenerationRequest:
     think: bool | None = None
     split_reasoning: bool = False
     context_limit: int | None = None
+    rendering: Rendering = Rendering()
+    keep_last: int | None = None
+    drop_oldest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ def _temperature(value: float, _name: str) -> float:
     return 0.0 if value < _LEAST_TEMPERATURE else value
 
 
+def _tuple(value: list[int], _name: str) -> tuple[int, ...]:
+    return tuple(value)
+
+
 def _seed(value: int, _name: str) -> int | None:
     # −1 is Ollama's and llama.cpp's word for a seed of the node's choice; others are taken modulo the engine's range.
     return None if value == -1 else value % _SEEDS
@@ -71,6 +75,14 @@ OPENAI: Mapping[str, Parameter] = _SHARED | {
     "max_completion_tokens": Parameter("max_new_tokens", _max_new_tokens),
     "max_output_tokens": Parameter("max_new_tokens", _max_new_tokens),
     "repetition_penalty": Parameter("repetition_penalty", _as_it_is),
+    # vLLM's
+    "min_tokens": Parameter("min_tokens", _as_it_is),
+    "stop_token_ids": Parameter("stop_token_ids", _tuple),
+    "include_stop_str_in_output": Parameter("include_stop", _as_it_is),
+    "skip_special_tokens": Parameter("skip_special_tokens", _as_it_is),
+    # llama.cpp's
+    "n_predict": Parameter("max_new_tokens", _max_new_tokens),
+    "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
 }
 OLLAMA: Mapping[str, Parameter] = _SHARED | {
     "num_predict": Parameter("max_new_tokens", _max_new_tokens),

@@ -53,7 +53,9 @@ def embed_job(job_id: int, rows: Sequence[Sequence[int]], deadline: float, *, in
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
 
-    `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good.
+    Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
+    model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
+    pipeline for good.
     """
 
     id: int
@@ -72,6 +74,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     repetition_penalty: float = 1.0
     logprobs: bool = False
     grammar: str | None = None
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

@@ -13,8 +13,9 @@ def generation_config(job: GenerateJob, defaults: genai.GenerationConfig) -> gen
     """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken."""
     config = genai.GenerationConfig()
     config.eos_token_id = defaults.eos_token_id
-    config.stop_token_ids = defaults.stop_token_ids
+    config.stop_token_ids = defaults.stop_token_ids | set(job.stop_token_ids)
     config.max_new_tokens = job.max_new_tokens
+    config.min_new_tokens = min(job.min_new_tokens, job.max_new_tokens)
     config.ignore_eos = job.ignore_eos
     config.presence_penalty = job.presence_penalty
     config.frequency_penalty = job.frequency_penalty

@@ -20,10 +20,14 @@ ChoiceEvent = tuple[int, Piece | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Admitted generations whose events come as they arise, each with the index of its generation."""
+    """Admitted generations whose events come as they arise, each with the index of its generation.
+
+    `written` are the tokens of each generation up to its latest event.
+    """
 
     runs: tuple[GenerationRun, ...]
     events: AsyncIterator[ChoiceEvent]
+    written: list[int]
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -56,8 +60,9 @@ async def generate_choices(registry: Registry, requests: Sequence[GenerationRequ
         raise Explained(await _explain(registry, requests))
     async with AsyncExitStack() as stack:
         runs = [await stack.enter_async_context(generate(registry, request)) for request in requests]
-        events = _only(runs[0]) if len(runs) == 1 else _merged(runs)
-        yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)))
+        written = [0] * len(runs)
+        events = _only(runs[0], written) if len(runs) == 1 else _merged(runs, written)
+        yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)), written)
 
 
 async def _explain(registry: Registry, requests: Sequence[GenerationRequest]) -> Explanation:
@@ -74,18 +79,19 @@ async def _explain(registry: Registry, requests: Sequence[GenerationRequest]) ->
     return explanations[0]
 
 
-async def _only(run: GenerationRun) -> AsyncGenerator[ChoiceEvent, None]:
+async def _only(run: GenerationRun, written: list[int]) -> AsyncGenerator[ChoiceEvent, None]:
     async for event in run.events:
+        written[0] = run.progress.tokens
         yield 0, event
 
 
-async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
-    queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+async def _merged(runs: Sequence[GenerationRun], written: list[int]) -> AsyncGenerator[ChoiceEvent, None]:
+    queue: asyncio.Queue[tuple[ChoiceEvent, int] | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
     async def forward(index: int, run: GenerationRun) -> None:
         try:
             async for event in run.events:
-                await queue.put((index, event))
+                await queue.put(((index, event), run.progress.tokens))
         except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
             await queue.put(error)
 
@@ -96,8 +102,10 @@ async def _merged(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, 
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            open_runs -= isinstance(item[1], Finished)
-            yield item
+            (index, event), tokens = item
+            written[index] = tokens
+            open_runs -= isinstance(event, Finished)
+            yield index, event
     finally:
         for task in tasks:
             task.cancel()

@@ -79,9 +79,10 @@ class WindowDetokenizer:
 
 @dataclass(slots=True)
 class StopMatcher:
-    """Cuts the text at the first stop sequence, however it is split over pieces."""
+    """Cuts the text at the first stop sequence, however it is split over pieces; with `include`, after it."""
 
     stops: tuple[str, ...]
+    include: bool = False
     matched: str | None = None
     _held: str = ""
 
@@ -95,7 +96,7 @@ class StopMatcher:
         hits = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if hits:
             at, self.matched = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
-            text, self._held = self._held[:at], ""
+            text, self._held = self._held[: at + len(self.matched) if self.include else at], ""
             return text
         keep = self._possible_start()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -29,16 +29,23 @@ from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
 from worker_node.scheduling.admission import Permit, Work
-from worker_node.serving.detokenize import StopMatcher
+from worker_node.serving.answer_text import AnswerText
 from worker_node.serving.forms import answer_form
 from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
-from worker_node.serving.prompting import Prepared, prepare
+from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.serving.rerun import Runs, generate_again
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
+
+
+@dataclass(slots=True)
+class Progress:
+    """How many tokens of an answer have been generated."""
+
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class GenerationRun:
     runs: Runs
     proof: Proof
     events: AsyncIterator[Piece | Finished]
+    progress: Progress
     loading_s: float = 0.0
 
     @property
@@ -90,26 +98,27 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
         runs = Runs(prepared.demand, context, place, permit)
         with errors_of(lambda: runs.place.route), prepared.model.activity.working(), runs.admitted():
             proof = Proof.of(place.route, context, strict=registry.require_proof)
-            watch = _Watch(operation, registry.telemetry, proof)
+            watch = _Watch(operation, registry.telemetry, proof, progress := Progress())
             async with (
                 aclosing(_run(request, prepared, runs, tokenize_s, watch)) as events,
                 aclosing(_counted(registry.telemetry, operation, runs, events)) as counted,
             ):
                 if not proof.required:
-                    yield GenerationRun(runs, proof, counted, place.loading_s)
+                    yield GenerationRun(runs, proof, counted, progress, place.loading_s)
                     return
                 # The first token shows whether the NPU works, while the status can still say so.
                 async with aclosing(await after_first(counted)) as proven:
-                    yield GenerationRun(runs, proof, proven, place.loading_s)
+                    yield GenerationRun(runs, proof, proven, progress, place.loading_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who observes a generation: its trace, the metrics, the proof that the NPU works."""
+    """Who observes a generation: its trace, the metrics, the proof that the NPU works, the answer's length."""
 
     operation: Operation
     telemetry: Telemetry
     proof: Proof
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ async def prepare_generation(registry: Registry, request: GenerationRequest) -> 
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await registry.schemas.grammar(form, request.context.deadline)
+    check_sampling(model, request)
     prompt = prepare(model, request, grammar)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
@@ -218,6 +228,8 @@ def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, l
         repetition_penalty=sampling.repetition_penalty,
         logprobs=sampling.logprobs,
         grammar=prepared.grammar,
+        min_new_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
     )
 
 
@@ -238,8 +250,7 @@ async def _run(
     completion_tokens = reasoning_tokens = 0
     busy_us, busy_shared = None, False
     finish = FinishReason.STOP
-    detokenizer = model.tokenizer.detokenizer()
-    stop = StopMatcher(request.sampling.stop)
+    text = AnswerText(model.tokenizer, request.sampling)
     use = request.tool_use
     reader = _Reader(prompt.parser, single=use is not None and use.single)
 
@@ -256,28 +267,27 @@ async def _run(
                 watch.operation.started(started)
                 watch.operation.first_token(delta.at or first_token)
             completion_tokens += len(delta.tokens)
+            watch.progress.tokens = completion_tokens
             count(len(delta.tokens))
             runs.permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
-            for piece in reader.read(stop.push(detokenizer.push(delta.tokens)), logprobs):
+            for piece in reader.read(text.push(delta.tokens), logprobs):
                 yield piece
             reasoning_tokens += len(delta.tokens) if reader.reasoning else 0
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
-            if stop.matched is not None or delta.finish is not None:
+            if text.ended or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
-            if stop.matched is not None or delta.finish is not None:
-                runs.permit.answered(by_itself=stop.matched is not None or delta.finish == FinishReason.STOP)
-            if stop.matched is not None:
+                runs.permit.answered(by_itself=text.ended or delta.finish == FinishReason.STOP)
+            if text.ended:
                 break
             if delta.finish is not None:
                 finish = FinishReason(delta.finish)
     watch.proof.check(busy_us)
-    rest = stop.push(detokenizer.flush()) + stop.flush() if stop.matched is None else ""
-    for piece in reader.finish(rest):
+    for piece in reader.finish(text.flush()):
         yield piece
     now = time.monotonic()
     yield Finished(
-        finish_reason=_reason(finish, stopped=stop.matched is not None, called=reader.called),
+        finish_reason=_reason(finish, stopped=text.ended, called=reader.called),
         usage=Usage(len(prompt.tokens), completion_tokens, reasoning_tokens),
         timing=Timing(
             queue=max(0.0, started - submitted) * 1e3,
@@ -288,7 +298,7 @@ async def _run(
         ),
         npu_busy_delta_us=busy_us,
         npu_busy_shared=busy_shared,
-        stop_sequence=stop.matched,
+        stop_sequence=text.matched,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
@@ -29,9 +30,11 @@ def prepare(model: GenerationModel, request: GenerationRequest, grammar: str | N
     if isinstance(request.prompt, tuple):
         prepared = _conversation(model, request, request.prompt, grammar)
     elif isinstance(request.prompt, TokenIds):
-        prepared = Prepared(model.tokenizer.check_ids(request.prompt.ids), grammar)
+        ids = model.tokenizer.check_ids(request.prompt.ids)
+        last = kept(model, request)
+        prepared = Prepared(ids if last is None else ids[-last:], grammar)
     else:
-        prepared = Prepared(model.tokenizer.encode_prompt(request.prompt), grammar)
+        prepared = Prepared(model.tokenizer.encode_prompt(request.prompt, last=kept(model, request)), grammar)
     if not prepared.tokens:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
     return prepared
@@ -53,18 +56,53 @@ def _conversation(
     if not chat.takes_tools or (use is not None and not native):
         history = [_in_words(message, wanted) for message in history]
     declarations = [declaration(tool) for tool in use.tools] if use is not None and native else None
-    text = chat.render(history, declarations, request.think)
+
+    def encode(text: str) -> list[int]:
+        return chat.encode_rendered(text, last=last)
+
+    last = kept(model, request)
+    text = chat.render(history, declarations, request.think, request.rendering, bounded=last is None)
     if use is not None and use.forced:
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
         text += wanted.opening
-        return Prepared(chat.encode_rendered(text), grammar, wanted.forced_parser(_names(use)))
+        return Prepared(encode(text), grammar, wanted.forced_parser(_names(use)))
     if use is not None and grammar is not None:
-        return Prepared(chat.encode_rendered(text), grammar, wanted.free_parser(_names(use)))
+        return Prepared(encode(text), grammar, wanted.free_parser(_names(use)))
     answer = wanted.parser(_names(use)) if use is not None else None
     if not request.split_reasoning or grammar is not None:
-        return Prepared(chat.encode_rendered(text), grammar, answer)
+        return Prepared(encode(text), grammar, answer)
     begun = text.rstrip().endswith("<think>")
-    return Prepared(chat.encode_rendered(text), grammar, ReasoningFirst(answer, begun=begun))
+    return Prepared(encode(text), grammar, ReasoningFirst(answer, begun=begun))
+
+
+def kept(model: GenerationModel, request: GenerationRequest) -> int | None:
+    """How many of the prompt's last tokens count; None for all."""
+    if request.keep_last is None or request.keep_last >= 0:
+        return request.keep_last
+    window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
+    room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
+    return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
+
+
+def check_sampling(model: GenerationModel, request: GenerationRequest) -> None:
+    """Raise BadRequest for stop tokens that are none of the model's, and for a least length that cannot be had."""
+    sampling = request.sampling
+    if sampling.stop_token_ids:
+        model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
+    if not sampling.min_tokens:
+        return
+    if request.grammar is not None or (request.tool_use is not None and request.tool_use.forced):
+        # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
+        raise UnsupportedParameter(
+            "min_tokens: a schema or a forced call decides where the answer ends; leave one of them out",
+            param="min_tokens",
+        )
+    if sampling.max_new_tokens is not None and sampling.min_tokens > sampling.max_new_tokens:
+        raise BadRequest(
+            f"min_tokens: {sampling.min_tokens} is more than the {sampling.max_new_tokens} tokens that the answer may "
+            "have",
+            param="min_tokens",
+        )
 
 
 def _names(use: ToolUse) -> frozenset[str]:

@@ -11,12 +11,15 @@ import numpy as np
 import openvino_genai as genai
 import tokenizers
 
-from worker_node.domain import Message
+from worker_node.domain import Message, Rendering
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
 _INLINE_CHARACTERS = 8_000
+
+
+_AS_USUAL = Rendering()
 
 
 class EmbeddingTokenizer:
@@ -59,12 +62,14 @@ class EmbeddingTokenizer:
         return list(ids[: self.limit] if truncate else ids)
 
 
-def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> None:
     """Raise BadRequest unless there is at least one token id and each is one of the vocabulary's."""
     if not ids:
-        raise BadRequest("a list of token ids is empty")
+        raise BadRequest("a list of token ids is empty", param=param)
     if min(ids) < 0 or max(ids) >= vocabulary:
-        raise BadRequest(f"a token id is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer")
+        raise BadRequest(
+            f"a token id is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer", param=param
+        )
 
 
 class ChatTokenizer:
@@ -81,6 +86,8 @@ class ChatTokenizer:
         self._table = [b""] * (max(vocabulary.values()) + 1)
         for piece, token in vocabulary.items():
             self._table[token] = piece
+        self._special: dict[int, bytes] = {}
+        self.end_tokens = frozenset({int(self._tokenizer.get_eos_token_id())})
         self._longest_piece = max(map(len, self._table))
         self._byte_level = self._blank_special_tokens()
         self._counts_up_to = self._silent_limit()
@@ -95,6 +102,7 @@ class ChatTokenizer:
             if text.encode() == piece and text != shown[token]:
                 return False
             if shown[token] and not kept[token]:
+                self._special[token] = piece
                 self._table[token] = b""
         return True
 
@@ -103,13 +111,16 @@ class ChatTokenizer:
         probe = "a " * (self.context_limit + 2)
         return int(self._tokenizer.encode(probe, add_special_tokens=False).input_ids.shape[1])
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Return the token ids of a prompt as it stands."""
-        return self._encode(prompt, special=True)
+    def encode_prompt(self, prompt: str, *, special: bool = True, last: int | None = None) -> list[int]:
+        """Return the token ids of a prompt as it stands, or the `last` of them.
 
-    def check_ids(self, ids: Sequence[int]) -> list[int]:
-        """Return the token ids of a prompt that came as such. Raises BadRequest if they are none of this model's."""
-        check_ids(ids, len(self._table))
+        With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
+        """
+        return self._encode(prompt, special=special) if last is None else self._tail(prompt, last, special=special)
+
+    def check_ids(self, ids: Sequence[int], param: str | None = None) -> list[int]:
+        """Return token ids that came as such. Raises BadRequest if they are none of this model's."""
+        check_ids(ids, len(self._table), param)
         return list(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -119,9 +130,9 @@ class ChatTokenizer:
         """
         return self.encode_rendered(self.render(messages))
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a conversation that `render` made."""
-        return self._encode(text, special=False)
+    def encode_rendered(self, text: str, *, last: int | None = None) -> list[int]:
+        """Return the token ids of a conversation that `render` made, or the `last` of them."""
+        return self.encode_prompt(text, special=False, last=last)
 
     @property
     def chat_template(self) -> str:
@@ -143,25 +154,38 @@ class ChatTokenizer:
         messages: Sequence[Message],
         tools: Sequence[dict[str, Any]] | None = None,
         think: bool | None = None,
+        rendering: Rendering = _AS_USUAL,
+        *,
+        bounded: bool = True,
     ) -> str:
-        """Return a conversation in the model's own template. Raises as `encode_chat`."""
+        """Return a conversation in the model's own template.
+
+        Raises as `encode_chat`; unless `bounded`, a text that cannot fit the context is rendered too.
+        """
         if len(messages) > self.context_limit:
             raise ContextLengthExceeded(
                 f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
                 f"{self.context_limit} tokens",
                 param="messages",
             )
-        self._refuse_hopeless(sum(len(m.content) for m in messages))
+        if bounded:
+            self._refuse_hopeless(sum(len(m.content) for m in messages))
         history = [_template_message(message) for message in messages]
-        extra = {} if think is None else {"enable_thinking": think}
+        extra = dict(rendering.variables)
+        if think is not None:
+            extra["enable_thinking"] = think
         try:
-            return str(
+            text = str(
                 self._tokenizer.apply_chat_template(
-                    history, add_generation_prompt=True, tools=tools, extra_context=extra or None
+                    history,
+                    add_generation_prompt=rendering.answer_prompt and not rendering.continue_last,
+                    tools=tools,
+                    extra_context=extra or None,
                 )
             )
         except RuntimeError as error:
             raise BadRequest("the model's chat template does not take this conversation") from error
+        return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
@@ -182,6 +206,28 @@ class ChatTokenizer:
             )
         return tokens
 
+    def _tail(self, text: str, last: int, *, special: bool) -> list[int]:
+        """The last tokens of a text of any length.
+
+        The tokenizer cuts long texts, so only their end is tokenized: from a blank on, where tokens begin anew.
+        """
+        size = min(len(text), max(1000, 6 * last))
+        while True:
+            start = len(text) - size
+            if start > 0:
+                start = max(text.rfind(" ", 0, start + 1), 0)
+            part = text[start:]
+            ids = self._tokenizer.encode(part, add_special_tokens=special and start == 0).input_ids.data
+            tokens: list[int] = np.asarray(ids).reshape(-1).tolist()
+            if len(tokens) >= self._counts_up_to:
+                if size <= 1:
+                    raise ContextLengthExceeded("the prompt's end cannot be tokenized by itself", param="prompt")
+                size //= 2
+            elif start == 0 or len(tokens) > last:
+                return tokens[-last:]
+            else:
+                size = min(len(text), size + size // 2 + 1)
+
     def _refuse_hopeless(self, characters: int) -> None:
         if characters > self.context_limit * self._longest_piece:
             raise ContextLengthExceeded(
@@ -190,12 +236,32 @@ class ChatTokenizer:
                 param="prompt",
             )
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a fresh detokenizer for one generation."""
         if self._byte_level:
-            return ByteDetokenizer(self._table)
-        size = len(self._table)
-        return WindowDetokenizer(lambda tokens: str(self._tokenizer.decode([t for t in tokens if t < size])))
+            return ByteDetokenizer(self._table if skip_special_tokens else self._whole_table())
+        return WindowDetokenizer(lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens; those beyond the vocabulary have none."""
+        known = [token for token in tokens if token < len(self._table)]
+        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens))
+
+    def _whole_table(self) -> Sequence[bytes]:
+        table = list(self._table)
+        for token, piece in self._special.items():
+            table[token] = piece
+        return table
+
+
+def _up_to_last(text: str, content: str) -> str:
+    """A rendered conversation up to the end of its last message."""
+    at = text.rfind(content.strip())
+    if not content.strip() or at < 0:
+        raise BadRequest(
+            "continue_final_message: the last message has no text that could be continued", param="messages"
+        )
+    return text[: at + len(content.strip())]
 
 
 def _template_message(message: Message) -> dict[str, Any]:

@@ -144,8 +144,6 @@ async def test_a_schema_that_cannot_be_held_to_is_refused_and_harms_nobody(http,
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"functions": [WEATHER]}, "functions"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 1, "temperature": 1}, "top_logprobs"),
     ],
 )
 async def test_what_cannot_be_is_refused(http, node, fields, param):

@@ -10,10 +10,11 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import embedding_headers, request_context
-from worker_node.api.keys import LIBRARY, NODE
+from worker_node.api.keep_alive import KeepAlive, keeping
+from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
-from worker_node.api.ollama.options import KeepAlive, Options, seconds_of
+from worker_node.api.ollama.options import Options
 from worker_node.api.ollama.residents import patient, served
 from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
@@ -78,7 +79,6 @@ async def _run(
     truncate: bool,
 ) -> tuple[EmbeddingReply, Loading]:
     node = request.app[NODE]
-    keep = None if body.keep_alive is None else [seconds_of(body.keep_alive)]
     if len(texts) > node.settings.max_texts:
         raise BadRequest(
             f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
@@ -90,11 +90,8 @@ async def _run(
             f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
             param="dimensions",
         )
-    try:
+    async with keeping(request, model, body.keep_alive):
         reply = await embed(node.registry, EmbeddingRequest(context, texts, model.id, truncate=truncate))
-    finally:
-        if keep is not None and not context.dry_run:
-            request.app[LIBRARY].residence.keep(model, keep[0])
     return reply, Loading(reply.loading_s)
 
 

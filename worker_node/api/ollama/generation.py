@@ -11,13 +11,14 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import request_context, route_headers
+from worker_node.api.keep_alive import KeepAlive, keeping, seconds_of
 from worker_node.api.keys import LIBRARY, NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
-from worker_node.api.ollama.options import Format, KeepAlive, Options, schema_of, seconds_of
+from worker_node.api.ollama.options import Format, Options, schema_of
 from worker_node.api.ollama.residents import patient, resident, served
 from worker_node.api.ollama.table import CHAT, GENERATE, MESSAGE
 from worker_node.api.sse import LineStream
@@ -202,20 +203,15 @@ async def _load_or_unload(
 async def _answer(
     request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
 ) -> web.StreamResponse:
-    keep = None if body.keep_alive is None else [seconds_of(body.keep_alive)]
-    try:
-        async with generate(request.app[NODE].registry, wanted) as run:
-            frames = form(body.model, Loading(run.loading_s))
-            if body.stream is not False:
-                return await _stream(request, run, frames)
-            async for event in run.events:
-                if isinstance(event, Finished):
-                    finished = event
-                else:
-                    frames.add(event)
-    finally:
-        if keep is not None and not wanted.context.dry_run:
-            request.app[LIBRARY].residence.keep(model, keep[0])
+    async with keeping(request, model, body.keep_alive), generate(request.app[NODE].registry, wanted) as run:
+        frames = form(body.model, Loading(run.loading_s))
+        if body.stream is not False:
+            return await _stream(request, run, frames)
+        async for event in run.events:
+            if isinstance(event, Finished):
+                finished = event
+            else:
+                frames.add(event)
     return web.Response(
         body=orjson.dumps(frames.whole(finished)),
         content_type="application/json",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -13,16 +11,11 @@ from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.ollama.table import OPTIONS
 from worker_node.domain import AnswerSchema, Sampling
-from worker_node.errors import BadRequest, UnsupportedParameter
-
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_LONGEST_S = 10 * 365 * 86400.0
+from worker_node.errors import UnsupportedParameter
 
 _NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 Format = Literal["", "json"] | dict[str, Any]
-KeepAlive = str | float
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -73,18 +66,3 @@ def schema_of(wanted: Format | None) -> AnswerSchema | None:
     if not wanted:
         return None
     return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format")
-
-
-def seconds_of(keep_alive: KeepAlive) -> float | None:
-    """How long a model stays in memory; None for good. Raises BadRequest for what is no duration."""
-    if isinstance(keep_alive, int | float):
-        seconds = float(keep_alive)
-    else:
-        sign, text = (-1.0, keep_alive[1:]) if keep_alive.startswith("-") else (1.0, keep_alive)
-        if text.isdecimal() and len(text) < 12:
-            seconds = sign * float(text)
-        elif len(text) < 64 and _DURATION.sub("", text) == "" and text:
-            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-        else:
-            raise BadRequest("keep_alive is a number of seconds or a duration as 5m or 1h30m", param="keep_alive")
-    return None if seconds < 0 or math.isinf(seconds) or seconds > _LONGEST_S else seconds

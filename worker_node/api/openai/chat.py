@@ -8,18 +8,20 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api import parameters
-from worker_node.api.body import read_body
+from worker_node.api.body import limited, read_body
 from worker_node.api.context import request_context
+from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.api.openai.fields import NumberOf, SamplingFields
-from worker_node.api.openai.logprobs import chat_logprobs, check_top
+from worker_node.api.openai.logprobs import chat_logprobs, known_alternatives
 from worker_node.api.openai.messages import ChatMessage, conversation
 from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
 from worker_node.api.openai.table import CHAT
+from worker_node.api.openai.template import rendering
 from worker_node.api.openai.tools import (
     MAX_TOOLS,
     AllowedChoice,
@@ -51,23 +53,32 @@ class ChatBody(SamplingFields):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each choice."""
-        check_top(self.top_logprobs or 0, temperature=self.temperature, name="top_logprobs")
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest("modalities: text is the only one", param="modalities")
         given = self.model_dump(exclude={"messages", "tools", "logprobs"})
         request = GenerationRequest(
-            context,
+            self.urgency(context),
             conversation(self.messages),
             parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
             self.model,
             tool_use=self._tool_use(),
             grammar=schema_of(self.response_format),
             split_reasoning=True,
+            context_limit=self.num_ctx,
+            rendering=rendering(
+                self.chat_template_kwargs,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+            ),
+            keep_last=self.keep_last,
         )
         return repeated(request, self.n or 1)
 
@@ -91,15 +102,19 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    async with generate_choices(node.registry, body.requests(context)) as choices:
+    top = limited(request, "top_logprobs", body.top_logprobs or 0, known_alternatives(body.temperature))
+    async with (
+        keeping(request, body.model, body.keep_alive),
+        generate_choices(node.registry, body.requests(context)) as choices,
+    ):
         envelope = Envelope(new_id("chatcmpl-"), choices.routes[0].model)
         if body.stream:
             return await stream_chunks(
                 request,
                 choices,
                 envelope,
-                ChatChunks(body.top_logprobs or 0),
-                include_usage=body.include_usage,
+                ChatChunks(top),
+                usage_of=body.usage_of_chunks,
                 choices_per_prompt=len(choices.routes),
             )
         outcomes = await collect(choices)
@@ -108,7 +123,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         {
             "index": index,
             "message": whole_message(outcome),
-            "logprobs": chat_logprobs(outcome.logprobs, body.top_logprobs or 0) if body.logprobs else None,
+            "logprobs": chat_logprobs(outcome.logprobs, top) if body.logprobs else None,
             "finish_reason": end.finish_reason,
         }
         for index, (outcome, end) in enumerate(outcomes)

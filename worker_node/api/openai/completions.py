@@ -8,19 +8,21 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api import parameters
-from worker_node.api.body import read_body
+from worker_node.api.body import limited, read_body
 from worker_node.api.context import request_context
+from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.openai.fields import SamplingFields
-from worker_node.api.openai.logprobs import check_top, completion_logprobs
+from worker_node.api.openai.logprobs import completion_logprobs, known_alternatives
 from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
 from worker_node.api.openai.table import COMPLETIONS
 from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
-from worker_node.errors import BadRequest
+from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.choices import generate_choices, repeated
+from worker_node.serving.tokenization import ChatTokenizer
 
 # What OpenAI does with a request that names no length, and what its clients count on.
 DEFAULT_MAX_TOKENS = 16
@@ -36,7 +38,8 @@ class CompletionsBody(SamplingFields):
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     best_of: Annotated[int, Field(ge=1)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def prompts(self) -> list[str | TokenIds]:
         """The prompts, of which one may stand without a list around it."""
@@ -51,6 +54,20 @@ class CompletionsBody(SamplingFields):
                 prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
         return [TokenIds(tuple(ids))] if ids else prompts
 
+    def echoes(self, tokenizer: ChatTokenizer) -> list[str]:
+        """With `echo`, what stands before each choice's own text. Raises UnsupportedParameter, BadRequest."""
+        if not self.echo:
+            return []
+        if self.logprobs is not None:
+            raise UnsupportedParameter(
+                "echo: the engine tells no probabilities of the prompt's tokens; leave logprobs out", param="echo"
+            )
+        return [
+            text
+            for prompt in self.prompts()
+            for text in [_text_of(prompt, tokenizer, skip=self.skip_special_tokens is not False)] * (self.n or 1)
+        ]
+
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each prompt and choice, those of a prompt together."""
         count = self.n or 1
@@ -58,7 +75,6 @@ class CompletionsBody(SamplingFields):
             raise BadRequest(
                 "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
             )
-        check_top(self.logprobs or 0, temperature=self.temperature, name="logprobs")
         given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
         sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
         prompts = self.prompts()
@@ -70,8 +86,24 @@ class CompletionsBody(SamplingFields):
         return [
             one
             for prompt in prompts
-            for one in repeated(GenerationRequest(context, prompt, sampling, self.model), count)
+            for one in repeated(
+                GenerationRequest(
+                    self.urgency(context),
+                    prompt,
+                    sampling,
+                    self.model,
+                    context_limit=self.num_ctx,
+                    keep_last=self.keep_last,
+                ),
+                count,
+            )
         ]
+
+
+def _text_of(prompt: str | TokenIds, tokenizer: ChatTokenizer, *, skip: bool) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(tokenizer.check_ids(prompt.ids, "prompt"), skip_special_tokens=skip)
 
 
 class _Chunks:
@@ -79,12 +111,15 @@ class _Chunks:
 
     kind = "text_completion"
 
-    def __init__(self, logprobs: int | None) -> None:
-        self._top = logprobs or 0
+    def __init__(self, top: int, echoes: list[str]) -> None:
+        self._top = top
+        self._echoes = echoes
         self._offsets: dict[int, int] = {}
 
-    def opening(self, _index: int) -> list[dict[str, Any]]:
-        return []
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        if not self._echoes:
+            return []
+        return [{"index": index, "text": self._echoes[index], "logprobs": None, "finish_reason": None}]
 
     def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         if not isinstance(piece, Token):
@@ -110,15 +145,20 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     count = body.n or 1
-    async with generate_choices(node.registry, body.requests(context)) as choices:
+    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
+    echoes = body.echoes(node.registry.generation(body.model).tokenizer)
+    async with (
+        keeping(request, body.model, body.keep_alive),
+        generate_choices(node.registry, body.requests(context)) as choices,
+    ):
         envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)
         if body.stream:
             return await stream_chunks(
                 request,
                 choices,
                 envelope,
-                _Chunks(body.logprobs),
-                include_usage=body.include_usage,
+                _Chunks(top, echoes),
+                usage_of=body.usage_of_chunks,
                 choices_per_prompt=count,
             )
         outcomes = await collect(choices)
@@ -128,8 +168,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         [
             {
                 "index": index,
-                "text": outcome.text,
-                "logprobs": None if body.logprobs is None else completion_logprobs(outcome.logprobs, body.logprobs),
+                "text": (echoes[index] if echoes else "") + outcome.text,
+                "logprobs": None if body.logprobs is None else completion_logprobs(outcome.logprobs, top),
                 "finish_reason": end.finish_reason,
             }
             for index, (outcome, end) in enumerate(outcomes)

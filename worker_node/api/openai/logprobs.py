@@ -10,19 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from worker_node.domain import TokenLogprob
-from worker_node.errors import UnsupportedParameter
 
 
-def check_top(count: int, *, temperature: float | None, name: str) -> None:
-    """Raise UnsupportedParameter for more alternatives than the engine can name."""
-    if count > 1:
-        raise UnsupportedParameter(
-            f"{name}: the engine tells the probability of the chosen token only, so at most 1", param=name
-        )
-    if count and temperature:
-        raise UnsupportedParameter(
-            f"{name}: which token is likeliest is known only without sampling; set temperature to 0", param=name
-        )
+def known_alternatives(temperature: float | None) -> int:
+    """How many of the likeliest tokens are known at each place."""
+    return 0 if temperature else 1
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:

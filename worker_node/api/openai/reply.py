@@ -74,6 +74,11 @@ def usage(finished: Iterable[Finished], routes: Sequence[Route], choices_per_pro
     """Tokens in and out; a prompt counts once, however many choices continue it."""
     prompt = sum(route.token_count for route in routes[::choices_per_prompt])
     completion = sum(end.usage.completion_tokens for end in finished)
+    return token_usage(prompt, completion)
+
+
+def token_usage(prompt: int, completion: int) -> dict[str, int]:
+    """Tokens in and out, as OpenAI writes them."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -9,11 +10,19 @@ from aiohttp import web
 from worker_node.api.busy import busy_fields
 from worker_node.api.context import route_headers
 from worker_node.api.openai.errors import describe_error
-from worker_node.api.openai.reply import Envelope, usage
+from worker_node.api.openai.reply import Envelope, token_usage, usage
 from worker_node.api.sse import EventStream
 from worker_node.domain import Finished, Piece
 from worker_node.errors import NodeError
 from worker_node.serving.choices import Choices
+
+
+class UsageOfChunks(Enum):
+    """What the chunks of a stream tell of its tokens: nothing, the whole in the last chunk, or each how many so far."""
+
+    NONE = "none"
+    AT_THE_END = "at_the_end"
+    SO_FAR = "so_far"
 
 
 class ChunkRenderer(Protocol):
@@ -32,15 +41,19 @@ async def stream_chunks(
     envelope: Envelope,
     renderer: ChunkRenderer,
     *,
-    include_usage: bool,
+    usage_of: UsageOfChunks,
     choices_per_prompt: int,
 ) -> web.StreamResponse:
     """Send the choices as they arise. A failure is the last event, and there is no `[DONE]` after it."""
     ends: list[Finished] = []
+    include_usage = usage_of is not UsageOfChunks.NONE
 
     def chunk(part: dict[str, Any]) -> dict[str, Any]:
         body = envelope.wrap(renderer.kind, [part])
-        if include_usage:
+        if usage_of is UsageOfChunks.SO_FAR:
+            index = part["index"]
+            body["usage"] = token_usage(choices.routes[index].token_count, choices.written[index])
+        elif include_usage:
             body["usage"] = None
         return body
 

@@ -134,7 +134,6 @@ COMPLETIONS: Table = {
     **hints("store"),
     "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
     "response_format": Unsupported("use /v1/chat/completions", ({"type": "text"},)),
-    "echo": Unsupported("the prompt cannot be sent back"),
     "suffix": Unsupported(_INFILL),
 }
 

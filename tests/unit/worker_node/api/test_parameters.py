@@ -21,6 +21,10 @@ NAMES = [
     ("presence_penalty", 0.5, "presence_penalty"),
     ("frequency_penalty", 0.5, "frequency_penalty"),
     ("repetition_penalty", 1.5, {"OPENAI": "repetition_penalty", "OLLAMA": "repeat_penalty"}),
+    ("min_tokens", 4, {"OPENAI": "min_tokens"}),
+    ("stop_token_ids", [7, 8], {"OPENAI": "stop_token_ids"}),
+    ("include_stop", True, {"OPENAI": "include_stop_str_in_output"}),
+    ("skip_special_tokens", False, {"OPENAI": "skip_special_tokens"}),
 ]
 SET_BY_DIALECTS = {"logprobs", "choices"}
 

@@ -40,7 +40,9 @@ class Tokenizer:
     def check_ids(self, ids):
         return list(ids)
 
-    def detokenizer(self):
+    end_tokens = frozenset()
+
+    def detokenizer(self, *, skip_special_tokens):
         return ByteDetokenizer([bytes([code]) for code in range(128)])
 
 
@@ -78,7 +80,7 @@ def serve(shared):
     placement = Placement(Device.NPU, Engine(shared=shared), Admission("m", AdmissionLimits(8)), 256, 256)
     models = [
         EmbeddingModel(SimpleNamespace(id="e", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1),
-        GenerationModel(SimpleNamespace(id="g", kind=ModelKind.GENERATION), (placement,), Tokenizer()),
+        GenerationModel(SimpleNamespace(id="g", kind=ModelKind.GENERATION, family="llama"), (placement,), Tokenizer()),
     ]
     return Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(0), Watched())
 
