@@ -209,24 +209,20 @@ class ChatTokenizer:
     def _tail(self, text: str, last: int, *, special: bool) -> list[int]:
         """The last tokens of a text of any length.
 
-        The tokenizer cuts long texts, so only their end is tokenized: from a blank on, where tokens begin anew.
+        The tokenizer cuts long texts, so the text is tokenized in parts from its end, each from a blank on: there
+        tokens begin anew. A part has too few bytes for too many tokens.
         """
-        size = min(len(text), max(1000, 6 * last))
-        while True:
-            start = len(text) - size
+        size = max(1, self._counts_up_to // 4)
+        tokens: list[int] = []
+        end = len(text)
+        while end > 0 and len(tokens) <= last:
+            start = max(0, end - size)
             if start > 0:
-                start = max(text.rfind(" ", 0, start + 1), 0)
-            part = text[start:]
-            ids = self._tokenizer.encode(part, add_special_tokens=special and start == 0).input_ids.data
-            tokens: list[int] = np.asarray(ids).reshape(-1).tolist()
-            if len(tokens) >= self._counts_up_to:
-                if size <= 1:
-                    raise ContextLengthExceeded("the prompt's end cannot be tokenized by itself", param="prompt")
-                size //= 2
-            elif start == 0 or len(tokens) > last:
-                return tokens[-last:]
-            else:
-                size = min(len(text), size + size // 2 + 1)
+                start = max(start, text.find(" ", start, end))
+            ids = self._tokenizer.encode(text[start:end], add_special_tokens=special and start == 0).input_ids.data
+            tokens = [*np.asarray(ids).reshape(-1).tolist(), *tokens]
+            end = start
+        return tokens[-last:]
 
     def _refuse_hopeless(self, characters: int) -> None:
         if characters > self.context_limit * self._longest_piece:

@@ -1,0 +1,157 @@
+"""What other servers add to OpenAI's API, on real weights, on the CPU and on the emulated NPU.
+
+Expectations follow from the answer without the extension, cut into tokens by GenAI's own tokenizer.
+"""
+
+import json
+
+import openvino_genai as genai
+import pytest
+
+from tests.support.events import sse
+from tests.support.nodes import start_node
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+MODEL = "smollm2-135m-instruct"
+ASKED = [{"role": "user", "content": "What is the capital of France?"}]
+MODELS = [{"name": MODEL, "placements": ["NPU"], "max_prompt_len": 128, "min_response_len": 64}]
+
+
+@pytest.fixture(scope="module")
+def npu_node(store):
+    # Half a minute where the compiled model is not in the cache: the shapes of the NPU are compiled.
+    settings = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODELS": json.dumps(MODELS)}
+    with start_node(ready=False, **settings) as running:
+        running.wait_for(lambda body: body["status"] == "ready", timeout=240)
+        yield running
+
+
+@pytest.fixture(params=["CPU", "NPU"])
+def any_node(request):
+    return request.getfixturevalue("node" if request.param == "CPU" else "npu_node")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(store):
+    return genai.Tokenizer(str(store.get(MODEL).path))
+
+
+async def chat(http, node, **fields):
+    body = {"model": MODEL, "messages": ASKED, "max_tokens": 40, **fields}
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        told = await reply.json()
+        assert reply.status == 200, told
+        assert "X-NPU-Node-Ignored" not in reply.headers
+        return told["choices"][0]["message"]["content"], told["choices"][0]["finish_reason"], told["usage"]
+
+
+async def streamed(http, node, **fields):
+    body = {"model": MODEL, "messages": ASKED, "max_tokens": 40, "stream": True, **fields}
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        assert reply.status == 200
+        *chunks, _done = await sse(reply)
+    parts = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
+    text = "".join(part["delta"].get("content") or "" for part in parts)
+    return text, next(part["finish_reason"] for part in parts if part["finish_reason"])
+
+
+def ids(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+
+
+async def test_a_stop_token_ends_the_answer(http, any_node, tokenizer):
+    whole, _, _ = await chat(http, any_node)
+    tokens = ids(tokenizer, whole)
+    stop = tokens[4]
+    before = tokenizer.decode(tokens[: tokens.index(stop)])
+    after = tokenizer.decode(tokens[: tokens.index(stop) + 1])
+    # With ignore_eos GenAI itself goes on past a stop token.
+    for more in ({}, {"ignore_eos": True}):
+        assert (await chat(http, any_node, stop_token_ids=[stop], **more))[:2] == (before, "stop")
+        assert await streamed(http, any_node, stop_token_ids=[stop], **more) == (before, "stop")
+        included = {"stop_token_ids": [stop], "include_stop_str_in_output": True, **more}
+        assert (await chat(http, any_node, **included))[:2] == (after, "stop")
+        assert await streamed(http, any_node, **included) == (after, "stop")
+
+
+async def test_an_answer_has_at_least_min_tokens(http, any_node, tokenizer):
+    whole, finish, usage = await chat(http, any_node, max_tokens=60)
+    assert finish == "stop"
+    least = usage["completion_tokens"] + 10
+    longer, _, usage = await chat(http, any_node, max_tokens=60, min_tokens=least)
+    assert usage["completion_tokens"] >= least
+    assert longer.startswith(whole)
+    # Neither a stop sequence nor a stop token ends it before.
+    third = ids(tokenizer, whole)[2]
+    for stop in ({"stop": [tokenizer.decode([third])]}, {"stop_token_ids": [third]}):
+        _, _, usage = await chat(http, any_node, max_tokens=60, **stop)
+        assert usage["completion_tokens"] <= 4
+        _, _, usage = await chat(http, any_node, max_tokens=60, min_tokens=12, **stop)
+        assert usage["completion_tokens"] >= 12
+
+
+async def test_special_tokens_are_text_if_asked_for(http, any_node):
+    whole, _, _ = await chat(http, any_node, max_tokens=60)
+    assert "<|" not in whole
+    # The end of the answer is its end, not its text, unless what ends it is asked for too.
+    assert (await chat(http, any_node, max_tokens=60, skip_special_tokens=False))[0] == whole
+    with_end = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    assert (await chat(http, any_node, max_tokens=60, **with_end))[0] == whole + "<|im_end|>"
+    assert (await streamed(http, any_node, max_tokens=60, **with_end))[0] == whole + "<|im_end|>"
+    going_on, _, _ = await chat(http, any_node, max_tokens=60, skip_special_tokens=False, ignore_eos=True)
+    assert going_on.startswith(whole + "<|im_end|>")
+
+
+async def test_a_stop_sequence_is_part_of_the_text_if_asked_for(http, any_node):
+    whole, _, _ = await chat(http, any_node)
+    start, stop, _ = whole.partition("France")
+    assert (await chat(http, any_node, stop="France"))[0] == start
+    for told in (
+        (await chat(http, any_node, stop="France", include_stop_str_in_output=True))[0],
+        (await streamed(http, any_node, stop="France", include_stop_str_in_output=True))[0],
+    ):
+        assert told == start + stop
+
+
+async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer):
+    begun = [*ASKED, {"role": "assistant", "content": "The capital of"}]
+    _, _, usage = await chat(http, any_node, messages=begun, continue_final_message=True, max_tokens=8)
+    prompt = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True) + "The capital of"
+    assert usage["prompt_tokens"] == len(ids(tokenizer, prompt))
+    async with http.post(
+        any_node.url + "/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8}
+    ) as reply:
+        expected = (await reply.json())["choices"][0]["text"]
+    told, _, _ = await chat(http, any_node, messages=begun, continue_final_message=True, max_tokens=8)
+    assert told == expected
+
+
+async def test_the_prompt_may_end_before_the_answer_begins(http, any_node, tokenizer):
+    _, _, usage = await chat(http, any_node, add_generation_prompt=False, max_tokens=2)
+    assert usage["prompt_tokens"] == len(ids(tokenizer, tokenizer.apply_chat_template(ASKED, False)))
+
+
+@pytest.mark.parametrize("keep", [5, 30])
+async def test_only_the_last_tokens_of_a_prompt_count(http, any_node, tokenizer, keep):
+    for prompt in ("The quick brown fox jumps over the lazy dog. " * 8, "word " * 60_000):
+        tokens = ids(tokenizer, prompt[-2000:])[-keep:]
+        body = {"model": MODEL, "max_tokens": 4}
+        async with http.post(
+            any_node.url + "/v1/completions", json={**body, "prompt": prompt, "truncate_prompt_tokens": keep}
+        ) as reply:
+            cut = await reply.json()
+            assert reply.status == 200, cut
+        async with http.post(any_node.url + "/v1/completions", json={**body, "prompt": tokens}) as reply:
+            expected = await reply.json()
+        assert cut["usage"]["prompt_tokens"] == keep
+        assert cut["choices"][0]["text"] == expected["choices"][0]["text"]
+
+
+async def test_as_much_of_a_prompt_as_there_is_room_for(http, any_node):
+    body = {"model": MODEL, "max_tokens": 4, "prompt": "word " * 60_000, "truncate_prompt_tokens": -1}
+    async with http.post(any_node.url + "/route/explain", json={"path": "/v1/completions", "body": body}) as reply:
+        told = await reply.json()
+        assert reply.status == 200, told
+    limit = max(place["prompt_limit"] for place in told["placements"])
+    assert limit - 5 <= told["prompt_tokens"] <= limit
