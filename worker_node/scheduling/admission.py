@@ -22,6 +22,8 @@ _MAX_RETRY_AFTER_S = 60.0
 _CAUTION = 1.5
 # What batch work leaves free, so that it cannot shut interactive work out.
 _BATCH_PLACES = 0.75
+# A request for more than this share of the places is treated like batch work there.
+_LARGE_REQUEST = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,16 @@ class Admission:
         now = self.clock()
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
-        places = self.limits.max_outstanding if interactive else math.ceil(self.limits.max_outstanding * _BATCH_PLACES)
+        places, whose = self.limits.max_outstanding, ""
+        if not interactive or units > max(1, places * _LARGE_REQUEST):
+            whose = " for large requests" if interactive else " for batch work"
+            places = math.ceil(places * _BATCH_PLACES)
         if self.outstanding and self.outstanding + units > places:
-            whose = "" if interactive else " for batch work"
             raise Overloaded(
                 f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
                 retry_after=_retry_after(self.backlog.soonest_end()),
             )
-        wait = self.expected_wait(interactive=interactive)
+        wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
         if not wait:
             return
         # By itself a request is given the time that it asks for; behind others, only what it is likely to need.

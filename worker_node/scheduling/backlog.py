@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from worker_node.scheduling.lengths import AnswerLengths
 from worker_node.scheduling.rates import Load, Rate
 from worker_node.scheduling.shares import BATCH_SHARE, batch_sequences
+from worker_node.scheduling.texts import TURN_TOKENS
 
 # A running piece of work is never taken to be over before its end is seen.
 _MOST_OF_IT = 0.95
@@ -70,6 +71,8 @@ class Backlog:
         default_factory=lambda: {True: OrderedDict(), False: OrderedDict()}
     )
     _prefill: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    # Embeddings of more than one turn, which others do not wait for to their end.
+    _large: dict[bool, dict[Job, None]] = field(default_factory=lambda: {True: {}, False: {}})
     # Jobs that hold one of the engine's sequences, as far as can be told from here.
     _serving: dict[Job, None] = field(default_factory=dict)
     _batch_served: int = 0
@@ -110,6 +113,8 @@ class Backlog:
         job.luck = self._luck
         self._pending[job.interactive][job] = None
         self._prefill[job.interactive] += job.prefill
+        if self.capacity.sequences is None and job.prefill > TURN_TOKENS:
+            self._large[job.interactive][job] = None
         if self.capacity.sequences is not None:
             self._queued[job.interactive][job] = None
             self._fill(job.since)
@@ -175,15 +180,21 @@ class Backlog:
         measured = self._prefill_rate if self.capacity.sequences is None else self._decode_rate
         return None if measured.per_second is None else min(map(self._service_s, jobs), default=0.0)
 
-    def wait(self, now: float, *, interactive: bool) -> float | None:
+    def wait(self, now: float, *, interactive: bool, tokens: int = 0) -> float | None:
         """Seconds until the engine takes up a job of this priority that comes now; None while that is not known.
 
-        Interactive work waits for interactive work, for one step of batch work and for the share of batch work.
+        Interactive work waits for interactive work, for one step of batch work and for the share of batch work. An
+        embedding of `tokens` that needs several turns waits for as many of others, too.
         """
-        known = self._estimates.get(interactive)
+        turns = tokens > TURN_TOKENS and bool(self._large[True] or self._large[False])
+        known = None if turns else self._estimates.get(interactive)
         if known is not None and 0 <= now - known[0] < _FRESH_S:
             return known[1]
-        wait = self._wait_for_prefills(now, interactive=interactive)
+        # The round under way is half over, on average, and in the next the others come first.
+        turn = max(tokens, TURN_TOKENS) + TURN_TOKENS // 2
+        wait = self._wait_for_prefills(now, turn, interactive=interactive)
+        if turns:
+            return wait
         if self.capacity.sequences is not None:
             decodes = self._wait_for_decodes(now, self.capacity.sequences, interactive=interactive)
             # They add up: while the engine takes in prompts, answers hardly grow.
@@ -192,20 +203,25 @@ class Backlog:
         self._estimates[interactive] = now, wait
         return wait
 
-    def _wait_for_prefills(self, now: float, *, interactive: bool) -> float | None:
+    def _wait_for_prefills(self, now: float, turn: int, *, interactive: bool) -> float | None:
         if not self._prefill[True] and not self._prefill[False]:
             return 0.0
         rate = self._prefill_rate.per_second
         if rate is None:
             return None
         self._advance(now)
-        ahead = self._prefill[True] - self._under_way[True]
+        ahead = self._ahead(turn, interactive=True)
         step = 0
         if interactive:
             step = min(self.capacity.step_tokens, self._prefill[False])
         else:
-            ahead += self._prefill[False] - self._under_way[False]
+            ahead += self._ahead(turn, interactive=False)
         return (max(0.0, ahead) / self._share_of_engine(now, interactive=interactive) + step) / rate
+
+    def _ahead(self, turn: int, *, interactive: bool) -> float:
+        """Tokens of this priority that go before those of a job whose own turns are of so many."""
+        others = sum(max(0, job.prefill - turn) for job in self._large[interactive])
+        return self._prefill[interactive] - max(others, self._under_way[interactive])
 
     def _advance(self, now: float) -> None:
         """Credit the oldest pending jobs with what the engine has done since the last time, interactive work first."""
@@ -225,6 +241,7 @@ class Backlog:
         if next(iter(lane)) is job or self.capacity.sequences is None:
             self._under_way[job.interactive] = max(0.0, self._under_way[job.interactive] - job.prefill)
         del lane[job]
+        self._large[job.interactive].pop(job, None)
         self._prefill[job.interactive] -= job.prefill
         self._prefilled += job.prefill
         if not lane:

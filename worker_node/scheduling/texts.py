@@ -1,8 +1,9 @@
 """Which waiting texts run together: two priorities, length buckets. No device, no clock of its own.
 
 A batch is padded to its longest text, so mixing lengths wastes work (measured: sorted batches are twice as fast
-as unsorted ones). The oldest text anchors each batch, so that none waits for ever; the texts nearest to it in length
-fill the rest.
+as unsorted ones). The first text in turn anchors each batch, so that none waits for ever; the texts nearest to it in
+length fill the rest. Jobs take turns of `TURN_TOKENS`, in order of arrival: one of thousands of texts does not keep
+those behind it waiting to its end, and small ones are served first in, first out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worker_node.scheduling.shares import BatchCredit
+
+# What a job gets before the others have theirs.
+TURN_TOKENS = 4096
 
 
 class Waiting(NamedTuple):
@@ -43,14 +47,27 @@ _Key = tuple[int, int]
 
 
 @dataclass(slots=True)
+class _Turns:
+    """When the texts of a job come: its `tokens` so far, of which the first TURN_TOKENS are in round `first`."""
+
+    first: int
+    tokens: int = 0
+    waiting: int = 0
+
+
+@dataclass(slots=True)
 class LengthBuckets:
-    """The waiting texts of one priority, in order of arrival and by length.
+    """The waiting texts of one priority, by their turns and by length.
 
     Adding and removing a text costs O(log n) comparisons; `choose` costs that for each text chosen, whatever waits.
     """
 
     tokens: int = 0
-    _texts: OrderedDict[_Key, Waiting] = field(default_factory=OrderedDict)
+    # The round of each text, and the texts of each round in order of arrival.
+    _texts: dict[_Key, int] = field(default_factory=dict)
+    _rounds: dict[int, OrderedDict[_Key, Waiting]] = field(default_factory=dict)
+    _jobs: dict[int, _Turns] = field(default_factory=dict)
+    _round: int = 0
     _buckets: dict[int, OrderedDict[_Key, Waiting]] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
 
@@ -64,14 +81,28 @@ class LengthBuckets:
         if bucket is None:
             bucket = self._buckets[text.length] = OrderedDict()
             bisect.insort(self._lengths, text.length)
-        bucket[key] = self._texts[key] = text
+        bucket[key] = text
+        # After the round under way: jobs that keep coming would keep that round from its end, and all others waiting.
+        job = self._jobs.setdefault(text.job_id, _Turns(self._round + 1))
+        turn = job.first + job.tokens // TURN_TOKENS
+        job.tokens += text.length
+        job.waiting += 1
+        self._texts[key] = turn
+        self._rounds.setdefault(turn, OrderedDict())[key] = text
         self.tokens += text.length
 
     def remove(self, job_id: int, row: int) -> bool:
         """Take a text out; False if it does not wait."""
-        text = self._texts.pop((job_id, row), None)
-        if text is None:
+        turn = self._texts.pop((job_id, row), None)
+        if turn is None:
             return False
+        text = self._rounds[turn].pop((job_id, row))
+        if not self._rounds[turn]:
+            del self._rounds[turn]
+        job = self._jobs[job_id]
+        job.waiting -= 1
+        if not job.waiting:
+            del self._jobs[job_id]
         bucket = self._buckets[text.length]
         del bucket[job_id, row]
         if not bucket:
@@ -81,12 +112,13 @@ class LengthBuckets:
         return True
 
     def choose(self, limits: BatchLimits, free_slots: int) -> list[Waiting]:
-        """Return the oldest text and those that best run with it, shortest first; at least one text must wait.
+        """Return the text whose turn it is and those that best run with it, shortest first; one at least must wait.
 
         With several slots free the texts are shared out between them instead of all going to the first. A single text
         over `max_tokens` runs alone.
         """
-        anchor = next(iter(self._texts.values()))
+        self._round = min(self._rounds)
+        anchor = next(iter(self._rounds[self._round].values()))
         budget = limits.max_tokens
         if free_slots > 1:
             budget = min(budget, max(-(-self.tokens // free_slots), anchor.length))

@@ -6,6 +6,7 @@ from worker_node.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.backlog import Capacity
 from worker_node.scheduling.lengths import AnswerLengths
+from worker_node.scheduling.texts import TURN_TOKENS
 
 FAR = 1e6
 
@@ -66,6 +67,31 @@ def test_batch_work_leaves_places_for_interactive_work(admission):
         admission.check(1, FAR)
 
 
+def test_large_requests_leave_places_for_small_ones(clock):
+    admission = engine_of(clock)
+    with admission.permit(700, FAR):
+        with pytest.raises(Overloaded, match="700 of 750 places for large requests"):
+            admission.check(100, FAR)
+        admission.check(10, FAR)
+
+
+def test_a_small_embedding_waits_for_turns_of_a_large_one_and_a_large_one_to_its_end(clock):
+    admission = engine_of(clock, rate=1000)
+    with admission.permit(500, FAR, work=Work(500_000)):
+        admission.check(1, clock.now + 10, work=Work(100))
+        with pytest.raises(Overloaded, match=r"wait of about 500\.0 s"):
+            admission.check(200, FAR, work=Work(500_000))
+        with admission.permit(1, FAR, work=Work(500)):
+            assert admission.expected_wait() == pytest.approx((1.5 * TURN_TOKENS + 500) / 1000)
+    assert admission.expected_wait() == 0
+
+
+def test_a_generation_waits_for_the_whole_prompt_before_it(clock):
+    admission = engine_of(clock, capacity=Capacity(sequences=8), rate=100)
+    with admission.permit(1, FAR, work=Work(8000, 1)):
+        assert admission.expected_wait() == pytest.approx(80, rel=0.1)
+
+
 def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(admission):
     with admission.permit(100, deadline=10):
         assert admission.outstanding == 100
@@ -98,10 +124,11 @@ def test_interactive_work_waits_for_interactive_work_and_one_step_of_batch_work(
     admission = engine_of(clock, capacity=Capacity(step_tokens=50))
     with admission.permit(500, FAR, work=Work(100_000), interactive=False):
         assert admission.expected_wait(interactive=True) == pytest.approx(0.5)
-        assert admission.expected_wait(interactive=False) > 900
+        # The turns of the large request if it is small itself, and to its end if it is as large.
+        assert admission.expected_wait(interactive=False) == pytest.approx(1.5 * TURN_TOKENS / 100)
         admission.check(1, clock.now + 2)
         with pytest.raises(Overloaded):
-            admission.check(1, FAR, interactive=False)
+            admission.check(1, FAR, work=Work(50_000), interactive=False)
         with admission.permit(1, FAR, work=Work(90)):
             # Beside it batch work has its share, a tenth.
             assert admission.expected_wait(interactive=True) == pytest.approx(1.5)

@@ -167,6 +167,32 @@ def test_overload_is_refused_and_what_is_admitted_is_served_in_time():
     assert busy > 0.9 * (world.now - 2) * 0.9
 
 
+def test_small_requests_are_served_beside_clients_that_send_thousands_of_texts_at_a_time():
+    world = TextWorld(slots=2, token_s=1e-4, overhead_s=3e-3, max_outstanding=8192, max_wait_s=30.0)
+
+    def flood():
+        while True:
+            request = yield Request(250, texts=2000)
+            yield request.retry_after if request.outcome == "refused" else 0.0
+
+    for _ in range(4):
+        world.call(flood())
+    small = [Request(20, texts=1, timeout=5.0) for _ in range(100)]
+
+    def lone():
+        yield 1.0
+        for request in small:
+            yield request
+            yield 0.5
+
+    world.call(lone())
+    world.run(60)
+    assert all(request.outcome == "done" for request in small if request.outcome)
+    assert sum(request.outcome == "done" for request in small) > 30
+    assert all(request.outcome in {"done", "refused"} for request in world.requests)
+    assert any(request.outcome == "done" for request in world.requests if request.texts == 2000)
+
+
 def test_interactive_generations_are_part_of_the_next_steps_whatever_batch_work_waits():
     world = SequenceWorld(sequences=16, step_s=0.01, token_s=1e-3)
     first_token = {}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.scheduling.shares import BatchCredit
-from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
+from worker_node.scheduling.texts import TURN_TOKENS, BatchLimits, TextQueue, Waiting
 
 LIMITS = BatchLimits(max_tokens=512, max_rows=16)
 
@@ -60,7 +60,7 @@ def test_removed_texts_never_run_and_leave_nothing_behind(values, data):
         rows |= {text.row for text in batch}
     assert rows == set(range(len(values))) - gone
     lane = queue._interactive
-    assert (lane.tokens, lane._texts, lane._buckets, lane._lengths) == (0, {}, {}, [])
+    assert (lane.tokens, lane._texts, lane._rounds, lane._jobs, lane._buckets, lane._lengths) == (0, {}, {}, {}, {}, [])
 
 
 def test_an_empty_queue_gives_no_batch():
@@ -82,6 +82,41 @@ def test_free_slots_share_the_queue():
 
 def test_a_text_over_the_budget_still_runs_alone():
     assert taken(queue_of([2000, 5]), LIMITS) == [2000]
+
+
+def test_jobs_of_no_more_than_a_turn_are_served_first_in_first_out():
+    queue = TextQueue()
+    for job_id in (3, 1, 2):
+        for row in range(4):
+            queue.add(Waiting(job_id, row, TURN_TOKENS // 4))
+    served = [queue.take(BatchLimits(max_rows=1))[0].job_id for _ in range(12)]
+    assert served == [3] * 4 + [1] * 4 + [2] * 4
+
+
+def test_large_jobs_take_turns_and_a_small_one_waits_for_the_next_turn_of_each():
+    queue = TextQueue()
+    length = TURN_TOKENS // 8
+    for job_id in (1, 2):
+        for row in range(80):
+            queue.add(Waiting(job_id, row, length))
+    limits = BatchLimits(max_rows=1)
+    assert [queue.take(limits)[0].job_id for _ in range(32)] == ([1] * 8 + [2] * 8) * 2
+    queue.take(limits)
+    queue.add(Waiting(3, 0, 5))
+    served = [queue.take(limits)[0].job_id for _ in range(32)]
+    assert served == [1] * 7 + [2] * 8 + [1] * 8 + [2] * 8 + [3]
+
+
+def test_small_jobs_without_end_do_not_keep_a_large_one_waiting():
+    queue = queue_of([TURN_TOKENS // 8] * 64)
+    limits = BatchLimits(max_rows=1)
+    served = []
+    for job_id in range(2, 2000):
+        queue.add(Waiting(job_id, 0, TURN_TOKENS // 8))
+        queue.add(Waiting(job_id + 10_000, 0, TURN_TOKENS // 8))
+        served.append(queue.take(limits)[0].job_id)
+        served.append(queue.take(limits)[0].job_id)
+    assert served.count(1) == 64
 
 
 def test_batch_texts_get_their_share_and_no_more_while_interactive_texts_keep_coming():
