@@ -21,7 +21,7 @@ from worker_node.api.middleware import (
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored
+from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored, tokenize
 from worker_node.api.openai import models as openai_models
 from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
@@ -63,7 +63,7 @@ def make_app(node: Node) -> web.Application:
     app[responses_stored.RESPONSES] = _response_store(node.settings)
     app.cleanup_ctx.append(responses_stored.forget_expired)
     node.registry.telemetry.registry.register(metrics.NodeCollector(node))
-    openai_rooms = (openai_models, embeddings, completions, chat, responses, responses_stored)
+    openai_rooms = (openai_models, tokenize, embeddings, completions, chat, responses, responses_stored)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
         app.add_routes(answering_expectations(room.routes()))

@@ -8,11 +8,11 @@ from worker_node.api.dashboard import page as dashboard
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored
+from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored, tokenize
 from worker_node.api.openai import models as openai_models
 
 ROOMS = [explain, health, metrics, dashboard, native, openapi, chat, completions, embeddings, openai_models, responses]
-ROOMS += [responses_stored, generation, ollama_embeddings, ollama_models]
+ROOMS += [tokenize, responses_stored, generation, ollama_embeddings, ollama_models]
 
 
 def test_every_route_is_described():

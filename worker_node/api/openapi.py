@@ -16,7 +16,7 @@ from worker_node.api import explain, native, replies
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings
+from worker_node.api.openai import chat, completions, embeddings, tokenize
 from worker_node.api.openai.responses_body import ResponsesBody
 
 Model = type[BaseModel]
@@ -116,6 +116,8 @@ OPERATIONS = (
     Operation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {_JSON: replies.OpenAIDeleted}),
     Operation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {_JSON: replies.OpenAIItems}),
     Operation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {_JSON: None}),
+    Operation("post", "/tokenize", "vLLM: tokens of a prompt", {_JSON: replies.Tokenized}, tokenize.TokenizeBody),
+    Operation("post", "/detokenize", "vLLM: text of tokens", {_JSON: replies.Detokenized}, tokenize.DetokenizeBody),
     Operation("get", "/", "Ollama: it is running", {_TEXT: None}),
     Operation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
     Operation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),

@@ -226,6 +226,20 @@ class OpenAIItems(Reply):
     has_more: bool
 
 
+class Tokenized(Reply):
+    """POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(Reply):
+    """POST /detokenize."""
+
+    prompt: str
+
+
 class OllamaVersion(Reply):
     """GET /api/version."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.serving.registry import GenerationModel
 
 
@@ -28,7 +29,8 @@ def prepare(model: GenerationModel, request: GenerationRequest, grammar: str | N
     Raises BadRequest, ContextLengthExceeded, UnsupportedParameter.
     """
     if isinstance(request.prompt, tuple):
-        prepared = _conversation(model, request, request.prompt, grammar)
+        turns = _newest(model, request, request.prompt, grammar) if request.drop_oldest else request.prompt
+        prepared = _conversation(model, request, turns, grammar)
     elif isinstance(request.prompt, TokenIds):
         ids = model.tokenizer.check_ids(request.prompt.ids)
         last = kept(model, request)
@@ -73,6 +75,28 @@ def _conversation(
         return Prepared(encode(text), grammar, answer)
     begun = text.rstrip().endswith("<think>")
     return Prepared(encode(text), grammar, ReasoningFirst(answer, begun=begun))
+
+
+def _newest(
+    model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...], grammar: str | None
+) -> tuple[Message, ...]:
+    """The messages without the oldest turns that there is no room for; the instructions before them stay.
+
+    A tool's result goes with the call that it belongs to. With no room for the last turn alone nothing is left out.
+    """
+    head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
+    starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
+    limit = kept(model, replace(request, keep_last=-1))
+
+    def fits(start: int) -> bool:
+        try:
+            prepared = _conversation(model, request, messages[:head] + messages[start:], grammar)
+        except ContextLengthExceeded:
+            return False
+        return limit is None or len(prepared.tokens) <= limit
+
+    first = bisect_left(starts, True, key=fits)
+    return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
 
 
 def kept(model: GenerationModel, request: GenerationRequest) -> int | None:

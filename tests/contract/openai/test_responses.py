@@ -109,7 +109,7 @@ def test_an_answer_is_parsed(client):
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema.not"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
     ],
 )
 def test_what_cannot_be_is_refused(client, fields, param):

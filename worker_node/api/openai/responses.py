@@ -132,7 +132,7 @@ class _Response:
             "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
             "tools": [tool.model_dump() for tool in body.tools or []],
             "top_p": 1.0 if body.top_p is None else body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
         }
 
     def begun(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class ResponsesBody(DialectBody):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
 
@@ -162,6 +162,7 @@ class ResponsesBody(DialectBody):
             tool_use=self._tool_use(),
             grammar=self._schema(),
             split_reasoning=True,
+            drop_oldest=self.truncation == "auto",
         )
 
     def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:

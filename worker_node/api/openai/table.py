@@ -156,10 +156,12 @@ RESPONSES: Table = {
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }
 
+TOKENIZE: Table = {"chat_template": Unsupported(_TEMPLATE), "tools": Unsupported("send them with a request")}
+
 MESSAGE: Table = {
     "audio": Unsupported("the models here neither hear nor speak"),
     "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
     **hints("annotations", "cache_breakpoint", "cache_control", "name", "reasoning", "reasoning_details"),
 }
 
-TABLES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGE)
+TABLES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGE, TOKENIZE)

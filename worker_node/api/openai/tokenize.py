@@ -1,0 +1,85 @@
+"""POST /tokenize and /detokenize, in vLLM's form: the tokens of a prompt as a generation would get it, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import DialectBody, read_body
+from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table
+from worker_node.api.openai.messages import ChatMessage, conversation
+from worker_node.api.openai.table import TOKENIZE
+from worker_node.api.openai.template import rendering
+from worker_node.errors import BadRequest
+from worker_node.serving.registry import GenerationModel
+
+_MAX_TOKENS = 1_000_000
+
+
+class TokenizeBody(DialectBody):
+    """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation."""
+
+    rules: ClassVar[Table] = TOKENIZE
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    def tokens(self, model: GenerationModel) -> list[int]:
+        """The token ids. Raises BadRequest, ContextLengthExceeded."""
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("send either prompt or messages", param="prompt")
+        if self.prompt is not None:
+            return model.tokenizer.encode_prompt(self.prompt, special=self.add_special_tokens is not False)
+        wanted = rendering(
+            self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+        text = model.tokenizer.render(conversation(self.messages or []), rendering=wanted)
+        return model.tokenizer.encode_prompt(text, special=bool(self.add_special_tokens))
+
+
+class DetokenizeBody(DialectBody):
+    """Body of POST /detokenize. Special tokens are text too."""
+
+    rules: ClassVar[Table] = TOKENIZE
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=_MAX_TOKENS)]
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    body = await read_body(request, TokenizeBody)
+    model = request.app[NODE].registry.generation(body.model)
+    tokens = body.tokens(model)
+    longest = max(place.total_limit for place in model.placements)
+    told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+    if body.return_token_strs:
+        told["token_strs"] = [model.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    return _json(told)
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    body = await read_body(request, DetokenizeBody)
+    tokenizer = request.app[NODE].registry.generation(body.model).tokenizer
+    ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
+    return _json({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")
