@@ -62,7 +62,9 @@ class BreakerOptions:
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
     sign of life in between; see `backend_client.fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
     slow tail of a healthy engine is within three times its mean; `silence_least` is a pause of the event loop or of the
-    network; `silence_unknown` holds until an answer has been timed. Its quarantine is at most `longest_model`: a
+    network; `silence_unknown` holds until an answer has been timed; `silence_last`: the last node of a model is ejected
+    only after so many seconds of silence in all, so that callers who allow less time than a model now takes do not make
+    it unavailable to all others. Its quarantine is at most `longest_model`: a
     trial costs one caller half of its deadline, and a hung engine that recovers serves again within 5 s.
     """
 
@@ -78,6 +80,7 @@ class BreakerOptions:
     silence_factor: float = 3.0
     silence_least: float = 0.05
     silence_unknown: float = 0.5
+    silence_last: float = 1.0
     longest_model: float = 4.0
 
 

@@ -36,17 +36,19 @@ class Usual:
 
 
 class Silence:
-    """What one model on one node has left unanswered since its last sign of life."""
+    """What one model on one node has left unanswered since its last sign of life; `since` is when that began."""
 
     def __init__(self) -> None:
         self.heard_at = float("-inf")
         self.weight = 0.0
+        self.since: float | None = None
         self._excused = 0
 
     def heard(self, now: float) -> None:
         """An answer or a token came."""
         self.heard_at = now
         self.weight = 0.0
+        self.since = None
         self._excused = 0
 
     def excuse(self) -> bool:
@@ -57,6 +59,8 @@ class Silence:
     def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
         """An attempt that began then got no answer. Returns whether that says anything about the model there."""
         silent = now - max(began, self.heard_at)
+        if self.since is None:
+            self.since = now - silent
         if usual is None:
             weight = float(silent >= options.silence_unknown)
         elif silent < usual:

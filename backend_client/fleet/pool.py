@@ -196,7 +196,14 @@ class Pool:
         if lease.waiting_since is not None and not excused:
             usual = self.usual.get(lease.model, lease.size)
             said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
-            if said and (lease.model_ticket or silence.weight >= self.options.breaker.silent_attempts):
+            enough = said and silence.weight >= self.options.breaker.silent_attempts
+            if (
+                enough
+                and not self._elsewhere(lease)
+                and now - (silence.since or now) < self.options.breaker.silence_last
+            ):
+                enough = False
+            if enough or (said and lease.model_ticket):
                 silence.weight = 0.0
                 self._eject_model(lease, "it answers nothing")
         if said and isinstance(error, AttemptTimeout):
@@ -204,6 +211,11 @@ class Pool:
         else:
             node.breaker.abandoned(lease.ticket)
         self._abandon_model(lease)
+
+    def _elsewhere(self, lease: Lease) -> bool:
+        """Whether another node could take such a request now."""
+        now = self.clock()
+        return any(refusal(node, lease.need, now) is None for node in self.nodes.values() if node is not lease.node)
 
     def _abandon_model(self, lease: Lease) -> None:
         if (breaker := lease.node.breakers.get(lease.model)) is not None:
