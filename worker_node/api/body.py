@@ -12,10 +12,9 @@ from pydantic_core import CoreSchema
 
 from worker_node.api.keys import DRY_RUN, IGNORED, NODE, DryRun
 from worker_node.api.leniency import Ignored, Table, sift
+from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
-
-_SHOWN_PROBLEMS = 3
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:
@@ -78,7 +77,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     try:
         body = model.read(data)
     except ValidationError as error:
-        raise _explain(error) from None
+        message, param = explain(error, _parsed(data))
+        raise BadRequest(message, param=param) from None
     if isinstance(body, DialectBody):
         ignored = Ignored()
         sift(body, ignored, request.app[NODE].settings.unknown_fields)
@@ -136,23 +136,9 @@ async def read_bytes(request: web.Request) -> bytes:
         raise BadRequest("the body is not framed or encoded as its headers say") from None
 
 
-def _explain(error: ValidationError) -> BadRequest:
-    """Say where the body is wrong, without repeating what it holds."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    parts: list[str] = []
-    for problem in problems[:_SHOWN_PROBLEMS]:
-        where = _path(problem["loc"])
-        parts.append(f"{where}: {problem['msg']}" if where else problem["msg"])
-    if len(problems) > _SHOWN_PROBLEMS:
-        parts.append(f"and {len(problems) - _SHOWN_PROBLEMS} more problems")
-    return BadRequest("; ".join(parts), param=_path(problems[0]["loc"]) or None)
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part[:100]}" if path else part[:100]
-    return path
+def _parsed(data: bytes) -> Any:
+    """The JSON that a wrong body holds; None if it is no JSON."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
