@@ -6,7 +6,7 @@ absolute deadline may travel to an engine process. Durations in replies are mill
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -87,6 +87,10 @@ class Sampling:
     skip_special_tokens: bool = True
 
 
+def _nobody(_place: str) -> None:
+    """Drop the note: nobody reads it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """What every request carries, whatever its dialect.
@@ -95,7 +99,7 @@ class RequestContext:
     needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
     any engine that is being loaded; without, only for one that is loaded on demand. With `own_proof` the
     caller reads the counter of the NPU that it requires. With `dry_run` nothing is loaded or run: the routing decision
-    is all that is wanted.
+    is all that is wanted. `note_ignored` is called with the place of each part of the request that has no effect.
     """
 
     request_id: str
@@ -107,6 +111,7 @@ class RequestContext:
     wait_for_load: bool = False
     own_proof: bool = False
     dry_run: bool = False
+    note_ignored: Callable[[str], None] = field(default=_nobody, compare=False, repr=False)
 
     @property
     def interactive(self) -> bool:
@@ -139,13 +144,15 @@ class Message:
 class Tool:
     """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments.
 
-    `path` is where that schema stands in the request.
+    `path` is where that schema stands in the request. Where it is not `strict`, keywords of it that cannot be enforced
+    are dropped.
     """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     path: str = "tools"
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +189,14 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """The JSON schema that an answer must match, not checked yet, and where it stands in the request."""
+    """The JSON schema that an answer must match, not checked yet, and where it stands in the request.
+
+    Where it is not `strict`, keywords that cannot be enforced are dropped.
+    """
 
     schema: Any
     where: str
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)

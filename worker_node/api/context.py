@@ -6,13 +6,14 @@ import re
 import secrets
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
-from worker_node.api.keys import ARRIVED, DRY_RUN, NODE, REQUEST_ID, DryRun
+from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, DryRun
 from worker_node.domain import Device, EmbeddingReply, Priority, RequestContext, Route
-from worker_node.errors import BadRequest, DeadlineExceeded
+from worker_node.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TOKENS = re.compile(r"[0-9]{1,9}")
@@ -46,7 +47,19 @@ def request_context(request: web.Request) -> RequestContext:
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_min_new_tokens(headers),
         dry_run=dry_run is not None,
+        note_ignored=partial(_note_ignored, request),
     )
+
+
+def _note_ignored(request: web.Request, place: str) -> None:
+    """List a part of a schema that cannot be enforced as ignored, or refuse it where the node is strict."""
+    if request.app[NODE].settings.unknown_fields == "reject":
+        raise UnsupportedParameter(
+            f'{place}: it cannot be enforced, and the node is set to refuse such fields (unknown_fields = "reject")',
+            param=place,
+        )
+    if (ignored := request.get(IGNORED)) is not None:
+        ignored.add(place)
 
 
 def _timeout_s(headers: Mapping[str, str], longest: float) -> float:

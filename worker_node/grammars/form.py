@@ -6,7 +6,7 @@ may define different things under one name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,10 +17,31 @@ from worker_node.grammars.schema import add_schema, check_cost
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A JSON schema, not checked yet, and where it stands in the request."""
+    """A JSON schema, not checked yet, and where it stands in the request.
+
+    Where it is not `strict`, keywords that cannot be enforced are dropped.
+    """
 
     schema: Any
     where: str
+    strict: bool = True
+
+
+class Compiled(NamedTuple):
+    """A grammar, and the keywords of its schemas that it does not enforce, by their places in the request."""
+
+    grammar: str
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Compiled:
+        """The two out of what `compile_form` returned."""
+        grammar, _, dropped = text.partition(_DROPPED)
+        return cls(grammar, tuple(msgspec.json.decode(dropped)) if dropped else ())
+
+
+# A comment at the end of a grammar: the two travel, and are kept, as one text.
+_DROPPED = "# dropped "
 
 
 class CallForm(msgspec.Struct, frozen=True):
@@ -55,6 +76,8 @@ class Form(msgspec.Struct, frozen=True):
 def compile_form(form: Any, steps: int | None = None) -> str:
     """Return the grammar of a form, which may be given as plain values. `steps` bounds the work.
 
+    Where keywords were dropped, a comment at the end names them: see `Compiled.read`.
+
     Raises BadRequest for a schema that is none, UnsupportedParameter for one that cannot be enforced or is over a
     bound; both name the part.
     """
@@ -62,14 +85,19 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     budget = Budget(form.where) if steps is None else Budget(form.where, steps)
     rules = Rules()
     kinds = []
+    dropped: dict[str, None] = {}
     if form.answer is not None:
-        kinds.append(add_schema(rules, form.answer.schema, form.answer.where, budget))
+        kinds.append(_added(rules, form.answer, form.answer.schema, budget, dropped))
     if form.calls is not None:
-        kinds.append(_calls(rules, form.calls, budget))
+        kinds.append(_calls(rules, form.calls, budget, dropped))
     # A call between tags begins with another character than any JSON value.
     grammar = rules.text(kinds[0] if len(kinds) == 1 else rules.add("choice", " | ".join(kinds)))
     check_cost(grammar, form.where)
-    return grammar
+    return grammar + (_DROPPED + msgspec.json.encode(list(dropped)).decode() if dropped else "")
+
+
+def _added(rules: Rules, part: Part, schema: Any, budget: Budget, dropped: dict[str, None]) -> str:
+    return add_schema(rules, schema, part.where, budget, part.schema, None if part.strict else dropped)
 
 
 def compile_form_if_quick(form: Any) -> str | None:
@@ -80,8 +108,10 @@ def compile_form_if_quick(form: Any) -> str | None:
         return None
 
 
-def _calls(rules: Rules, form: CallForm, budget: Budget) -> str:
-    call = rules.add("choice", " | ".join(_call(rules, name, part, form, budget) for name, part in form.tools.items()))
+def _calls(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+    call = rules.add(
+        "choice", " | ".join(_call(rules, name, part, form, budget, dropped) for name, part in form.tools.items())
+    )
     if form.tags is None:
         return call
     if form.listed:
@@ -92,8 +122,8 @@ def _calls(rules: Rules, form: CallForm, budget: Budget) -> str:
     return rules.add("calls", f"{tagged} (ws {tagged})*") if form.several and not form.listed else tagged
 
 
-def _call(rules: Rules, name: str, part: Part, form: CallForm, budget: Budget) -> str:
-    arguments = add_schema(rules, _of_object(part), part.where, budget, document=part.schema)
+def _call(rules: Rules, name: str, part: Part, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+    arguments = _added(rules, part, _of_object(part), budget, dropped)
     return rules.add(
         "call",
         f'"{{" ws {json_literal("name")} ws ":" ws {json_literal(name)} ws "," ws {json_literal(form.arguments)} '

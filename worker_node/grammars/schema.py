@@ -64,7 +64,7 @@ def add_schema(
     """
     try:
         compiler = _Compiler(schema if document is None else document, where, budget, rules, dropped)
-        return compiler.rule(compiler.root if document is None else schema, where)
+        return compiler.rule(compiler.root if document is None or schema is document else schema, where)
     except RecursionError:
         raise BadRequest(f"{where}: a value in the schema is nested too deeply", param=where) from None
 

@@ -16,7 +16,7 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
     Calls are written as that family of models writes them.
     """
     wanted = request.grammar
-    answer = Part(wanted.schema, wanted.where) if isinstance(wanted, AnswerSchema) else None
+    answer = Part(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
     use = request.tool_use
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
@@ -30,4 +30,4 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
 
 
 def _parts(tools: Sequence[Tool]) -> dict[str, Part]:
-    return {tool.name: Part(tool.parameters, tool.path) for tool in tools}
+    return {tool.name: Part(tool.parameters, tool.path, tool.strict) for tool in tools}

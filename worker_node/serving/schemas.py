@@ -10,7 +10,7 @@ import msgspec
 
 from worker_node.errors import BadRequest, DeadlineExceeded
 from worker_node.grammars.budget import MAX_SCHEMA_BYTES
-from worker_node.grammars.form import Form, compile_form, compile_form_if_quick
+from worker_node.grammars.form import Compiled, Form, compile_form, compile_form_if_quick
 from worker_node.preparation.cache import ResultCache
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 
@@ -40,7 +40,7 @@ class SchemaCompiler:
         """End the processes."""
         await asyncio.gather(self._quick.close(), self._thorough.close())
 
-    async def grammar(self, form: Form, deadline: float) -> str:
+    async def grammar(self, form: Form, deadline: float) -> Compiled:
         """The grammar of a form of answers; `deadline` is monotonic seconds.
 
         Raises BadRequest for a schema that is none, cannot be enforced or is over a bound; Overloaded,
@@ -58,9 +58,10 @@ class SchemaCompiler:
         key = hashlib.blake2b(data, digest_size=32).digest()
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                return await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
+                text = await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
+        return Compiled.read(text)
 
     async def _compiled(self, form: Form, *, small: bool) -> str:
         # Whoever waits has a deadline of their own: the work is cancelled when the last of them has left.

@@ -186,6 +186,8 @@ class ResponsesBody(DialectBody):
                 tool.description or "",
                 tool.parameters or {"type": "object", "properties": {}},
                 f"tools[{index}].parameters",
+                # Here a tool is strict by default.
+                tool.strict is not False,
             )
             for index, tool in enumerate(self.tools or [])
         ]
@@ -206,7 +208,7 @@ class ResponsesBody(DialectBody):
             return AnswerSchema({"type": "object"}, "text.format")
         if wanted.json_schema is None:
             raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
-        return AnswerSchema(wanted.json_schema, "text.format.schema")
+        return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
 
 
 def _text(content: str | Sequence[TextPart]) -> str:

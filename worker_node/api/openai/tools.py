@@ -81,7 +81,10 @@ class JsonSchema(DialectBody):
 
 
 class JsonSchemaFormat(DialectBody):
-    """The answer is JSON that is valid against the schema; it is always held to that, strict or not."""
+    """The answer is JSON that is valid against the schema, which is always enforced.
+
+    Where it is not strict, as it is by default, keywords that cannot be enforced are dropped.
+    """
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -93,7 +96,9 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> AnswerSchema | None:
     """What the answer must match."""
     if isinstance(wanted, JsonSchemaFormat):
-        return AnswerSchema(wanted.json_schema.json_schema, "response_format.json_schema.schema")
+        return AnswerSchema(
+            wanted.json_schema.json_schema, "response_format.json_schema.schema", wanted.json_schema.strict is True
+        )
     return AnswerSchema({"type": "object"}, "response_format") if isinstance(wanted, JsonObjectFormat) else None
 
 
@@ -105,6 +110,7 @@ def domain_tools(tools: Iterable[FunctionTool]) -> list[Tool]:
             tool.function.description or "",
             tool.function.parameters or {"type": "object", "properties": {}},
             f"tools[{index}].function.parameters",
+            tool.function.strict is True,
         )
         for index, tool in enumerate(tools)
     ]
