@@ -103,12 +103,15 @@ def test_an_answer_is_parsed(client):
     assert isinstance(response.output_parsed, City)
 
 
+UNIQUE = {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format.schema.not"),
+        ({"text": {"format": {**UNIQUE, "strict": True}}}, "text.format.schema.uniqueItems"),
         ({"truncation": "middle"}, "truncation"),
     ],
 )

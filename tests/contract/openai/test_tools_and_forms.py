@@ -119,13 +119,18 @@ async def test_an_answer_is_a_json_object(http, node):
 
 async def test_a_schema_that_cannot_be_held_to_is_refused_and_harms_nobody(http, node):
     pid = node.engine_pids()["smollm2-135m-instruct"]
-    for part in ({"not": {}}, {"type": "blah"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "(((("}):
+    for part in (
+        {"not": {"pattern": "a"}},
+        {"type": "blah"},
+        {"$ref": "#/nowhere"},
+        {"type": "string", "pattern": "(((("},
+    ):
         schema = {"type": "object", "properties": {"part": part}}
-        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
         reply, body = await chat(http, node, response_format=wanted)
         assert reply.status == 400
         assert body["error"]["param"].startswith("response_format.json_schema.schema.properties.part")
-        bad_tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        bad_tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
         reply, body = await chat(http, node, tools=[*TOOLS, bad_tool], tool_choice="required")
         assert reply.status == 400
         assert body["error"]["param"].startswith("tools[2].function.parameters.properties.part")
