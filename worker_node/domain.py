@@ -87,10 +87,6 @@ class Sampling:
     skip_special_tokens: bool = True
 
 
-def _nobody(_place: str) -> None:
-    """Drop the note: nobody reads it."""
-
-
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """What every request carries, whatever its dialect.
@@ -111,7 +107,7 @@ class RequestContext:
     wait_for_load: bool = False
     own_proof: bool = False
     dry_run: bool = False
-    note_ignored: Callable[[str], None] = field(default=_nobody, compare=False, repr=False)
+    note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
 
     @property
     def interactive(self) -> bool:
@@ -144,8 +140,7 @@ class Message:
 class Tool:
     """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments.
 
-    `path` is where that schema stands in the request. Where it is not `strict`, keywords of it that cannot be enforced
-    are dropped.
+    `path` is its place in the request. Where it is not `strict`, keywords that cannot be enforced are dropped.
     """
 
     name: str
@@ -189,10 +184,7 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """The JSON schema that an answer must match, not checked yet, and where it stands in the request.
-
-    Where it is not `strict`, keywords that cannot be enforced are dropped.
-    """
+    """The JSON schema that an answer must match, not checked yet, and its place in the request; `strict` as in Tool."""
 
     schema: Any
     where: str

@@ -140,10 +140,7 @@ async def prepare_generation(registry: Registry, request: GenerationRequest) -> 
         turn_away(model.placements, 1, request.context)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
-        compiled = await registry.schemas.grammar(form, request.context.deadline)
-        grammar = compiled.grammar
-        for place in compiled.dropped:
-            request.context.note_ignored(place)
+        grammar = await registry.schemas.grammar(form, request.context)
     check_sampling(model, request)
     prompt = prepare(model, request, grammar)
     count = len(prompt.tokens)

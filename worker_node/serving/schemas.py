@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from worker_node.domain import RequestContext
 from worker_node.errors import BadRequest, DeadlineExceeded
 from worker_node.grammars.budget import MAX_SCHEMA_BYTES
 from worker_node.grammars.form import Compiled, Form, compile_form, compile_form_if_quick
@@ -40,8 +41,8 @@ class SchemaCompiler:
         """End the processes."""
         await asyncio.gather(self._quick.close(), self._thorough.close())
 
-    async def grammar(self, form: Form, deadline: float) -> Compiled:
-        """The grammar of a form of answers; `deadline` is monotonic seconds.
+    async def grammar(self, form: Form, context: RequestContext) -> str:
+        """The grammar of a form of answers, within the deadline; the keywords that were dropped are noted as ignored.
 
         Raises BadRequest for a schema that is none, cannot be enforced or is over a bound; Overloaded,
         DeadlineExceeded, EngineUnavailable.
@@ -57,11 +58,14 @@ class SchemaCompiler:
             )
         key = hashlib.blake2b(data, digest_size=32).digest()
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + context.deadline - time.monotonic()):
                 text = await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
-        return Compiled.read(text)
+        compiled = Compiled.read(text)
+        for place in compiled.dropped:
+            context.note_ignored(place)
+        return compiled.grammar
 
     async def _compiled(self, form: Form, *, small: bool) -> str:
         # Whoever waits has a deadline of their own: the work is cancelled when the last of them has left.
