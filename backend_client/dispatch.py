@@ -154,15 +154,16 @@ class Dispatcher:
         """Seconds that this node gets for its next sign of life; None: all that remains.
 
         A share of the remaining time while another node could take over and a retry is affordable, unless too little
-        would remain for that one.
+        would remain for that one. A node that has to load the model first gets longer than an attempt usually may.
         """
+        longest = None if lease.loading else call.attempt_timeout
         if not (self._retrier.affords(call.tries) and self.elsewhere(call)):
-            return call.attempt_timeout
+            return longest
         share = call.deadline.remaining() * self._share
         usual = self._pool.usual.get(lease.model, lease.size)
         if usual is not None and share < _ROOM * usual:
-            return call.attempt_timeout
-        return share if call.attempt_timeout is None else min(share, call.attempt_timeout)
+            return longest
+        return share if longest is None else min(share, longest)
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         lease = await self._lend(call)

@@ -40,3 +40,20 @@ async def test_silence_while_it_loads_does_not_eject_it():
                 await client.embed("text", timeout=2)
         node.embed = node.vectors
         assert await client.embed("text")
+
+
+@in_virtual_time
+async def test_a_load_may_take_longer_than_an_attempt():
+    [node] = nodes = fleet(1)
+    node.health = report("ready", state="unloaded")
+
+    async def loads_first(call):
+        node.health = report("starting", state="loading")
+        await asyncio.sleep(20)
+        node.health = report()
+        return await node.vectors(call)
+
+    async with warm(nodes) as client:
+        node.embed = loads_first
+        result = await client.embed_result("text", timeout=30)
+        assert [attempt.outcome for attempt in result.attempts] == ["ok"]
