@@ -24,7 +24,7 @@ class Report:
     faults: Counter = field(default_factory=Counter)
     violations: list = field(default_factory=list)
     overruns: list = field(default_factory=list)
-    attempts: int = 0
+    samples: dict = field(default_factory=dict)
 
     def violated(self, what):
         """Note a violation with the time since the start, for finding it in the schedule."""
@@ -33,7 +33,10 @@ class Report:
     def __str__(self):
         calls = sum(self.outcomes.values())
         answered = sum(count for (_, outcome), count in self.outcomes.items() if outcome in {"ok", "200"})
-        rows = "\n".join(f"    {kind:12s} {outcome:24s} {n:6d}" for (kind, outcome), n in sorted(self.outcomes.items()))
+        rows = "\n".join(
+            f"    {kind:14s} {outcome:22s} {n:6d}  {self.samples.get((kind, outcome), '')}"
+            for (kind, outcome), n in sorted(self.outcomes.items())
+        )
         worst = max(self.overruns, default=0.0)
         verdict = "no violation" if not self.violations else f"{len(self.violations)} VIOLATIONS"
         return (
@@ -113,6 +116,8 @@ class TrafficWatch:
                     last[node.number] = (now, requests, self.calls)
 
     async def _healthy(self, node, now):
+        if node.one_fault.locked():
+            return False
         at = now - self._began
         for fault in self._faults:
             if fault.node in {node.number, None} and fault.at - 0.5 <= at <= fault.until + RECOVERY_S:

@@ -99,7 +99,7 @@ class Load:
             outcome = await kind(timeout)
         except (NPUUnavailableError, StreamInterrupted, EmbedManyFailed) as error:
             outcome = type(error).__name__
-            self.report.attempts += len(error.attempts)
+            self.report.samples.setdefault((name, outcome), f"{began - self.began:.1f} s: {str(error)[:300]}")
         except NPUError as error:
             outcome = type(error).__name__
             self._violated(began, f"{name}: {outcome}: {error.message}; nothing was wrong with the call")

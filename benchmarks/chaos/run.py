@@ -61,7 +61,9 @@ async def _strike(fault, nodes, load, resolver, report, began, log):
     report.faults[fault.kind] += 1
     if fault.node is not None:
         node = nodes[fault.node]
-        await getattr(node, fault.kind)(fault.seconds, fault.detail)
+        # On a busy machine a restart takes longer than the schedule allows for: one fault at a time on a node.
+        async with node.one_fault:
+            await getattr(node, fault.kind)(fault.seconds, fault.detail)
     elif fault.kind == "frozen_resolver":
         resolver.freeze()
         await asyncio.sleep(fault.seconds)

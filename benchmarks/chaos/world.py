@@ -55,6 +55,7 @@ class Node:
         self.store = root / f"store{number}"
         self.proxy = FaultProxy("http://127.0.0.1:1", listen_on=(f"127.0.0.{number + 2}", port))
         self.alias_of = EMBEDDER
+        self.one_fault = asyncio.Lock()
         self._stack = stack
         self._compiled = root / f"compiled{number}"
         self.node = None
@@ -78,6 +79,7 @@ class Node:
                 NPU_NODE_EMBEDDING_CACHE="0",
                 NPU_NODE_WATCHDOG_S="8",
                 NPU_NODE_QUARANTINE_S="10",
+                NPU_NODE_CRASH_LIMIT="1000",
                 NPU_NODE_CANARY_INTERVAL_S="10",
             ),
         )
@@ -91,7 +93,10 @@ class Node:
 
     def engine_pid(self, model):
         """The process id of a model's engine, or None."""
-        _, body = self.node.health()
+        try:
+            _, body = self.node.health()
+        except OSError:
+            return None  # it is being restarted, or stopped
         return next((m["engines"][0]["pid"] for m in body["models"] if m["id"] == model), None)
 
     # What the schedule's kinds do: each method strikes, waits, and undoes.
