@@ -21,9 +21,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        from tests.support.workers import take_cores
+        from tests.support.workers import take_core
 
-        take_cores(worker)
+        take_core(worker)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -14,8 +14,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 # The unit tests are many and short: they fill the gaps at the end.
 ORDER = ("tests/real/", "tests/contract/", "tests/faults/", "tests/unit/")
-# A node runs on this many cores whatever the machine has: more make its threads wait for each other, busily.
-CORES_OF_A_WORKER = 2
 
 
 def worker_count():
@@ -23,11 +21,14 @@ def worker_count():
     return min(6, len(os.sched_getaffinity(0)) + 1)
 
 
-def take_cores(worker):
-    """Keep this worker and the nodes that it starts to two of the cores, in turn: `worker` is "gw0", "gw1" …"""
+def take_core(worker):
+    """Pin this worker and the nodes that it starts to one core, round-robin: `worker` is "gw0", "gw1" …
+
+    OpenVINO starts a thread per core it may use, and these threads spin while they wait for each other: one test file
+    used 54, 40 and 33 s of CPU time on 4, 2 and 1 cores.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    first = int(worker.removeprefix("gw")) * CORES_OF_A_WORKER
-    os.sched_setaffinity(0, {cores[(first + i) % len(cores)] for i in range(CORES_OF_A_WORKER)})
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @functools.cache

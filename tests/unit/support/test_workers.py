@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 
 pytest.importorskip("xdist")
-from tests.support.workers import SharedNodeScheduling, longest_first, take_cores, uses_shared_node, worker_count
+from tests.support.workers import SharedNodeScheduling, longest_first, take_core, uses_shared_node, worker_count
 
 CONTENTS = {
     "tests/real/test_plain.py": "def test_it():\n    pass\n",
@@ -93,13 +93,13 @@ def test_a_worker_with_nothing_else_to_do_gets_what_shares_the_node(scheduling_o
     assert list(scheduling.assigned_work[second]) == ["tests/real/test_by_fixture.py"]
 
 
-def test_a_worker_keeps_to_two_cores_and_neighbours_to_others(monkeypatch):
+def test_workers_are_pinned_to_one_core_each_round_robin(monkeypatch):
     taken = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 5, 7})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(cores))
-    for worker in ("gw0", "gw1", "gw2"):
-        take_cores(worker)
-    assert taken == [{2, 3}, {5, 7}, {2, 3}]
+    for worker in ("gw0", "gw1", "gw3", "gw4"):
+        take_core(worker)
+    assert taken == [{2}, {3}, {7}, {2}]
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 3), (64, 6)])
