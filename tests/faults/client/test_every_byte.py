@@ -1,6 +1,7 @@
 """A connection may break at any byte of a reply: the answer is right, or there is a typed error, and nothing else.
 
-Of a scripted node's replies every byte is tried; of a real node's every byte up to the body, and some of that.
+Of a scripted node's replies every byte is tried; of a real node's some of each part, and with --long every byte up to
+the body.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ PROMPT = "What is the capital of France?"
 class Pair:
     """A proxy before a node that will be asked first, the URL of a sound one that is asked second, and what is right.
 
-    `head` is how many bytes from the first on are each tried, `step` how far apart those after them are.
+    `head` is how many bytes from the first on are tried `dense` bytes apart, `step` how far apart those after them are.
     """
 
     proxy: FaultProxy
@@ -26,11 +27,12 @@ class Pair:
     vector: list
     answer: str
     head: int
+    dense: int
     step: int
 
     def cuts(self, length, every=1):
-        """Where to cut a reply of that many bytes: at `every` byte of its head, and in steps after it."""
-        return [*range(0, min(self.head, length), every), *range(self.head, length, every * self.step)]
+        """Where to cut a reply of that many bytes: at every byte of its head that is tried, and in steps after it."""
+        return [*range(0, min(self.head, length), every * self.dense), *range(self.head, length, every * self.step)]
 
     async def client(self):
         """A client of the proxied node, which gets to know of the sound one only after the first is chosen."""
@@ -44,18 +46,18 @@ class Pair:
 
 
 @pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.real, pytest.mark.timeout(300)])])
-async def pair_of(request, pair):
+async def pair_of(request, pair, long):
     """Both kinds of pairs."""
     urls = [node.url for node in pair]
-    head, step = 10**6, 1
+    head, dense, step = 10**6, 1, 1
     if request.param == "real":
         urls = [request.getfixturevalue("node").url] * 2
-        head, step = 600, 61
+        head, dense, step = (600, 1, 61) if long else (600, 13, 211)
     async with NPUClient(urls[1:]) as client:
         vector = await client.embed(TEXT)
         answer = (await client.generate(PROMPT, max_new_tokens=6)).text
     async with FaultProxy(urls[0]).running() as proxy:
-        yield Pair(proxy, urls[1], vector, answer, head, step)
+        yield Pair(proxy, urls[1], vector, answer, head, dense, step)
 
 
 async def reply_length(proxy, call):

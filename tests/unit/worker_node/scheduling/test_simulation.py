@@ -1,6 +1,7 @@
 """The scheduler in deterministic simulation: the real runners and admission control, a virtual clock, scripted devices.
 
-`NPU_NODE_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` runs more of them than the suite does.
+`make test` runs 40 random scenarios, --long 120, and
+`NPU_NODE_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` more than both.
 """
 
 import os
@@ -10,7 +11,7 @@ import pytest
 
 from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld, TextWorld
 
-SCENARIOS = int(os.environ.get("NPU_NODE_SCENARIOS", "120"))
+SCENARIOS = os.environ.get("NPU_NODE_SCENARIOS")
 BATCH_TOKENS = 512
 
 
@@ -280,9 +281,8 @@ def random_scenario(seed):
     return world
 
 
-# Some 3 s: 120 scenarios; a minute does more than two thousand.
-def test_the_invariants_hold_in_random_scenarios():
-    for seed in range(SCENARIOS):
+def test_the_invariants_hold_in_random_scenarios(long):
+    for seed in range(int(SCENARIOS or (120 if long else 40))):
         world = random_scenario(seed)
         try:
             check_nothing_is_left(world)
