@@ -119,13 +119,13 @@ def answers(runner, jobs, *, later=None):
 
 
 def test_a_batch_prompt_that_was_taken_back_half_done_has_the_same_answer(runner):
-    prompt = np.arange(1000, 1600, dtype="<i4")
+    prompt = np.arange(1000, 1300, dtype="<i4")
     batch = [
-        GenerateJob(job_id, np.roll(prompt, job_id).tobytes(), 8, FAR, interactive=False) for job_id in range(30, 33)
+        GenerateJob(job_id, np.roll(prompt, job_id).tobytes(), 4, FAR, interactive=False) for job_id in range(30, 33)
     ]
     undisturbed = answers(runner, batch)
     fresh = [
-        GenerateJob(job.id + 10, np.roll(prompt, job.id + 10).tobytes(), 8, FAR, interactive=False) for job in batch
+        GenerateJob(job.id + 10, np.roll(prompt, job.id + 10).tobytes(), 4, FAR, interactive=False) for job in batch
     ]
     first_time = answers(runner, fresh, later=GenerateJob(39, prompt[:50].tobytes(), 4, FAR))
     assert next(iter(first_time)) == 39

@@ -39,7 +39,7 @@ async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(h
             begun.set()
             return first.decode() + await reply.text()
 
-    with start_node() as node:
+    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}])) as node:
         begun = {route: asyncio.Event() for route in ROUTES}
         reading = [asyncio.create_task(read(node, route, begun[route])) for route in ROUTES]
         for event in begun.values():
