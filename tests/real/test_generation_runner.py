@@ -133,5 +133,31 @@ def test_a_batch_prompt_that_was_taken_back_half_done_has_the_same_answer(runner
     assert answers(runner, batch) == undisturbed
 
 
+def test_a_seed_repeats_an_answer_in_full_precision_beside_other_requests(store):
+    """With less, the numbers depend on how many tokens a step computes: docs/clients.md."""
+    installed = store.get("smollm2-135m-instruct")
+    options = {"plugin_config": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}}
+    precise = ContinuousRunner(
+        EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", options)
+    )
+    precise.load()
+    prompt = np.arange(1000, 1035, dtype="<i4").tobytes()
+    sampled = {"temperature": 1.2, "top_p": 0.95, "ignore_eos": True}
+    answers(precise, [GenerateJob(51, prompt, 16, FAR, seed=5, **sampled)])  # puts the prompt into the prefix cache
+    alone = answers(precise, [GenerateJob(52, prompt, 16, FAR, seed=5, **sampled)])[52]
+    other = np.arange(3000, 3030, dtype="<i4").tobytes()
+    beside = answers(
+        precise,
+        [
+            GenerateJob(53, other, 16, FAR, seed=9, **sampled),
+            GenerateJob(54, prompt, 16, FAR, seed=5, **sampled),
+            GenerateJob(55, prompt, 16, FAR, seed=6, **sampled),
+        ],
+    )
+    precise.close()
+    assert len(alone) == 16
+    assert alone == beside[54] != beside[55]
+
+
 def ended(events):
     return [delta.id for event in events if isinstance(event, Step) for delta in event.deltas if delta.finish]
