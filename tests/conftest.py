@@ -1,6 +1,7 @@
 """Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
 
 import os
+import sys
 
 import aiohttp
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 
 from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
+
+# Dozens of nodes, engines and clients start as processes of their own: without bytecode each compiles what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The same examples in every run: a suite that fails now and then is one that nobody believes. To look for new ones:
 # pytest --hypothesis-profile=default

@@ -90,11 +90,18 @@ def test_json_that_the_budget_cut_is_null_and_the_text_is_there(sidecar, path, b
     assert reply["text"].startswith("{")
 
 
-@pytest.mark.parametrize(("job", "texts"), [("notification", INPUTS[::2]), ("memory_candidate", INPUTS[1::2])])
-def test_json_is_of_its_form_whenever_it_is_not_null(sidecar, job, texts, long):
+@pytest.mark.parametrize(
+    ("job", "texts"),
+    [
+        pytest.param("notification", INPUTS[:1], id="notification"),
+        pytest.param("notification", INPUTS[2:3], marks=pytest.mark.long, id="notification, JSON"),
+        pytest.param("memory_candidate", INPUTS[1::2], marks=pytest.mark.long, id="memory_candidate"),
+    ],
+)
+def test_json_is_of_its_form_whenever_it_is_not_null(sidecar, job, texts):
     """One on the emulated NPU, a few with --long; benchmarks.bounded_json asks for hundreds."""
     closed = 0
-    for text in texts if long else texts[:1]:
+    for text in texts:
         status, reply = sidecar.generate(job, text, tokens=48)
         assert status == 200, reply
         value = reply["json"]

@@ -21,19 +21,21 @@ LEFT_OUT = {
     "TestOllamaChat::test_tool_calling_with_no_arguments": OF_ITS_OWN_ACCORD,
     "TestOllamaChat::test_unicode_tool_call_integration": OF_ITS_OWN_ACCORD,
 }
-# Only with --long, since each writes long answers: a form of the same, test_structured_output[pydantic] or test_batch,
-# always runs.
-LONG = [
-    f"{kind}::{test}"
-    for kind in ("TestOpenAIChat", "TestOllamaChat")
-    for test in (
-        "test_abatch",
-        "test_structured_output[json_schema]",
-        "test_structured_output[typeddict]",
-        "test_structured_output_async[",
-        "test_structured_output_optional_param",
-        "test_structured_output_pydantic_2_v1",
-    )
+# What `make test` runs, one of each mechanism: answers and streams with their usage, a stop sequence, a turn with a
+# tool's result, an answer of a schema, embeddings. --long runs all that LangChain has.
+SHORT = [
+    *(
+        f"{kind}::{test}"
+        for kind in ("TestOpenAIChat", "TestOllamaChat")
+        for test in (
+            "test_usage_metadata_streaming",
+            "test_stop_sequence",
+            "test_tool_message_histories_string_content",
+            "test_structured_output[pydantic]",
+        )
+    ),
+    "TestOpenAIEmbeddings::test_embed_documents",
+    "TestOllamaEmbeddings::test_aembed_query",
 ]
 ONE_LOOP = [
     "asyncio_mode=auto",
@@ -44,17 +46,18 @@ ONE_LOOP = [
 
 
 def test_langchains_standard_tests(node, tmp_path, long):
-    # A minute: dozens of answers of up to 128 tokens, of which LangChain parses many, so that they must be whole.
+    # More than 5 s: answers of up to 128 tokens, of which LangChain parses many, so that they must be whole; with
+    # --long dozens of them, a minute.
     outcome = run_suite(
         environment(HERE / "langchain.txt"),
-        ["langchain_standard.py"],
+        ["langchain_standard.py"] if long else [f"langchain_standard.py::{test}" for test in SHORT],
         HERE,
         tmp_path / "report.xml",
-        deselected=[f"langchain_standard.py::{test}" for test in (LEFT_OUT if long else [*LEFT_OUT, *LONG])],
+        deselected=[f"langchain_standard.py::{test}" for test in LEFT_OUT],
         settings=ONE_LOOP,
         NODE_URL=node.url,
     )
     assert outcome.failed == 0, outcome.told
     # Skipped by LangChain itself: images, audio, documents, json_mode, recorded answers, and tool_choice over Ollama.
-    later = 0 if long else 16
-    assert (outcome.passed, outcome.deselected, outcome.skipped) == (83 - later, 10 + later, 17), outcome.told
+    expected = (83, 10, 17) if long else (len(SHORT), 0, 0)
+    assert (outcome.passed, outcome.deselected, outcome.skipped) == expected, outcome.told
