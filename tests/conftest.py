@@ -1,5 +1,6 @@
 """Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
 
+import logging
 import os
 import sys
 
@@ -58,6 +59,18 @@ def pytest_xdist_make_scheduler(config, log):
     from tests.support.workers import SharedNodeScheduling
 
     return SharedNodeScheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_imported():
+    """Undo what earlier tests, the code that they ran and its imports set of logging: others read caplog."""
+    logging.disable(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in {"worker_node", "backend_client"}:
+            logger.setLevel(logging.NOTSET)
+            logger.disabled = False
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session")
