@@ -18,7 +18,7 @@ from worker_node import server
 from worker_node.settings import NodeSettings
 from worker_node.tracing.spans import SpanTracing
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(240)]
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 SECRET = "the butler with the candlestick"
@@ -61,61 +61,67 @@ def tree(spans):
     return {name(span): name(by_id[span.parent.span_id]) if span.parent else None for span in spans}
 
 
-async def test_client_and_node_make_one_trace_of_each_call(monkeypatch):
+async def test_calls_refusals_and_readers_who_leave_make_one_trace_of_client_and_node(monkeypatch):
+    # More than 5 s: both models load.
     async with traced_pair(monkeypatch) as (node, client, exporter):
-        answer = await client.generate(SECRET, model=WRITER, max_new_tokens=8)
-        spans = exporter.get_finished_spans()
-        assert tree(spans) == GENERATION
-        assert len({span.context.trace_id for span in spans}) == 1
-        engine = next(span for span in spans if span.name == "engine")
-        [pid] = [m.placements[0].engine.status.pid for m in node.registry.models if m.id == WRITER]
-        assert engine.attributes["process.pid"] == pid
-        assert engine.attributes["npu.device"] == "CPU"
-        called = next(span for span in spans if span.parent is None)
-        assert called.start_time < engine.start_time < engine.end_time < called.end_time
-        # The span lasts as long as the node told the client that the engine took.
-        assert (engine.end_time - engine.start_time) / 1e6 == pytest.approx(answer.timing.generate, abs=50)
-
+        await calls(node, client, exporter)
         exporter.clear()
-        pieces = [piece async for piece in client.stream(SECRET, model=WRITER, max_new_tokens=8)]
-        assert "".join(pieces) == answer.text
-        assert tree(exporter.get_finished_spans()) == GENERATION
-
-        exporter.clear()
-        await client.embed_many([SECRET, "another"], model=EMBEDDER)
-        expected = f"embeddings {EMBEDDER} at the node"
-        assert tree(exporter.get_finished_spans()) == {
-            f"embeddings {EMBEDDER}": None,
-            "POST /embeddings": f"embeddings {EMBEDDER}",
-            expected: "POST /embeddings",
-            **dict.fromkeys(("tokenize", "route", "queue", "engine"), expected),
-        }
-
-        exporter.clear()
-        await client.embed_many([SECRET, "another"], model=EMBEDDER)
-        assert "engine" not in tree(exporter.get_finished_spans()), "the cache had it"
+        await refusals_and_readers_who_leave(client, exporter)
 
 
-async def test_refusals_and_readers_who_leave_are_in_the_trace(monkeypatch):
-    async with traced_pair(monkeypatch) as (_, client, exporter):
-        with pytest.raises(RequestRejected):
-            await client.embed(SECRET * 1000, model=EMBEDDER)
-        refused = {span.name: span for span in exporter.get_finished_spans()}
-        assert refused["embeddings"].attributes["error.type"] == "context_length_exceeded"
-        assert refused["POST /embeddings"].attributes["http.response.status_code"] == 400
-        assert refused["POST /embeddings"].status.is_ok or not refused["POST /embeddings"].status.description
+async def calls(node, client, exporter):
+    answer = await client.generate(SECRET, model=WRITER, max_new_tokens=8)
+    spans = exporter.get_finished_spans()
+    assert tree(spans) == GENERATION
+    assert len({span.context.trace_id for span in spans}) == 1
+    engine = next(span for span in spans if span.name == "engine")
+    [pid] = [m.placements[0].engine.status.pid for m in node.registry.models if m.id == WRITER]
+    assert engine.attributes["process.pid"] == pid
+    assert engine.attributes["npu.device"] == "CPU"
+    called = next(span for span in spans if span.parent is None)
+    assert called.start_time < engine.start_time < engine.end_time < called.end_time
+    # The span lasts as long as the node told the client that the engine took.
+    assert (engine.end_time - engine.start_time) / 1e6 == pytest.approx(answer.timing.generate, abs=50)
 
-        exporter.clear()
-        async with client.stream(SECRET, model=WRITER, max_new_tokens=2000) as stream:
-            await anext(stream)
-        deadline = time.monotonic() + 30
-        while "POST /inference" not in (left := {span.name: span for span in exporter.get_finished_spans()}):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
-        abandoned = [span for span in exporter.get_finished_spans() if span.attributes.get("npu.abandoned")]
-        assert [span.name for span in abandoned] == [f"chat {WRITER}"]
-        assert left["decode"].end_time <= left["engine"].end_time
-        assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
+    exporter.clear()
+    pieces = [piece async for piece in client.stream(SECRET, model=WRITER, max_new_tokens=8)]
+    assert "".join(pieces) == answer.text
+    assert tree(exporter.get_finished_spans()) == GENERATION
+
+    exporter.clear()
+    await client.embed_many([SECRET, "another"], model=EMBEDDER)
+    expected = f"embeddings {EMBEDDER} at the node"
+    assert tree(exporter.get_finished_spans()) == {
+        f"embeddings {EMBEDDER}": None,
+        "POST /embeddings": f"embeddings {EMBEDDER}",
+        expected: "POST /embeddings",
+        **dict.fromkeys(("tokenize", "route", "queue", "engine"), expected),
+    }
+
+    exporter.clear()
+    await client.embed_many([SECRET, "another"], model=EMBEDDER)
+    assert "engine" not in tree(exporter.get_finished_spans()), "the cache had it"
+
+
+async def refusals_and_readers_who_leave(client, exporter):
+    with pytest.raises(RequestRejected):
+        await client.embed(SECRET * 1000, model=EMBEDDER)
+    refused = {span.name: span for span in exporter.get_finished_spans()}
+    assert refused["embeddings"].attributes["error.type"] == "context_length_exceeded"
+    assert refused["POST /embeddings"].attributes["http.response.status_code"] == 400
+    assert refused["POST /embeddings"].status.is_ok or not refused["POST /embeddings"].status.description
+
+    exporter.clear()
+    async with client.stream(SECRET, model=WRITER, max_new_tokens=2000) as stream:
+        await anext(stream)
+    deadline = time.monotonic() + 30
+    while "POST /inference" not in (left := {span.name: span for span in exporter.get_finished_spans()}):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    abandoned = [span for span in exporter.get_finished_spans() if span.attributes.get("npu.abandoned")]
+    assert [span.name for span in abandoned] == [f"chat {WRITER}"]
+    assert left["decode"].end_time <= left["engine"].end_time
+    assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
 
 
 async def test_two_processes_send_one_trace_to_a_collector():
