@@ -366,7 +366,7 @@ def leave_in_the_middle(sidecar, body):
 def test_no_log_holds_what_was_sent_or_generated(sidecar):
     """Last, since it kills the engine."""
     texts = []
-    body = {"job": "summary", "input": f"{CANARY} went home.", "max_new_tokens": 12}
+    body = {"job": "summary", "input": f"{CANARY} went home.", "max_new_tokens": 8}
     for path in ("generate", "extract-memory-candidates", "condense-notification"):
         sent = body if path == "generate" else {key: body[key] for key in ("input", "max_new_tokens")}
         texts.append(sidecar.request("POST", f"/v1/worker/{path}", sent)[1]["text"])
