@@ -49,11 +49,13 @@ def operations(fuzzed):
 
 def send(session, case, headers, known_model):
     """Send a case with a short deadline; half of them name a model that there is."""
-    case.headers = {**(case.headers or {}), **headers, "X-Request-Timeout-Ms": DEADLINE_MS}
+    case.headers = {**(case.headers or {}), "X-Request-Timeout-Ms": DEADLINE_MS}
     if known_model and isinstance(case.body, dict) and "model" in case.body:
         # Without keep_alive, which would unload the models over and over.
         body = {name: value for name, value in case.body.items() if name != "keep_alive"}
         case.body = body | {"model": MODELS.get(case.operation.path, "smollm2")}
+    # Not among the case's headers: schemathesis takes the key out of some of its negative cases.
+    session.auth = lambda request: request.headers.update(headers) or request
     return case.call(session=session, timeout=60)
 
 
