@@ -30,20 +30,24 @@ LARGE["required"] = list(LARGE["properties"])
 
 
 def chat(schema):
-    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
     return "/v1/chat/completions", {"response_format": form, "max_tokens": 16}
 
 
 def forced_tool(schema):
     tool = {
         "type": "function",
-        "function": {"name": "call", "parameters": {"type": "object", "properties": {"x": schema}}},
+        "function": {
+            "name": "call",
+            "parameters": {"type": "object", "properties": {"x": schema}},
+            "strict": True,
+        },
     }
     return "/v1/chat/completions", {"tools": [tool], "tool_choice": "required", "max_tokens": 16}
 
 
 def responses(schema):
-    form = {"type": "json_schema", "name": "form", "schema": schema}
+    form = {"type": "json_schema", "name": "form", "schema": schema, "strict": True}
     return "/v1/responses", {"text": {"format": form}, "max_output_tokens": 16}
 
 
@@ -87,7 +91,8 @@ async def test_hostile_schemas_are_refused_and_live_streams_go_on(node, http):
             assert reply.status == 200
         await asyncio.wait([both], timeout=0.05)
     refusals, answers = await both
-    assert {status for status, _ in refusals} == {400}
+    # 413: a body of more values than are parsed.
+    assert {status for status, _ in refusals} <= {400, 413}
     assert all("engine" not in json.dumps(body) for _, body in refusals)
     assert [status for status, _ in answers] == [200] * len(answers), answers
     assert all(count > 0 for count in await asyncio.gather(*streams))
