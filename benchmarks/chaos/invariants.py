@@ -73,7 +73,7 @@ class References:
         self.answers = {}
 
     def add_answer(self, prompt, text):
-        """A greedy answer depends on the batch in the last bits of its logits, so a prompt may have several."""
+        """A prompt may have several greedy answers: see `Load._answer`."""
         self.answers.setdefault(prompt, set()).add(text)
 
     def check_vectors(self, space, texts, vectors):
