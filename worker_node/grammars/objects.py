@@ -158,7 +158,8 @@ class _Keys:
             for chosen in combinations(range(count), size):
                 terms = [self._patterns[i][0] if i in chosen else without(self._patterns[i][1]) for i in range(count)]
                 yield both(terms), both_parts(self._patterns[i][2] for i in chosen)
-        others = self._schema.get("additionalProperties", not named and not count)
+        # Declared properties, if only that there are none, close an object: a tool without arguments gets none.
+        others = self._schema.get("additionalProperties", "properties" not in self._schema and not named and not count)
         # Beside declared properties, others are written only when there is a schema for them.
         if others not in (True, {}) or (not count and not named):
             yield both([without(wide) for _, wide, _ in self._patterns]), others

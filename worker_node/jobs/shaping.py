@@ -37,7 +37,11 @@ def title(text: str) -> str:
             kept = words[:MAX_TITLE_WORDS]
             while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
                 kept.pop()
-            if made := " ".join(kept).strip(" '’‘`.,;:-–—*_#~|"):
+            made = " ".join(kept)
+            # What is taken off an end may leave another mark there.
+            while (plain := _bare(made.strip(" '’‘`.,;:-–—*_#~|"))) != made:
+                made = plain
+            if made:
                 return made
     return ""
 

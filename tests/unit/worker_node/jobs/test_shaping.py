@@ -2,7 +2,7 @@ import re
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from worker_node.jobs import schemas
@@ -32,6 +32,8 @@ def test_a_title_is_one_plain_line(text, made):
     assert title(text) == made
 
 
+@example('"+ 1')
+@example("`- a")
 @given(MARKUP | st.text(max_size=200))
 def test_a_title_has_at_most_eight_words_and_neither_quotes_nor_marks_of_markdown(text):
     made = title(text)
