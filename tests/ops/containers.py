@@ -88,9 +88,15 @@ def run(*command, timeout=60, check=True, **options):
     return done
 
 
+def _mirror():
+    """The archive that this machine itself installs from."""
+    sites = run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
+    return next(site for site in sites if not site.rstrip("/").endswith("-security"))
+
+
 def image(distribution, supply=SUPPLIED):
     """The image of a distribution with what `supply` puts into it; its name. It is made once and kept."""
-    sources = f"deb http://deb.debian.org/debian {distribution.suite} main"
+    sources = f"deb {_mirror()} {distribution.suite} main"
 
     def bootstrap(part):
         run(
