@@ -310,3 +310,9 @@ def test_bounds_hold_where_a_schema_is_not_strict():
     large = {"enum": [f"value number {i}" for i in range(10_000)]}
     with pytest.raises(UnsupportedParameter, match="bound here"):
         compile_form({"answer": {"schema": large, "where": "s", "strict": False}})
+
+
+def test_an_object_that_declares_no_properties_has_none():
+    recogniser = Recogniser(compile_schema({"type": "object", "properties": {}}, "schema"))
+    assert recogniser.admits("{}")
+    assert not recogniser.admits('{"value": 1}')
