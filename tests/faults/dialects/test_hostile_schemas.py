@@ -81,7 +81,7 @@ async def stream(http, node, tokens):
 
 
 async def test_hostile_schemas_are_refused_and_live_streams_go_on(node, http):
-    before = node.engine_pids()
+    before = node.engine_pids()[MODEL]
     streams = [asyncio.create_task(stream(http, node, 30)) for _ in range(2)]
     refused = [post(http, node, *form(schema)) for schema in HOSTILE.values() for form in FORMS]
     admitted = [post(http, node, *form(schema)) for schema in (SMALL, LARGE) for form in (chat, ollama)]
@@ -96,4 +96,4 @@ async def test_hostile_schemas_are_refused_and_live_streams_go_on(node, http):
     assert all("engine" not in json.dumps(body) for _, body in refusals)
     assert [status for status, _ in answers] == [200] * len(answers), answers
     assert all(count > 0 for count in await asyncio.gather(*streams))
-    assert node.engine_pids() == before
+    assert node.engine_pids()[MODEL] == before
