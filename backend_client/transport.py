@@ -23,6 +23,7 @@ from backend_client.wire_errors import event_error, status_error
 
 _BINARY = "application/octet-stream"
 _EVENTS = "text/event-stream"
+_KNOWN_EVENTS = frozenset({"token", "done", "error"})
 # /health of a node with dozens of models is a few kB; an error body is less.
 _SMALL = 1024 * 1024
 _LARGE = 512 * 1024
@@ -137,7 +138,12 @@ class HttpTransport:
         raise problem
 
     def _stream_item(self, node: str, headers: Mapping[str, str], event: Event, call: WireCall) -> str | Done:
-        """A piece of text, or the end. Raises what an `error` event means, BadReply for any other event."""
+        """A piece of text, or the end; "" for an event of an unknown name, which a newer node may send.
+
+        Raises what an `error` event means, BadReply for a known event with other contents.
+        """
+        if event.name not in _KNOWN_EVENTS:
+            return ""
         data = wire.parse_json(node, event.data)
         text = data.get("text") if isinstance(data, dict) else None
         if event.name == "token" and isinstance(text, str):
@@ -146,7 +152,7 @@ class HttpTransport:
             return wire.done(node, headers, data)
         if event.name == "error":
             raise event_error(node, data, (*call.texts, self._key), call.model)
-        raise BadReply("an unknown event came in the stream", node=node)
+        raise BadReply("a token event in the stream has no text", node=node)
 
     def _status_error(
         self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall

@@ -24,6 +24,18 @@ def vectors_in(space, texts):
     return vectors_for([f"{space}: {text}" for text in texts])
 
 
+def done_event():
+    """The end of an answer."""
+    return {
+        "model": WRITER,
+        "device": "CPU",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 7, "completion_tokens": len(ANSWER)},
+        "timing_ms": {"queue": 0.1, "tokenize": 0.2, "first_token": 1.0, "generate": 2.0, "total": 3.0},
+        "npu_busy_delta_us": None,
+    }
+
+
 class ScriptedNode:
     """Set `respond` to an async function of the request that returns a response, or None for the usual answer.
 
@@ -119,14 +131,7 @@ class ScriptedNode:
         body, scripted = await self._take(request)
         if scripted is not None:
             return scripted
-        done = {
-            "model": WRITER,
-            "device": "CPU",
-            "finish_reason": "stop",
-            "usage": {"prompt_tokens": 7, "completion_tokens": len(ANSWER)},
-            "timing_ms": {"queue": 0.1, "tokenize": 0.2, "first_token": 1.0, "generate": 2.0, "total": 3.0},
-            "npu_busy_delta_us": None,
-        }
+        done = done_event()
         if not body.get("stream"):
             return web.json_response({"text": "".join(ANSWER), **done}, headers=self._route(request, WRITER))
         response = web.StreamResponse(

@@ -16,7 +16,7 @@ from backend_client import (
     RequestRejected,
     StreamInterrupted,
 )
-from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, error_response, sse, vectors_for
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, done_event, error_response, sse, vectors_for
 
 
 @pytest.fixture
@@ -141,6 +141,33 @@ async def test_an_error_event_in_a_stream_is_typed(scripted, client):
         [piece async for piece in client.stream("prompt")]
     assert caught.value.partial_text == "Par"
     assert caught.value.attempts[-1].code == "engine_unavailable"
+
+
+async def test_unknown_events_of_a_newer_node_are_ignored(scripted, client):
+    async def newer(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"event: progress\ndata: 12%\n\ndata: {}\n\n" + sse("reasoning", {"text": "Hm."}))
+        await response.write(sse("token", {"text": "Par", "probability": 1}) + sse("device", ["NPU"]))
+        await response.write(sse("token", {"text": "is"}) + sse("done", done_event()))
+        return response
+
+    scripted.respond = newer
+    stream = client.stream("prompt")
+    assert [piece async for piece in stream] == ["Par", "is"]
+    assert stream.result.finish_reason == "stop"
+
+
+async def test_a_stream_of_unknown_events_alone_is_no_answer(scripted, client):
+    async def other(request):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: [DONE]\n\n" * 3)
+        return response
+
+    scripted.respond = other
+    with pytest.raises(NPUUnavailableError, match="the stream ended before the answer did"):
+        await client.generate("prompt", timeout=1)
 
 
 @pytest.mark.parametrize(
