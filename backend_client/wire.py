@@ -125,6 +125,8 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
     vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(body))
     if not _finite(vectors, body):
         raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
+    if _any_zero(vectors, body):
+        raise BadReply("a vector is all zeros, which has no direction: the device answers garbage", node=node)
     return EmbedReply(vectors, space, route_info(headers))
 
 
@@ -134,6 +136,16 @@ def _finite(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
     # is, numpy is begun: for one text that would be the dearest part of a call.
     exponents = body[3::4]
     return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
+
+
+def _any_zero(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
+    """Whether a row is all zeros, of either sign; `body` holds the bytes of the rows."""
+    width = 4 * vectors.shape[1]
+    # As above: numpy is asked only for a row that begins with zeros, which the bytes of 0.0 and -0.0 tell.
+    return any(
+        not body[start : start + 8].strip(b"\x00\x80") and not vectors[start // width].any()
+        for start in range(0, len(body), width)
+    )
 
 
 class _Part(BaseModel):

@@ -127,6 +127,8 @@ class CloudBackend:
         whole = vectors.ndim == 2 and vectors.shape[1] > 0 and [row.index for row in rows] == [*range(len(job.texts))]
         if not whole or not np.isfinite(vectors).all():
             raise NotAnAnswer("not one vector of numbers for each text")
+        if not vectors.any(axis=1).all():
+            raise NotAnAnswer("a vector is all zeros, which has no direction")
         if job.dimensions is not None and vectors.shape[1] != job.dimensions:
             raise NotAnAnswer(f"vectors of {vectors.shape[1]} dimensions, their space has {job.dimensions}")
         return vectors, usage

@@ -342,14 +342,21 @@ async def test_closing_ends_calls_that_wait_for_the_cloud_at_once(cloud, kind):
         await asyncio.wait_for(call, 5)
 
 
-@pytest.mark.parametrize("row", [{"index": 0, "embedding": []}, {"index": 5, "embedding": [1, 2]}])
-async def test_vectors_of_the_cloud_that_are_empty_or_of_another_text_are_malformed(cloud, row):
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"index": 0, "embedding": []}, "not one vector"),
+        ({"index": 5, "embedding": [1, 2]}, "not one vector"),
+        ({"index": 0, "embedding": [0, 0]}, "all zeros"),
+    ],
+)
+async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_malformed(cloud, row, problem):
     async def respond(_):
         return web.json_response({"object": "list", "model": "m", "data": [row]})
 
     cloud.respond = respond
     async with CloudClient(settings(cloud)) as direct:
-        with pytest.raises(CloudUnavailable, match="not one vector"):
+        with pytest.raises(CloudUnavailable, match=problem):
             await direct.embed("text")
 
 

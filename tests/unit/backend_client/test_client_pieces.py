@@ -125,7 +125,10 @@ def headers(shape):
 
 
 @given(
-    st.lists(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3), max_size=5)
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3).filter(any),
+        max_size=5,
+    )
 )
 def test_vectors_arrive_as_they_were_sent(rows):
     vectors = np.array(rows, "<f4").reshape(len(rows), 3)
@@ -146,6 +149,8 @@ def test_vectors_arrive_as_they_were_sent(rows):
         ("1,2", np.float32([1, np.inf]).tobytes()),
         ("99999999999999999999,1", b""),
         ("1,0", b""),
+        ("1,3", np.float32([0, 0, 0]).tobytes()),
+        ("1,3", np.float32([-0.0, 0, -0.0]).tobytes()),
     ],
 )
 def test_vectors_that_are_none_are_refused(shape, body):
@@ -156,8 +161,22 @@ def test_vectors_that_are_none_are_refused(shape, body):
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_no_vector_with_a_number_that_is_none_comes_through(numbers):
     vector = np.array(numbers, "<f4")
-    reads = embed_reply if np.isfinite(vector).all() else refused
+    reads = embed_reply if np.isfinite(vector).all() and vector.any() else refused
     reads("n", headers(f"1,{len(vector)}"), vector.tobytes(), 1)
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_one_vector_of_zeros_among_others_is_refused(row):
+    vectors = np.ones((3, 5), "<f4")
+    vectors[row] = 0
+    with pytest.raises(BadReply, match="all zeros"):
+        embed_reply("n", headers("3,5"), vectors.tobytes(), 3)
+
+
+@pytest.mark.parametrize("only", [[0, 0, 0, 1e-45], [0, 0, -1, 0], [-0.0, 1.1754944e-38, 0, 0]])
+def test_a_vector_with_one_number_beside_zeros_is_one(only):
+    vector = np.float32(only)
+    np.testing.assert_array_equal(embed_reply("n", headers("1,4"), vector.tobytes(), 1).vectors[0], vector)
 
 
 @pytest.mark.parametrize("bits", [0x7F7FFFFF, 0xFF7FFFFF, 0x7F000000, 0x00000001])
