@@ -181,7 +181,11 @@ def _source(scheme: str, url: URL) -> Source:
 
 
 class Follower:
-    """Keeps the members of a fleet those that the sources name. A source that cannot tell keeps those it named last."""
+    """Keeps the members of a fleet those that the sources name.
+
+    A source that fails or names no node keeps those that it named last. A node is removed when its source leaves it out
+    twice in a row: a file that is being written, or a resolver that gives a part of the addresses, removes none.
+    """
 
     def __init__(
         self,
@@ -194,7 +198,8 @@ class Follower:
     ) -> None:
         self._sources = sources
         self._fixed = frozenset(fixed)
-        self._found: dict[int, list[str]] = {}
+        self._found: dict[int, set[str]] = {}
+        self._left_out: dict[int, set[str]] = {}
         self._problems: dict[int, str] = {}
         self._members = set(self._fixed)
         self._add = add
@@ -216,8 +221,8 @@ class Follower:
     async def _look_at(self, index: int, source: Source) -> None:
         try:
             async with asyncio.timeout(self._limit):
-                self._found[index] = [node_url(url) for url in await source.find()]
-            self._problems.pop(index, None)
+                found = {node_url(url) for url in await source.find()}
+            self._answered(index, source, found)
         except TimeoutError:
             self._failed(index, f"{source} did not answer within {self._limit:g} s")
         except (OSError, ValueError) as error:
@@ -226,6 +231,16 @@ class Follower:
         self._add(sorted(wanted - self._members))
         self._remove(sorted(self._members - wanted))
         self._members = set(wanted)
+
+    def _answered(self, index: int, source: Source, found: set[str]) -> None:
+        known = self._found.get(index, set())
+        if known and not found:
+            self._failed(index, f"{source} names no node")
+            return
+        missing = known - found
+        self._found[index] = found | (missing - self._left_out.get(index, set()))
+        self._left_out[index] = missing
+        self._problems.pop(index, None)
 
     def _failed(self, index: int, why: str) -> None:
         if self._problems.get(index) != why:

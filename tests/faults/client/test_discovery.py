@@ -172,28 +172,57 @@ async def test_srv_records_name_hosts_and_ports():
         transport.close()
 
 
-async def test_a_source_that_cannot_tell_keeps_what_it_told_and_fixed_nodes_stay():
-    told = [["http://b:1"], OSError("down"), ["http://c:1", "http://a:1"], ["not a url"]]
+@pytest.mark.parametrize(
+    ("answers", "members"),
+    [
+        pytest.param([["b"], OSError("down"), ["b"]], ["ab", "ab", "ab"], id="failed"),
+        pytest.param([["b", "c"], [], [], ["b", "c"]], ["abc", "abc", "abc", "abc"], id="empty"),
+        pytest.param([["b", "c"], ["b"], ["b", "c"], ["c"], ["b", "c"]], ["abc"] * 5, id="part"),
+        pytest.param([["b", "c"], ["b"], ["b"]], ["abc", "abc", "ab"], id="removed"),
+        pytest.param([["b"], ["c"], ["c"]], ["ab", "abc", "ac"], id="replaced"),
+        pytest.param(
+            [["b"], [" not a url"], ["c"], OSError("down"), ["c"]], ["ab", "ab", "abc", "abc", "ac"], id="garbage"
+        ),
+        pytest.param([["b"], ["c"], [], ["c"]], ["ab", "abc", "abc", "ac"], id="empty between"),
+    ],
+)
+async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_nodes_stay(answers, members):
+    answers = list(answers)
 
     class Source:
         async def find(self):
-            answer = told.pop(0)
+            answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            return [name if " " in name else f"http://{name}:1" for name in answer]
 
-    members = {"http://a:1"}
-    follower = Follower([Source()], ["http://a:1"], add=members.update, remove=members.difference_update)
+    fleet = {"http://a:1"}
+    follower = Follower([Source()], ["http://a:1"], add=fleet.update, remove=fleet.difference_update)
     seen = []
-    while told:
+    while answers:
         await follower.look()
-        seen.append(sorted(members))
-    assert seen == [
-        ["http://a:1", "http://b:1"],
-        ["http://a:1", "http://b:1"],
-        ["http://a:1", "http://c:1"],
-        ["http://a:1", "http://c:1"],
-    ]
+        seen.append("".join(sorted(url[7] for url in fleet)))
+    assert seen == members
+
+
+async def test_a_file_that_is_emptied_or_half_written_keeps_its_nodes_in_service(pair, tmp_path, caplog):
+    listed = tmp_path / "nodes"
+    whole = f"{pair[0].url}\n{pair[1].url}\n"
+    listed.write_text(whole)
+    source = FileNodes(listed)
+    members = set()
+    follower = Follower([source], [], add=members.update, remove=members.difference_update)
+    await follower.look()
+    for size in (0, 10, len(pair[0].url) + 1, len(whole) - 3):
+        listed.write_text(whole[:size])
+        await follower.look()
+        assert {pair[0].url, pair[1].url} <= members, size
+        listed.write_text(whole)
+        await follower.look()
+    await follower.look()
+    assert members == {pair[0].url, pair[1].url}
+    assert f"the nodes stay as they are: {source} names no node" in caplog.text
+    await source.close()
 
 
 def test_what_is_no_node_is_refused():
