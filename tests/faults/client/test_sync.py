@@ -45,6 +45,33 @@ def test_a_stream_can_be_left(url):
         assert client.embed("text")
 
 
+def test_threads_share_a_stream(url):
+    with sync.NPUClient([url]) as client, ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            stream = client.stream("prompt")
+            parts = list(threads.map(list, [stream] * 4))
+            assert sorted(itertools.chain(*parts)) == sorted(ANSWER)
+            assert stream.result.text == "".join(ANSWER)
+
+
+def test_another_thread_may_close_a_stream_that_waits_for_its_next_piece():
+    node = ScriptedNode()
+    arrived = threading.Event()
+
+    async def never(_request):
+        arrived.set()
+        await asyncio.get_running_loop().create_future()
+
+    node.respond = never
+    with served_in_thread(node) as url, sync.NPUClient([url]) as client, ThreadPoolExecutor(1) as threads:
+        stream = client.stream("prompt")
+        reading = threads.submit(list, stream)
+        assert arrived.wait(30)
+        stream.close()
+        assert reading.result(timeout=30) == []
+        assert stream.result is None
+
+
 def test_texts_are_embedded_as_they_come(url):
     texts = [f"text {index}" for index in range(300)]
     with sync.NPUClient([url]) as client:
