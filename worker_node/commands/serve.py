@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,19 +51,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_settings(args: argparse.Namespace) -> NodeSettings:
-    """Return the settings from flags, environment and file. Raises ConfigurationError, each problem on its line."""
-    from worker_node.settings import NodeSettings
+    """Return the settings from flags, environment and file. Raises InvalidSettings with every problem."""
+    from worker_node.settings import SettingsSource
 
-    with _explained(f"the settings in {args.config or 'the environment'}"):
-        return NodeSettings.load(args.config, **_flags(args, "host", "port", "model_store"))
+    return SettingsSource(args.config, _flags(args, "host", "port", "model_store")).read()
 
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
     """Return the settings of the bounded profile from flags and environment; errors as `load_settings`."""
     from worker_node.bounded.settings import BoundedSettings
+    from worker_node.settings import InvalidSettings
+    from worker_node.settings.variables import check_variables
 
     if getattr(args, "config", None) or getattr(args, "model_store", None):
         raise ConfigurationError("the bounded profile takes neither --config nor --model-store; it has OV_GENAI_NPU_*")
+    if problems := check_variables(os.environ):
+        raise InvalidSettings(problems)
     with _explained("the settings in the environment"):
         settings = BoundedSettings(**_flags(args, "host", "port"))
         settings.node_settings()  # NPU_NODE_* counts too, and is to be told in the same way where it is wrong

@@ -1,7 +1,7 @@
 """The scheduler in deterministic simulation: the real runners and admission control, a virtual clock, scripted devices.
 
 `make test` runs 40 random scenarios, --long 120, and
-`NPU_NODE_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` more than both.
+`SIMULATED_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` more than both.
 """
 
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld, TextWorld
 
-SCENARIOS = os.environ.get("NPU_NODE_SCENARIOS")
+SCENARIOS = os.environ.get("SIMULATED_SCENARIOS")
 BATCH_TOKENS = 512
 
 

@@ -1,130 +1,20 @@
-"""Every setting of a node: defaults, then a TOML file, then `NPU_NODE_*` in the environment, then flags."""
+"""The settings of the node itself: the top level of the file, `NPU_NODE_*` in the environment."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from worker_node.domain import Device
 from worker_node.models.catalog import normalise_name
 from worker_node.models.store import default_store_root
+from worker_node.settings.hosts import is_host_name, is_loopback, is_origin
+from worker_node.settings.model import ModelSettings
 
-# Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
-NAMED_PROPERTIES = frozenset(
-    {
-        "CACHE_DIR",
-        "GENERATE_HINT",
-        "MAX_PROMPT_LEN",
-        "MIN_RESPONSE_LEN",
-        "NPUW_DEVICES",
-        "NPUW_LLM_PREFILL_CHUNK_SIZE",
-        "PREFILL_HINT",
-    }
-)
-_HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
-
-
-class PlacementSettings(BaseModel):
-    """One device for a model, with the properties that only this device takes.
-
-    `load` None is eager for a model's first placement and lazy (loaded when first needed) for the others.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    device: Device
-    load: Literal["eager", "lazy"] | None = None
-    plugin_config: dict[str, Any] = {}
-
-    @model_validator(mode="after")
-    def _nothing_behind_our_back(self) -> PlacementSettings:
-        taken = sorted(NAMED_PROPERTIES & self.plugin_config.keys()) if self.device is Device.NPU else []
-        if taken:
-            raise ValueError(f"plugin_config may not hold {', '.join(taken)}: the node has settings for these")
-        return self
-
-
-class ModelSettings(BaseModel):
-    """A model to serve; None is the engine's default. Lengths are in tokens.
-
-    `placements` None stands for the devices that there are, NPU before GPU before CPU. What the engine of a device
-    cannot use is reported at start-up; what no engine for this kind of model can use is refused. `aliases` are further
-    names for it in requests, for tools that cannot be told to ask for another model.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = ()
-    placements: Annotated[tuple[PlacementSettings, ...], Field(min_length=1)] | None = None
-    max_outstanding: int | None = Field(default=None, gt=0)
-    idle_unload_s: float | None = Field(default=None, gt=0)
-    compile_cache: Path | None = None
-    # embedding
-    precision: str | None = None
-    streams: int | None = Field(default=None, ge=0, le=64)
-    max_batch_tokens: int | None = Field(default=None, gt=0)
-    # embedding on the NPU: static shapes
-    npu_buckets: Annotated[tuple[Annotated[int, Field(ge=8)], ...], Field(min_length=1)] | None = None
-    npu_batch_size: int | None = Field(default=None, ge=1, le=64)
-    # generation
-    max_tokens_limit: int | None = Field(default=None, gt=0)
-    best_of_limit: int | None = Field(default=None, ge=1)
-    # generation, continuous batching
-    kv_cache_precision: Literal["u8", "i8", "f16", "bf16", "f32"] | None = None
-    max_num_batched_tokens: int | None = Field(default=None, gt=0)
-    max_num_seqs: int | None = Field(default=None, gt=0)
-    cache_size_gb: int | None = Field(default=None, ge=0)
-    dynamic_split_fuse: bool | None = None
-    enable_prefix_caching: bool | None = None
-    # generation on the NPU: static shapes
-    max_prompt_len: int | None = Field(default=None, gt=0)
-    min_response_len: int | None = Field(default=None, gt=0)
-    prefill_hint: Literal["DYNAMIC", "STATIC"] | None = None
-    generate_hint: Literal["FAST_COMPILE", "BEST_PERF"] | None = None
-    prefill_chunk_size: int | None = Field(default=None, ge=16)
-
-    @field_validator("npu_buckets")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        return None if value is None else tuple(sorted(set(value)))
-
-    @field_validator("prefill_chunk_size")
-    @classmethod
-    def _power_of_two(cls, value: int | None) -> int | None:
-        if value is not None and value & (value - 1):
-            raise ValueError("the NPU takes only powers of two")
-        return value
-
-    @field_validator("placements")
-    @classmethod
-    def _devices_once(cls, value: tuple[PlacementSettings, ...] | None) -> tuple[PlacementSettings, ...] | None:
-        devices = [place.device for place in value or ()]
-        if len(set(devices)) != len(devices):
-            raise ValueError("a device is named twice")
-        return value
-
-    @field_validator("placements", mode="before")
-    @classmethod
-    def _devices_by_name(cls, value: Any) -> Any:
-        """`placements = ["NPU", "CPU"]` is short for tables that only name the device."""
-        if isinstance(value, list | tuple):
-            return tuple({"device": item} if isinstance(item, str) else item for item in value)
-        return value
 
 
 def default_compile_cache() -> Path:
@@ -155,7 +45,6 @@ class NodeSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="NPU_NODE_",
-        env_nested_delimiter="__",
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
@@ -205,7 +94,7 @@ class NodeSettings(BaseSettings):
     @classmethod
     def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if _HOST_NAME.fullmatch(name) is None:
+            if not is_host_name(name):
                 raise ValueError(
                     f"{name!r} is no host name: write npu.example, *.example for all below it, or * for all"
                 )
@@ -215,7 +104,7 @@ class NodeSettings(BaseSettings):
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
-            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            if origin != "*" and not is_origin(origin):
                 raise ValueError(
                     f"{origin!r} is no origin: write https://app.example (scheme, host, port) or * for all"
                 )
@@ -262,41 +151,7 @@ class NodeSettings(BaseSettings):
             )
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  (pydantic-settings calls by position)
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags before environment before file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
-
-    @classmethod
-    def load(cls, config: Path | None = None, **flags: Any) -> NodeSettings:
-        """Read the settings, with `config` as the TOML file. Raises pydantic.ValidationError, OSError."""
-
-        class FromFile(cls):  # type: ignore[valid-type, misc]
-            model_config = SettingsConfigDict(toml_file=config)
-
-        if config is not None and not config.is_file():
-            raise FileNotFoundError(f"configuration file {config} does not exist")
-        settings: NodeSettings = FromFile(**flags)
-        return settings
-
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
     """Why a file cannot be read; never a part of what is in it."""
     return error.strerror or "it cannot be opened" if isinstance(error, OSError) else "it is not UTF-8"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket that is bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
