@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backend_client.client import NPUClient
+from backend_client._api.inference_client import InferenceClient
+from backend_client._api.npu_client import NPUClient
+from backend_client._api.status import NodeStatus
+from backend_client._api.token_stream import TokenStream
+from backend_client._cloud.ledger import Ledger, Tally
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
     BadReply,
+    BatchFailure,
     ClientClosed,
     CloudError,
     CloudRejected,
@@ -47,12 +52,9 @@ from backend_client.errors import (
     StreamInterrupted,
     VectorSpaceMismatch,
 )
-from backend_client.fallback import InferenceClient
-from backend_client.ledger import Ledger, Tally
 from backend_client.options import ClientOptions
 from backend_client.results import (
     Attempt,
-    BatchFailure,
     EmbedManyResult,
     EmbedOptions,
     EmbedResult,
@@ -62,11 +64,9 @@ from backend_client.results import (
     Usage,
 )
 from backend_client.settings import ClientSettings, CloudSettings
-from backend_client.status import NodeStatus
-from backend_client.stream import TokenStream
 
 if TYPE_CHECKING:
-    from backend_client.cloud.client import CloudClient
+    from backend_client.cloud import CloudClient
 
 __all__ = [
     "Attempt",
@@ -124,9 +124,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The OpenAI SDK takes longer to import than all the rest; who does not use the cloud does not pay for it.
+    # Imported lazily: slow, and only the cloud needs it.
     if name == "CloudClient":
-        from backend_client.cloud.client import CloudClient  # noqa: PLC0415
+        from backend_client.cloud import CloudClient  # noqa: PLC0415
 
         return CloudClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,14 +40,15 @@ and models, so they belong in the log of the service, not in its replies. Every 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from backend_client.results import Attempt
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from backend_client.results import Attempt, BatchFailure
 
 
 class NPUError(Exception):
@@ -172,6 +173,15 @@ class StreamInterrupted(NPUError):
         self.partial_text = partial_text
 
 
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """Texts `start` to `stop` (exclusive) were not embedded."""
+
+    start: int
+    stop: int
+    error: NPUError
+
+
 class EmbedManyFailed(NPUError):
     """Some batches could not be embedded.
 
@@ -236,7 +246,7 @@ class SpendCapReached(CloudError):
     """The request might cost more than the spend cap leaves; nothing was sent."""
 
 
-class Harm(Enum):
+class FailureKind(Enum):
     """What a failed attempt says of the node's health."""
 
     NONE = auto()
@@ -252,7 +262,7 @@ class NodeError(NPUError):
     request elsewhere cannot multiply load.
     """
 
-    harm: ClassVar[Harm] = Harm.NONE
+    failure: ClassVar[FailureKind] = FailureKind.NONE
     sent: ClassVar[bool] = True
     misrouted: ClassVar[bool] = False
 
@@ -276,14 +286,14 @@ class NodeError(NPUError):
 class NodeUnreachable(NodeError):
     """No connection could be made, so the request was never sent."""
 
-    harm = Harm.CONNECTION
+    failure = FailureKind.CONNECTION
     sent = False
 
 
 class ConnectionLost(NodeError):
     """The connection broke between the request and the end of the answer."""
 
-    harm = Harm.CONNECTION
+    failure = FailureKind.CONNECTION
 
 
 class BadReply(NodeError):
@@ -292,13 +302,13 @@ class BadReply(NodeError):
     The connection worked, so one of them says no more about the node than a 500 does.
     """
 
-    harm = Harm.SERVER
+    failure = FailureKind.SERVER
 
 
 class NodeFailed(NodeError):
     """The node answered 5xx."""
 
-    harm = Harm.SERVER
+    failure = FailureKind.SERVER
 
 
 class AttemptTimeout(NodeError):

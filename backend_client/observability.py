@@ -36,18 +36,18 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from backend_client.calls import Calls
-from backend_client.client import NPUClient
+from backend_client._api.base_client import BaseClient
+from backend_client._api.inference_client import InferenceClient
+from backend_client._api.npu_client import NPUClient
+from backend_client._api.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
+from backend_client._api.state_metrics import StateCollector
+from backend_client._protocol.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
+from backend_client._resilience.deadline import Deadline
 from backend_client.errors import NPUError
-from backend_client.fallback import InferenceClient
-from backend_client.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
-from backend_client.resilience.deadline import Deadline
 from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Source, Usage
-from backend_client.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
-from backend_client.state_metrics import StateCollector
 from backend_client.sync import Blocking
 
-C = TypeVar("C", bound=Calls | Blocking[Any])
+C = TypeVar("C", bound=BaseClient | Blocking[Any])
 
 # Only this: the application's baggage is nobody's business but its own.
 _PROPAGATOR = TraceContextTextMapPropagator()

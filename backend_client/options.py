@@ -50,17 +50,17 @@ class ProbeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOptions:
-    """When a node is left alone, and for how long.
+    """When a node is ejected, and for how long.
 
     Fleets have 1 to 5 nodes, so statistics never have the samples; consecutive failures do. `connection_failures` 2:
     one may be a packet, two are a node. `server_failures` 5 (Envoy's number): a 500 may belong to the request.
     Quarantine is `base`·2ⁿ up to `longest` (elastic-transport's numbers) ± `jitter`; `forget` seconds of good service
-    set n back to 0, so that a node which flaps is left alone for longer each time. `recovery` is what remains of a
+    set n back to 0, so that a node which flaps is ejected for longer each time. `recovery` is what remains of a
     quarantine once a probe passes again after failing: the promise is 5 s. `slow_start`: how long a node that returns
     takes to get a full share.
 
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
-    sign of life in between; see `backend_client.fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
+    sign of life in between; see `backend_client._fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
     slow tail of a healthy engine is within three times its mean; `silence_least` is a pause of the event loop or of the
     network; `silence_unknown` holds until an answer has been timed; `silence_last`: the last node of a model is ejected
     only after so many seconds of silence in all, so that callers who allow less time than a model now takes do not make

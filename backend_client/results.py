@@ -1,4 +1,4 @@
-"""What calls return: plain frozen data. Texts and vectors are kept out of every repr."""
+"""What calls take and return: plain frozen data. Texts and vectors are kept out of every repr."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-
-from backend_client.errors import NPUError
 
 Source = Literal["npu", "cloud"]
 Priority = Literal["interactive", "batch"]
@@ -121,15 +119,6 @@ class EmbedManyResult:
     usage: Usage
     served: dict[str, int]
     attempts: tuple[Attempt, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFailure:
-    """Texts `start` to `stop` (exclusive) were not embedded."""
-
-    start: int
-    stop: int
-    error: NPUError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from backend_client.discovery import parse_nodes
+from backend_client._protocol.node_addresses import parse_nodes
 from backend_client.errors import ConfigurationError
 from backend_client.options import ClientOptions, HedgeOptions, Timeouts
 
@@ -93,7 +93,7 @@ class CloudSettings(BaseModel):
 
 
 class ClientSettings(BaseSettings):
-    """The client. `nodes` are URLs, or where to find them (see `backend_client.discovery`). `spaces` binds models to
+    """The client. `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`). `spaces` binds models to
     vector spaces from the start, for services that keep vectors.
 
     A single entry of `spaces` is also the default embedding model.

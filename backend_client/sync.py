@@ -19,13 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import SecretStr
 
-from backend_client import client, fallback
-from backend_client.arguments import text_list
-from backend_client.batching import Progress
-from backend_client.calls import Calls
+from backend_client._api import inference_client, npu_client
+from backend_client._api.arguments import text_list
+from backend_client._api.base_client import BaseClient
+from backend_client._api.batching import Progress
+from backend_client._api.loop_thread import LoopThread
+from backend_client._api.status import ClientStatus, NodeStatus
+from backend_client._api.token_stream import TokenStream
+from backend_client._cloud.ledger import Ledger
 from backend_client.errors import ClientClosed
-from backend_client.ledger import Ledger
-from backend_client.loop_thread import LoopThread
 from backend_client.options import ClientOptions
 from backend_client.results import (
     EmbedBatch,
@@ -36,10 +38,8 @@ from backend_client.results import (
     GenerateResult,
 )
 from backend_client.settings import ClientSettings
-from backend_client.status import ClientStatus, NodeStatus
-from backend_client.stream import TokenStream
 
-C = TypeVar("C", bound=Calls)
+C = TypeVar("C", bound=BaseClient)
 
 __all__ = ["BlockingStream", "InferenceClient", "NPUClient"]
 
@@ -84,7 +84,7 @@ class BlockingStream:
 
 
 class Blocking(Generic[C]):
-    """The methods of `Calls`, waited for. Its client lives in the event loop of a thread of its own."""
+    """The methods of `BaseClient`, waited for. Its client lives in the event loop of a thread of its own."""
 
     def __init__(self, inner: C) -> None:
         self._client = inner
@@ -96,27 +96,27 @@ class Blocking(Generic[C]):
         return self._client
 
     def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
-        """See `Calls.embed`."""
+        """See `BaseClient.embed`."""
         return self._thread.run(self._client.embed(text, **options))
 
     def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
-        """See `Calls.embed_result`."""
+        """See `BaseClient.embed_result`."""
         return self._thread.run(self._client.embed_result(text, **options))
 
     def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:
-        """See `Calls.embed_many`. `texts` is read in this thread, `progress` is called in the client's."""
+        """See `BaseClient.embed_many`. `texts` is read in this thread, `progress` is called in the client's."""
         return self._thread.run(self._client.embed_many(text_list(texts), progress=progress, **options))
 
     def embed_many_result(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> EmbedManyResult:
-        """See `Calls.embed_many_result`. `texts` is read in this thread, `progress` is called in the client's."""
+        """See `BaseClient.embed_many_result`. `texts` is read in this thread, `progress` is called in the client's."""
         return self._thread.run(self._client.embed_many_result(text_list(texts), progress=progress, **options))
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
-        """See `Calls.embed_stream`. `texts` is read in the client's thread."""
+        """See `BaseClient.embed_stream`. `texts` is read in the client's thread."""
         batches = self._client.embed_stream(texts, **options)
 
         async def following() -> EmbedBatch | None:
@@ -133,15 +133,15 @@ class Blocking(Generic[C]):
                 self._thread.run(stop())
 
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
-        """See `Calls.generate`."""
+        """See `BaseClient.generate`."""
         return self._thread.run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream:
-        """See `Calls.stream`."""
+        """See `BaseClient.stream`."""
         return BlockingStream(self._thread, self._client.stream(prompt, **options))
 
     def close(self) -> None:
-        """Give back connections, and end the thread."""
+        """Release connections and end the thread."""
         self._thread.close()
 
     def __enter__(self) -> Self:
@@ -156,7 +156,7 @@ class Blocking(Generic[C]):
         return f"sync.{self._client!r}"
 
 
-class NPUClient(Blocking[client.NPUClient]):
+class NPUClient(Blocking[npu_client.NPUClient]):
     """The blocking `backend_client.NPUClient`."""
 
     def __init__(
@@ -167,7 +167,7 @@ class NPUClient(Blocking[client.NPUClient]):
         spaces: Mapping[str, str] | None = None,
         options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(client.NPUClient(nodes, api_key=api_key, spaces=spaces, options=options))
+        super().__init__(npu_client.NPUClient(nodes, api_key=api_key, spaces=spaces, options=options))
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None) -> Self:
@@ -184,13 +184,13 @@ class NPUClient(Blocking[client.NPUClient]):
         return self._client.healthz()
 
 
-class InferenceClient(Blocking[fallback.InferenceClient]):
+class InferenceClient(Blocking[inference_client.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None) -> Self:
         """The client that the settings describe."""
-        return cls(fallback.InferenceClient.from_settings(settings))
+        return cls(inference_client.InferenceClient.from_settings(settings))
 
     def healthz(self) -> ClientStatus:
         """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.dashboard import server
+from backend_client._cli.dashboard import server
 from worker_node.api.dashboard import page
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "backend_client" / "dashboard" / "page.html"
+PAGE = ROOT / "backend_client" / "_cli" / "dashboard" / "page.html"
 
 
 class Inspector(HTMLParser):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient, NPUUnavailableError
-from backend_client.cloud.backend import _TEMPLATE_TOKENS
+from backend_client._cloud.backend import _TEMPLATE_TOKENS
 
 pytestmark = pytest.mark.real
 

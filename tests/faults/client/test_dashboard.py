@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from backend_client.client import NPUClient
-from backend_client.dashboard.connections import MAX_CONNECTIONS, BoundedConnection
-from backend_client.dashboard.fleet import FleetWatch, StateUnavailable
-from backend_client.dashboard.server import StateReader, served
+from backend_client._api.npu_client import NPUClient
+from backend_client._cli.dashboard.connections import MAX_CONNECTIONS, BoundedConnection
+from backend_client._cli.dashboard.fleet import FleetWatch, StateUnavailable
+from backend_client._cli.dashboard.server import StateReader, served
 from backend_client.errors import ConfigurationError
 from tests.faults.scripted_node import ScriptedNode
 

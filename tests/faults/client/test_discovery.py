@@ -10,8 +10,9 @@ import dns.rrset
 import pytest
 
 from backend_client import ClientOptions, ConfigurationError, NPUClient, NPUUnavailableError
-from backend_client.addresses import RememberingResolver
-from backend_client.discovery import DnsNodes, FileNodes, Follower, SrvNodes, parse_nodes
+from backend_client._fleet.discovery import DnsNodes, FileNodes, Follower, SrvNodes, source_of
+from backend_client._protocol.node_addresses import parse_nodes
+from backend_client._resilience.resolver import RememberingResolver
 from tests.faults.scripted_node import WRITER
 
 QUICK = ClientOptions(discovery_interval=0.02)
@@ -228,7 +229,7 @@ async def test_a_file_that_is_emptied_or_half_written_keeps_its_nodes_in_service
 def test_what_is_no_node_is_refused():
     nodes, sources = parse_nodes(["http://a:1/", "http://a:1", "dns://b:2", "srv://_x._tcp.c", "file:///d"])
     assert nodes == ["http://a:1"]
-    assert [type(source) for source in sources] == [DnsNodes, SrvNodes, FileNodes]
+    assert [type(source_of(source)) for source in sources] == [DnsNodes, SrvNodes, FileNodes]
     for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:8081"):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient([wrong])

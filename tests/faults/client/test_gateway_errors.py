@@ -28,19 +28,20 @@ async def test_a_nodes_own_504_ends_the_call(pair):
     for node in pair:
         node.respond = respond
     async with NPUClient([node.url for node in pair]) as client:
-        with pytest.raises(DeadlineExceeded, match="queued"):
+        with pytest.raises(DeadlineExceeded, match="deadline passed on the node"):
             await client.embed("text")
     assert len(pair[0].requests) + len(pair[1].requests) == 1
 
 
-async def test_a_message_is_one_line_that_any_log_can_write(scripted):
+async def test_a_proxys_message_is_not_repeated(scripted):
     async def respond(_):
         body = rb'{"error": {"message": "no\nERROR forged \u001b[31m \ud800", "code": "x"}}'
         return web.Response(status=400, body=body, content_type="application/json")
 
     scripted.respond = respond
     async with NPUClient([scripted.url]) as client:
-        with pytest.raises(RequestRejected, match="forged") as caught:
+        with pytest.raises(RequestRejected, match="HTTP 400") as caught:
             await client.embed("text")
+    assert "forged" not in str(caught.value)
     assert str(caught.value).isprintable()
     assert str(caught.value).encode()

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from backend_client import ClientOptions, NPUClient
+from backend_client._protocol.report import HealthReport
+from backend_client._protocol.wire import Done, EmbedReply, RouteInfo
 from backend_client.errors import NodeUnreachable
-from backend_client.fleet.report import HealthReport
 from backend_client.results import Timing, Usage
-from backend_client.wire import Done, EmbedReply, RouteInfo
 
 EMBEDDER = "minilm"
 WRITER = "smollm"

@@ -13,8 +13,8 @@ from backend_client import (
     Usage,
     VectorSpaceMismatch,
 )
-from backend_client.assembly import Assembly, OneSpace
-from backend_client.batching import embed_in_batches, embed_windowed
+from backend_client._api.assembly import Assembly, OneSpace
+from backend_client._api.batching import embed_in_batches, embed_windowed
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 

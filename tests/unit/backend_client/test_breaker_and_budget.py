@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client.errors import Harm
-from backend_client.fleet.breaker import Breaker, BreakerState
+from backend_client._resilience.breaker import Breaker, BreakerState
+from backend_client._resilience.budget import RetryBudget
+from backend_client._resilience.deadline import Deadline
+from backend_client.errors import FailureKind
 from backend_client.options import BreakerOptions, RetryOptions
-from backend_client.resilience.budget import RetryBudget
-from backend_client.resilience.deadline import Deadline
 
 
 class Clock:
@@ -33,11 +33,11 @@ def breaker(clock):
     return Breaker(BreakerOptions(), clock, random.Random(3))
 
 
-def fail(breaker, harm=Harm.CONNECTION):
+def fail(breaker, harm=FailureKind.CONNECTION):
     return breaker.failed(breaker.begin(), harm)
 
 
-@pytest.mark.parametrize(("harm", "times"), [(Harm.CONNECTION, 2), (Harm.SERVER, 5)])
+@pytest.mark.parametrize(("harm", "times"), [(FailureKind.CONNECTION, 2), (FailureKind.SERVER, 5)])
 def test_it_opens_after_failures_in_a_row(breaker, harm, times):
     for _ in range(times - 1):
         assert not fail(breaker, harm)
@@ -52,7 +52,7 @@ def test_it_opens_after_failures_in_a_row(breaker, harm, times):
 
 def test_harmless_failures_never_open_it(breaker):
     for _ in range(100):
-        assert not fail(breaker, Harm.NONE)
+        assert not fail(breaker, FailureKind.NONE)
 
 
 def test_a_trial_closes_or_opens_it_again_for_longer(breaker, clock):
@@ -64,7 +64,7 @@ def test_a_trial_closes_or_opens_it_again_for_longer(breaker, clock):
     ticket = breaker.begin()
     assert ticket
     assert not breaker.admits()
-    breaker.failed(ticket, Harm.SERVER)
+    breaker.failed(ticket, FailureKind.SERVER)
     assert 1.6 <= breaker.opens_in <= 2.4
     clock.now += 2.4
     breaker.succeeded(breaker.begin())
@@ -81,10 +81,10 @@ def test_a_trial_that_was_given_up_leaves_room_for_another(breaker, clock):
 
 def test_reports_from_before_it_opened_change_nothing(breaker, clock):
     early = [breaker.begin() for _ in range(5)]
-    breaker.failed(early[0], Harm.CONNECTION)
-    breaker.failed(early[1], Harm.CONNECTION)
+    breaker.failed(early[0], FailureKind.CONNECTION)
+    breaker.failed(early[1], FailureKind.CONNECTION)
     until = breaker.opens_in
-    breaker.failed(early[2], Harm.CONNECTION)
+    breaker.failed(early[2], FailureKind.CONNECTION)
     breaker.succeeded(early[3])
     assert breaker.opens_in == until
     clock.now += 2
@@ -108,7 +108,7 @@ def test_evidence_of_recovery_shortens_it(breaker):
     for _ in range(6):
         breaker.trip()
     assert breaker.opens_in > 20
-    breaker.hurry()
+    breaker.shorten_quarantine()
     assert breaker.opens_in <= 1.0
 
 

@@ -1,6 +1,7 @@
 """The small pure parts: events, batches, selection, ledger, settings, the table."""
 
 import itertools
+import json
 import random
 from collections import Counter
 from decimal import Decimal
@@ -12,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
-from backend_client.batching import cut
-from backend_client.commands.table import table
+from backend_client._api.batching import cut
+from backend_client._cli.commands.table import table
+from backend_client._cloud.ledger import Ledger
+from backend_client._fleet.node import Node, Requirement
+from backend_client._fleet.selection import choose
+from backend_client._protocol.report import HealthReport
+from backend_client._protocol.sse import Event, EventParser, MalformedStream
+from backend_client._protocol.wire import done, embed_reply
+from backend_client._protocol.wire_errors import status_error
+from backend_client._resilience.breaker import Breaker
 from backend_client.errors import BadReply
-from backend_client.fleet.breaker import Breaker
-from backend_client.fleet.node import Node, Requirement
-from backend_client.fleet.report import HealthReport
-from backend_client.fleet.selection import choose
-from backend_client.ledger import Ledger
 from backend_client.options import BatchOptions, BreakerOptions
 from backend_client.settings import Price
-from backend_client.sse import Event, EventParser, MalformedStream
-from backend_client.wire import done, embed_reply
-from backend_client.wire_errors import echoes, status_error
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
 SHIPPED = Path(__file__).parents[3] / "config" / "client.toml"
@@ -233,13 +234,26 @@ def test_an_answer_with_a_wrong_field_is_malformed(change, field):
 
 def test_a_node_is_not_left_out_for_longer_than_any_node_asks():
     for headers in ({"Retry-After": "31536000"}, {"retry-after-ms": "999999999999"}):
-        assert status_error("n", 429, headers, b"{}", (), None).retry_after == 300.0
-    assert status_error("n", 429, {"retry-after-ms": "1500", "Retry-After": "9"}, b"{}", (), None).retry_after == 1.5
+        assert status_error("n", 429, headers, b"{}", None).retry_after == 300.0
+    assert status_error("n", 429, {"retry-after-ms": "1500", "Retry-After": "9"}, b"{}", None).retry_after == 1.5
 
 
-@given(st.text(min_size=17, max_size=100), st.text(max_size=50), st.text(max_size=50))
-def test_a_message_with_a_run_of_the_prompt_is_noticed(prompt, before, after):
-    assert echoes(before + prompt[:20] + after, [prompt])
+@given(st.sampled_from([400, 401, 404, 408, 413, 418, 422, 429, 500, 503, 504]), st.data())
+def test_no_text_of_a_reply_gets_into_its_error(status, data):
+    marked = st.text(max_size=30).map(lambda text: f"canary{text}")
+    field = st.one_of(marked, st.lists(marked, max_size=2), st.none())
+    fields = data.draw(st.fixed_dictionaries({"message": field, "code": field, "param": field, "type": field}))
+    headers = {"Retry-After": data.draw(marked)}
+    error = status_error("n", status, headers, json.dumps({"error": fields}).encode(), "model")
+    assert "canary" not in f"{error} {error!r} {vars(error)}"
+
+
+def test_an_error_says_what_its_code_means_and_which_parameter_to_check():
+    body = {"error": {"message": "m", "code": "unsupported_parameter", "param": "messages[0].content"}}
+    error = status_error("n", 400, {}, json.dumps(body).encode(), None)
+    assert (error.code, error.param) == ("unsupported_parameter", "messages")
+    assert "not supported" in str(error)
+    assert "check messages" in str(error)
 
 
 def test_health_of_a_newer_node_is_read():

@@ -14,6 +14,7 @@ from backend_client import (
     StreamInterrupted,
     VectorSpaceMismatch,
 )
+from backend_client._resilience.breaker import BreakerState
 from backend_client.errors import (
     ConnectionLost,
     ContextLengthExceeded,
@@ -23,7 +24,6 @@ from backend_client.errors import (
     NodeUnreachable,
     PayloadTooLarge,
 )
-from backend_client.fleet.breaker import BreakerState
 from tests.unit.backend_client.fakes import FakeNode, client_of, fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

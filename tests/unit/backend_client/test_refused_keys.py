@@ -24,7 +24,7 @@ async def test_the_other_nodes_serve_when_one_refuses_the_key():
 
 
 @in_virtual_time
-async def test_a_key_that_every_node_refuses_is_told_with_the_nodes_own_words():
+async def test_a_key_that_every_node_refuses_is_reported_with_what_to_check():
     nodes = fleet(3)
     async with warm(nodes) as client:
         for node in nodes:

@@ -6,6 +6,8 @@ import zlib
 
 import numpy as np
 
+from backend_client._protocol.report import HealthReport
+from backend_client._protocol.wire import Done, EmbedReply, RouteInfo
 from backend_client.errors import (
     AuthenticationFailed,
     BadReply,
@@ -16,9 +18,7 @@ from backend_client.errors import (
     NodeOverloaded,
     NodeUnreachable,
 )
-from backend_client.fleet.report import HealthReport
 from backend_client.results import Timing, Usage
-from backend_client.wire import Done, EmbedReply, RouteInfo
 
 EMBEDDER, OTHER, WRITER, ALIAS = "minilm", "e5", "smollm", "prod"
 SPACES = ["space-a", "space-b", "space-c", "space-d"]

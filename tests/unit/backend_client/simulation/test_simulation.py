@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from backend_client.fleet.health import Prober
-from backend_client.fleet.liveness import Silence
-from backend_client.fleet.pool import Pool
-from backend_client.resilience.budget import RetryBudget
-from backend_client.resilience.closing import OpenCalls
+from backend_client._fleet.health import Prober
+from backend_client._fleet.liveness import Silence
+from backend_client._fleet.pool import Pool
+from backend_client._resilience.budget import RetryBudget
+from backend_client._resilience.closing import OpenCalls
 from tests.unit.backend_client.simulation.run import simulate
 from tests.unit.backend_client.simulation.scenario import FAULTS, draw
 

@@ -1,0 +1,173 @@
+"""The methods that every client has, whichever backend does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from backend_client._api import arguments
+from backend_client._api.batching import Progress, embed_in_batches, embed_windowed
+from backend_client._api.token_stream import TokenStream
+from backend_client._protocol.jobs import Backend, EmbedJob, GenerateJob, split_options
+from backend_client._resilience.deadline import Clock, Deadline
+from backend_client.options import ClientOptions
+from backend_client.results import (
+    EmbedBatch,
+    EmbedManyResult,
+    EmbedOptions,
+    EmbedResult,
+    GenerateOptions,
+    GenerateResult,
+)
+
+
+class BaseClient:
+    """Embedding and generation over a backend. Use as `async with`, or `close()` it.
+
+    Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
+    RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
+    DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
+    """
+
+    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
+        self._backend = backend
+        self._options = options
+        self._clock = clock
+
+    async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
+        """The vector of a text."""
+        batch = await self._backend.embed(self._one_text("embed", text, options))
+        vector: list[float] = batch.vectors[0].tolist()
+        return vector
+
+    async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
+        """The vector of a text, its vector space, and who made it."""
+        batch = await self._backend.embed(self._one_text("embed_result", text, options))
+        return EmbedResult(
+            vector=batch.vectors[0].tolist(),
+            space=batch.space,
+            usage=batch.usage,
+            source=batch.source,
+            node=batch.node,
+            model=batch.model,
+            device=batch.device,
+            request_id=batch.request_id,
+            attempts=batch.attempts,
+            route_reason=batch.route_reason,
+            npu_busy_delta_us=batch.npu_busy_delta_us,
+            emulated=batch.emulated,
+        )
+
+    async def embed_many(
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of any number of texts, float32 (n, d), in their order; see `embed_many_result`."""
+        return (await self.embed_many_result(texts, progress=progress, **options)).vectors
+
+    async def embed_many_result(
+        self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedManyResult:
+        """The vectors of any number of texts, in batches over all nodes, never of more than one vector space.
+
+        `timeout` bounds the whole; without one each batch has the default time of a call. Raises EmbedManyFailed
+        when some batches failed, with the vectors of the others; EmbedManyUnavailable, which is also an
+        NPUUnavailableError, when that was for want of a node.
+        """
+        given = arguments.options("embed_many", options, EmbedOptions)
+        arguments.plain_function(progress, "progress")
+        every = arguments.text_list(texts)
+        # One deadline for all, made once; the batches get what remains of it when they start.
+        whole = self._deadline(given, 0.0) if "timeout" in given else None
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            job = self._embed_job(part, given)
+            return await self._backend.embed(job.within(whole) if whole else job)
+
+        return await embed_in_batches(
+            every,
+            embed,
+            options=self._options.batch,
+            concurrency=self._backend.concurrency(),
+            probing=max(1, self._backend.concurrency() // self._options.batch.per_node),
+            progress=progress,
+        )
+
+    async def embed_stream(
+        self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
+    ) -> AsyncGenerator[EmbedBatch, None]:
+        """Embed texts as they come, in constant memory: yields batches of vectors in the order of the texts.
+
+        `timeout` bounds each batch. Raises what a batch failed with when its turn comes; all before it were yielded.
+        """
+        given = arguments.options("embed_stream", options, EmbedOptions)
+
+        async def embed(part: Sequence[str]) -> EmbedBatch:
+            return await self._backend.embed(self._embed_job(part, given))
+
+        batches = embed_windowed(_each(texts), embed, options=self._options.batch, window=self._backend.concurrency())
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+
+    async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """The answer to a prompt."""
+        return await self._backend.generate(self._generate_job("generate", prompt, options))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
+        """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
+
+        Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
+        """
+        job = self._generate_job("stream", prompt, options)
+        return TokenStream(lambda: self._backend.open_stream(job))
+
+    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
+        """Put something around the backend; see `backend_client.observability`."""
+        self._backend = wrap(self._backend)
+
+    async def close(self) -> None:
+        """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
+        await self._backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
+        return Deadline.after(given.get("timeout", default), self._clock)
+
+    def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
+        given = arguments.options(method, options, EmbedOptions)
+        return self._embed_job([arguments.text(text, "text")], given)
+
+    def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
+        common, others = split_options(given)
+        return EmbedJob(texts=texts, deadline=self._deadline(given, self._options.timeouts.embed), **common, **others)
+
+    def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> GenerateJob:
+        given = arguments.options(method, options, GenerateOptions)
+        deadline = self._deadline(given, self._options.timeouts.generate)
+        common, sampling = split_options(given)
+        return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
+
+
+async def _each(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
+    index = 0
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield arguments.text(text, f"texts[{index}]")
+            index += 1
+    else:
+        for text in arguments.ordered(texts):
+            yield arguments.text(text, f"texts[{index}]")
+            index += 1

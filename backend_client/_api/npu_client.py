@@ -1,0 +1,131 @@
+"""NPUClient: embedding and generation on a fleet of nodes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
+
+from pydantic import SecretStr
+
+from backend_client._api.base_client import BaseClient
+from backend_client._api.status import ClientStatus, NodeStatus, client_status, node_status
+from backend_client._fleet.bindings import Bindings
+from backend_client._fleet.discovery import source_of
+from backend_client._fleet.pool import Pool
+from backend_client._protocol.node_addresses import NodeAddress, parse_nodes
+from backend_client._protocol.transport import HttpTransport, Transport
+from backend_client._resilience.deadline import Clock
+from backend_client._routing.fleet_backend import FleetBackend
+from backend_client._routing.runtime import Runtime
+from backend_client.errors import ConfigurationError
+from backend_client.options import ClientOptions
+from backend_client.settings import ClientSettings, checked_key
+
+
+class NPUClient(BaseClient):
+    """Calls the node that can serve it soonest, and another one when that fails, within one deadline.
+
+    `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`; see docs/client.md). The client may be made
+    anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in advance; else a
+    model is bound to the space of its first answer, and vectors of another space are never returned. `transport` makes
+    what carries the requests (tests). Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        api_key: SecretStr | str | None = None,
+        spaces: Mapping[str, str] | None = None,
+        options: ClientOptions | None = None,
+        transport: Callable[[], Transport] | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        options = ClientOptions() if options is None else options
+        nodes = nodes if isinstance(nodes, str) or not isinstance(nodes, Iterable) else list(nodes)
+        problem = _problem(nodes, api_key, spaces, options)
+        if problem is not None:
+            raise ConfigurationError(problem)
+        rng = rng or random.Random()
+        key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self._pool = Pool(options, clock, rng)
+        urls, lists = _parsed(nodes)
+        self._pool.add(urls)
+        runtime = Runtime(
+            self._pool,
+            Bindings(self._pool, spaces or {}),
+            transport or (lambda: HttpTransport(key, options)),
+            options,
+            rng,
+            [source_of(address) for address in lists],
+        )
+        self._fleet = FleetBackend(runtime, options)
+        super().__init__(self._fleet, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+        """The client that the settings describe (read from file and environment when not given)."""
+        settings = settings or ClientSettings.load()
+        return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
+
+    @property
+    def backend(self) -> FleetBackend:
+        """The fleet, for InferenceClient to put a fallback behind."""
+        return self._fleet
+
+    @property
+    def options(self) -> ClientOptions:
+        """What the client was made with."""
+        return self._options
+
+    @property
+    def spaces(self) -> Mapping[str, str]:
+        """The vector space that each model is bound to."""
+        return self._fleet.runtime.bindings.spaces
+
+    def status(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node now, without asking."""
+        return tuple(node_status(node) for node in list(self._pool.nodes.values()))
+
+    async def health(self) -> tuple[NodeStatus, ...]:
+        """What is known of each node, once every node's first probe has ended."""
+        await self._fleet.runtime.known()
+        return self.status()
+
+    def healthz(self) -> ClientStatus:
+        """What a service may show on its own health endpoint; it makes no network calls."""
+        return client_status(self.status(), self._fleet.runtime.budget.balance)
+
+    def __repr__(self) -> str:
+        return f"NPUClient({list(self._pool.nodes)})"
+
+
+def _parsed(nodes: Sequence[str]) -> tuple[list[str], list[NodeAddress]]:
+    """`parse_nodes` for arguments. Raises ConfigurationError."""
+    if isinstance(nodes, str):
+        raise ConfigurationError("nodes is a list of URLs")
+    try:
+        return parse_nodes(nodes)
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigurationError(problem)
+
+
+def _problem(nodes: object, api_key: object, spaces: object, options: object) -> str | None:
+    """What is wrong with the arguments of a client, or None. Node URLs are checked where they are parsed."""
+    if not isinstance(nodes, Iterable) or not all(isinstance(node, str) for node in nodes):
+        return "nodes is a list of URLs"
+    if api_key is not None and not isinstance(api_key, str | SecretStr):
+        return f"api_key is a str, not {type(api_key).__name__}"
+    try:
+        checked_key(SecretStr(api_key) if isinstance(api_key, str) else api_key)
+    except ValueError as error:
+        return str(error)
+    if spaces is not None and not (
+        isinstance(spaces, Mapping) and all(isinstance(part, str) and part for item in spaces.items() for part in item)
+    ):
+        return "spaces maps names of models to vector spaces (the `space` of a result)"
+    return None if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"

@@ -1,0 +1,1 @@
+"""`npu-client` on the command line."""

@@ -1,0 +1,160 @@
+"""Embedding a file into a file, resumable.
+
+Vectors are appended as raw float32 to OUT.part, and OUT.part.json says what they are; when all are there the output is
+written from them under another name and renamed, so that it is either whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from backend_client._api.inference_client import InferenceClient
+from backend_client._cli.commands.vector_files import Rows, writer_for
+from backend_client.errors import ConfigurationError
+from backend_client.results import EmbedBatch, EmbedOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the vectors that are done belong to: they may be continued only if all of it is the same.
+
+    `requested` is the model that was asked for, None for the default; `model` the one that answered.
+    """
+
+    source: str
+    size: int
+    modified_ns: int
+    model: str
+    space: str
+    dimensions: int
+    requested: str | None = None
+
+
+class EmbedFile:
+    """One input and one output. Raises ConfigurationError for files that cannot be read, written or continued."""
+
+    def __init__(self, source: Path, out: Path) -> None:
+        if not source.is_file():
+            raise ConfigurationError(f"the input {source} does not exist")
+        self._source = source
+        self._out = out
+        self._write = writer_for(out)
+        self._part = out.with_name(out.name + ".part")
+        self._state_file = out.with_name(out.name + ".part.json")
+        self._state = self._read_state()
+
+    def space_to_continue(self) -> dict[str, str]:
+        """The vector space that the vectors which are done bind the model to, by the name that was asked for."""
+        return {self._state.requested or self._state.model: self._state.space} if self._state else {}
+
+    async def run(self, client: InferenceClient, **options: Unpack[EmbedOptions]) -> None:
+        """Embed what is not done yet, then write the output. Shows progress on standard error."""
+        if self._state:
+            name = self._state.requested or self._state.model
+            if options.get("model") not in {None, name}:
+                raise ConfigurationError(f"{self._part} holds vectors of {name}: remove it to begin anew")
+            options["model"] = name
+        requested = options.get("model")
+        total = sum(1 for _ in self._texts())
+        done = self._done()
+        began, start = time.monotonic(), done
+        with self._part.open("ab") as part:
+            async for batch in client.embed_stream(self._texts(done), **options):
+                if self._state is None:
+                    self._begin(batch, requested)
+                part.write(batch.vectors.astype("<f4", copy=False).tobytes())
+                part.flush()
+                done += len(batch.vectors)
+                _show(done, total, (done - start) / (time.monotonic() - began))
+        self._finish(total)
+        print(f"{total} texts ({start} of them done before) in {self._out}", file=sys.stderr)
+
+    def _finish(self, total: int) -> None:
+        dimensions = self._state.dimensions if self._state else 0
+        vectors = np.fromfile(self._part, "<f4") if not total else np.memmap(self._part, "<f4", mode="r")
+        rows = Rows(
+            vectors=vectors.reshape(total, dimensions),
+            ids=(identity for identity, _ in self._entries()),
+            space=self._state.space if self._state else "",
+            model=self._state.model if self._state else "",
+        )
+        unfinished = self._out.with_name(self._out.name + ".tmp")
+        self._write(unfinished, rows)
+        unfinished.replace(self._out)
+        self._part.unlink()
+        self._state_file.unlink(missing_ok=True)
+
+    def _begin(self, batch: EmbedBatch, requested: str | None) -> None:
+        found = self._source.stat()
+        self._state = _State(
+            source=str(self._source.resolve()),
+            size=found.st_size,
+            modified_ns=found.st_mtime_ns,
+            model=batch.model,
+            space=batch.space,
+            dimensions=batch.vectors.shape[1],
+            requested=requested,
+        )
+        self._state_file.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
+
+    def _read_state(self) -> _State | None:
+        if not self._state_file.is_file():
+            # Vectors without a word on what they are cannot be continued.
+            self._part.unlink(missing_ok=True)
+            return None
+        state = _State(**json.loads(self._state_file.read_text(encoding="utf-8")))
+        found = self._source.stat()
+        if (state.source, state.size, state.modified_ns) != (
+            str(self._source.resolve()),
+            found.st_size,
+            found.st_mtime_ns,
+        ):
+            raise ConfigurationError(f"{self._part} was begun from another input: remove it to begin anew")
+        return state
+
+    def _done(self) -> int:
+        """How many vectors are whole; a row that was being written when the program died is cut off."""
+        if self._state is None or not self._part.is_file():
+            return 0
+        row = 4 * self._state.dimensions
+        rows = self._part.stat().st_size // row
+        with self._part.open("ab") as part:
+            part.truncate(rows * row)
+        return rows
+
+    def _texts(self, skip: int = 0) -> Iterator[str]:
+        for index, (_, text) in enumerate(self._entries()):
+            if index >= skip:
+                yield text
+
+    def _entries(self) -> Iterator[tuple[Any, str]]:
+        """Each entry's id (None where it has none) and text."""
+        with self._source.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if self._source.suffix == ".txt":
+                    yield None, line.rstrip("\n")
+                    continue
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    entry = None
+                if isinstance(entry, str):
+                    yield None, entry
+                elif isinstance(entry, dict) and isinstance(entry.get("text"), str):
+                    yield entry.get("id"), entry["text"]
+                else:
+                    raise ConfigurationError(f"{self._source}, line {number}: neither a string nor an object with text")
+
+
+def _show(done: int, total: int, rate: float) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total} texts, {rate:.0f} a second ", end=end, file=sys.stderr, flush=True)

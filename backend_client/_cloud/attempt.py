@@ -1,0 +1,151 @@
+"""One request to the cloud: its cost is reserved before, its outcome is settled once after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import httpx2
+import openai
+
+from backend_client._cloud.ledger import Ledger
+from backend_client._cloud.reply import NotAnAnswer
+from backend_client._protocol.jobs import Job
+from backend_client._resilience.breaker import Breaker
+from backend_client._resilience.closing import OpenCalls
+from backend_client._resilience.deadline import Clock, Deadline
+from backend_client.errors import CloudError, CloudRejected, CloudUnavailable, FailureKind
+from backend_client.results import Attempt, Usage
+
+R = TypeVar("R")
+
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+_HINTS = {
+    401: "check cloud.api_key",
+    402: "check the account",
+    403: "check cloud.api_key and what it may use",
+    404: "check cloud.base_url and the model names in cloud",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CloudState:
+    """What all requests to one cloud share. `name` is what attempts call it."""
+
+    name: str
+    breaker: Breaker
+    ledger: Ledger
+    clock: Clock
+    calls: OpenCalls = field(default_factory=OpenCalls)
+
+
+class CloudAttempt:
+    """Make it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
+
+    `run` settles a failure itself. Raises CloudUnavailable while the breaker is open, SpendCapReached.
+    """
+
+    def __init__(self, state: CloudState, job: Job, model: str, bound: Usage) -> None:
+        state.calls.check()
+        if not state.breaker.admits():
+            pause = state.breaker.opens_in
+            raise CloudUnavailable(
+                f"the cloud at {state.name} is ejected for {pause:.1f} s more after consecutive failures"
+            )
+        self.model = model
+        self.job = job
+        self._state = state
+        self._reservation = state.ledger.reserve(model, bound)
+        self._ticket = state.breaker.begin()
+        self._began = state.clock()
+        self._settled = False
+
+    @property
+    def bound(self) -> Usage:
+        """The most that the request may use."""
+        return self._reservation.bound
+
+    async def run(self, work: Awaitable[R], until: Deadline | None = None) -> R:
+        """Await the SDK within the deadline. Raises CloudError, with this attempt in its history, or ClientClosed."""
+        remaining = (until or self.job.deadline).remaining()
+        problem: CloudError
+        try:
+            async with self._state.calls.open(), asyncio.timeout(remaining):
+                return await work
+        except TimeoutError:
+            problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
+        except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
+            problem, failure, owed = self._translate(error)
+        except BaseException:
+            self.abandoned()
+            raise
+        self._fail(problem, failure, owed=owed)
+        # Raised out here: the SDK's error holds the request with its headers and must not become the context of ours.
+        raise problem
+
+    def succeeded(self, usage: Usage | None) -> None:
+        """The answer is complete; None when it did not say what it used."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.succeeded(self._ticket)
+            self._state.ledger.settle(self._reservation, usage)
+
+    def abandoned(self) -> None:
+        """The caller left: what was used is not known, and nothing was learnt of the cloud's health."""
+        if not self._settled:
+            self._settled = True
+            self._state.breaker.abandoned(self._ticket)
+            self._state.ledger.settle(self._reservation, None)
+
+    def record(self, outcome: str, status: int | None = None, *, sent: bool = True) -> Attempt:
+        """This request as an entry of the history, ended now."""
+        duration = self._state.clock() - self._began
+        return Attempt(self._state.name, outcome, 0.0, duration, sent, status, source="cloud")
+
+    def _fail(self, problem: CloudError, failure: FailureKind, *, owed: bool) -> None:
+        self._settled = True
+        status = problem.status if isinstance(problem, CloudRejected | CloudUnavailable) else None
+        problem.attempts = (self.record(type(problem).__name__, status, sent=owed or status is not None),)
+        problem.request_id = self.job.request_id
+        if failure is not FailureKind.NONE:
+            self._state.breaker.failed(self._ticket, failure)
+        elif isinstance(problem, CloudRejected):
+            self._state.breaker.succeeded(self._ticket)
+        else:
+            self._state.breaker.abandoned(self._ticket)
+        if owed:
+            self._state.ledger.settle(self._reservation, None)
+        else:
+            self._state.ledger.release(self._reservation)
+
+    def _translate(self, error: Exception) -> tuple[CloudError, FailureKind, bool]:
+        """Our error, what it says of the cloud's health, and whether the request may have been billed.
+
+        Nothing of the cloud's own message is taken over: it may quote the prompt.
+        """
+        if isinstance(error, openai.APIStatusError):
+            return self._status_error(error.status_code)
+        if isinstance(error, openai.APIConnectionError):
+            # What came of a request whose connection broke after it was made is not known.
+            never_sent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+            return self._unavailable("cannot be reached"), FailureKind.CONNECTION, not never_sent
+        if isinstance(error, NotAnAnswer):
+            return self._unavailable(f"returned a malformed response: {error}"), FailureKind.SERVER, True
+        return self._unavailable(f"broke off its answer ({type(error).__name__})"), FailureKind.CONNECTION, True
+
+    def _status_error(self, status: int) -> tuple[CloudError, FailureKind, bool]:
+        """What a status means. Only 400, 413 and 422 are about the request; our key, model or URL may be wrong too."""
+        if status in _ABOUT_THE_REQUEST:
+            text = f"the cloud at {self._state.name} rejected the request: HTTP {status}"
+            return CloudRejected(text, node=self._state.name, status=status), FailureKind.NONE, False
+        if status in {408, 429}:
+            return self._unavailable(f"is busy (HTTP {status})", status), FailureKind.NONE, False
+        if status >= 500:
+            return self._unavailable(f"failed (HTTP {status})", status), FailureKind.SERVER, False
+        hint = _HINTS.get(status, "check cloud.base_url")
+        return self._unavailable(f"does not accept us (HTTP {status}): {hint}", status), FailureKind.NONE, False
+
+    def _unavailable(self, what: str, status: int | None = None) -> CloudUnavailable:
+        return CloudUnavailable(f"the cloud at {self._state.name} {what}", status=status)

@@ -1,0 +1,154 @@
+"""What earlier calls bind later ones to: the default model, and the vector space of each name of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from backend_client._fleet.node import Requirement
+from backend_client._fleet.pool import Pool
+from backend_client._protocol.names import plain_name
+from backend_client._protocol.report import ModelReport
+from backend_client.errors import BadReply, ConfigurationError, SpaceChanged
+
+_REMEMBERED = 256
+
+
+class KnownSpace(NamedTuple):
+    """A vector space, its dimensions, and the most tokens that its model takes; None for what is not known."""
+
+    space: str | None = None
+    dimensions: int | None = None
+    context_limit: int | None = None
+
+
+class Bindings:
+    """Made once, kept for the client's life: the caller compares the vectors of all its calls.
+
+    A space is bound to the name that callers use, be it an id or an alias: which model a node takes that name for is
+    what may change. `spaces` are bindings given in advance; they hold for the name in a request and for the model that
+    answers it.
+    """
+
+    def __init__(self, pool: Pool, spaces: Mapping[str, str]) -> None:
+        self._pool = pool
+        self._declared = {plain_name(name): space for name, space in spaces.items()}
+        self._spaces = dict(self._declared)
+        self._dimensions: dict[str, int] = {}
+        self._complete: dict[Requirement, Requirement] = {}
+        # A single binding given in advance names the default embedding model.
+        self._defaults: dict[str, str] = {"embedding": next(iter(spaces))} if len(spaces) == 1 else {}
+
+    @property
+    def spaces(self) -> Mapping[str, str]:
+        """The vector space of each name that is bound, in lower case."""
+        return self._spaces
+
+    def undecided(self, need: Requirement) -> bool:
+        """Whether the requirement needs a decision that must wait until every node's first probe has ended.
+
+        Otherwise the node that answers its probe first would decide, and two processes could decide differently.
+        """
+        if not self._pool.unseen:
+            return False
+        model = need.model or self._defaults.get(need.kind)
+        return model is None or (need.kind == "embedding" and plain_name(model) not in self._spaces)
+
+    def complete(self, need: Requirement) -> Requirement:
+        """The requirement with the default model and its space filled in, as far as they are known.
+
+        Raises ConfigurationError when no model is named and the fleet has several.
+        """
+        known = self._complete.get(need)
+        if known is not None:
+            return known
+        model = need.model or self.default_model(need.kind)
+        space = self.space(model) if need.kind == "embedding" and model is not None else None
+        completed = replace(need, model=model, space=space)
+        if model is not None and (space is not None or need.kind != "embedding"):
+            # What is bound stays bound. The limit is for callers who make up names.
+            if len(self._complete) >= _REMEMBERED:
+                self._complete.clear()
+            self._complete[need] = completed
+        return completed
+
+    def default_model(self, kind: str) -> str | None:
+        """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.
+
+        Raises ConfigurationError when there are several: which of them is meant must not depend on the nodes that
+        happen to answer first.
+        """
+        default = self._defaults.get(kind)
+        if default is None and not self._pool.unseen:
+            names = sorted({model.id for model in self._all_reports() if model.kind == kind})
+            if len(names) > 1:
+                raise ConfigurationError(
+                    f"the fleet has {len(names)} {kind} models, and the call names none: "
+                    f"give model= one of {', '.join(names)}"
+                )
+            if names:
+                default = self._defaults[kind] = names[0]
+        return default
+
+    def space(self, name: str) -> str | None:
+        """The space that answers to requests for `name` (an id or an alias) must be in; None while none is known.
+
+        A name is bound when it is first requested: to the space that most nodes report for it. For a model whose space
+        was declared that one counts, not what its node reports.
+        """
+        key = plain_name(name)
+        bound = self._spaces.get(key)
+        if bound is None:
+            reported = (self._declared.get(plain_name(model.id), model.space) for model in self._reports(name))
+            counts = Counter(space for space in reported if space is not None)
+            if counts:
+                # On a tie not the first node: every process must choose the same.
+                bound = self._spaces[key] = min(counts, key=lambda space: (-counts[space], space))
+        return bound
+
+    def known(self, model: str | None) -> KnownSpace:
+        """What is known of the space that an answer of the model (None: the default) is in."""
+        name = model or self.default_model("embedding")
+        if name is None:
+            return KnownSpace()
+        space = self.space(name)
+        reports = [report for report in self._reports(name) if report.space == space]
+        dimensions = [report.dimensions for report in reports if report.dimensions is not None]
+        limits = [report.context_limit for report in reports if report.context_limit is not None]
+        return KnownSpace(
+            space,
+            dimensions[0] if dimensions else self._dimensions.get(space or ""),
+            min(limits, default=None),
+        )
+
+    def check(self, node: str, *, requested: str, answered: str, space: str, dimensions: int) -> None:
+        """Check a reply against the name that was requested; a name that is not bound yet is bound to its space.
+
+        `answered` is the model that the node names. Raises SpaceChanged for a reply in another space, BadReply for
+        vectors that cannot be in that space.
+        """
+        key = plain_name(requested)
+        # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
+        declared = None if key in self._declared else self._declared.get(plain_name(answered))
+        for bound in (declared, self._spaces.get(key)):
+            if bound is not None and bound != space:
+                model = requested if plain_name(answered) == key else f"{requested} ({answered} there)"
+                raise SpaceChanged(
+                    f"{model} answered in the vector space {space}, this client is bound to {bound}", node=node
+                )
+        if self._dimensions.setdefault(space, dimensions) != dimensions:
+            raise BadReply(
+                f"vectors of {dimensions} dimensions came for the vector space {space}, which has "
+                f"{self._dimensions[space]}",
+                node=node,
+            )
+        self._spaces[key] = space
+
+    def _reports(self, name: str) -> Iterator[ModelReport]:
+        return (found for node in self._pool.nodes.values() if (found := node.resolve(name)) is not None)
+
+    def _all_reports(self) -> Iterator[ModelReport]:
+        reports = (node.report for node in self._pool.nodes.values() if node.report is not None)
+        return (model for report in reports for model in report.models)

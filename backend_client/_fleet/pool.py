@@ -1,0 +1,330 @@
+"""The nodes of a client: one is lent to each request, and what becomes of the request is learnt from."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from backend_client._fleet.liveness import Silence, Usual
+from backend_client._fleet.node import Hold, Node, Requirement
+from backend_client._fleet.selection import Refusal, RefusalReason, choose, explain, refusal
+from backend_client._protocol.report import HealthReport
+from backend_client._resilience.breaker import Breaker, BreakerState
+from backend_client._resilience.deadline import Clock
+from backend_client.errors import (
+    AttemptTimeout,
+    AuthenticationFailed,
+    FailureKind,
+    KeyRefused,
+    ModelMissing,
+    NodeError,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUUnavailableError,
+    RequestRejected,
+    SpaceChanged,
+)
+from backend_client.options import ClientOptions
+
+log = logging.getLogger(__name__)
+
+# How long a 429 or 503 without a Retry-After is taken to mean.
+_DEFAULT_HOLD_S = 1.0
+# How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
+_KEY_REFUSED_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
+
+    `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
+    for a free connection. `late`: the event loop was blocked when its time was up. `loading`: the model was not in
+    memory. `waiting_since`: the client waits for the node since then; None while the caller reads.
+    """
+
+    node: Node
+    need: Requirement
+    model: str
+    ticket: int
+    began: float
+    size: int = 0
+    model_ticket: int = 0
+    heard: bool = False
+    queued: bool = False
+    late: bool = False
+    loading: bool = False
+    lost: bool = False
+    ended: bool = False
+    waiting_since: float | None = None
+    on_lost: Callable[[], None] | None = None
+    on_heard: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class Pool:
+    """Pure state of the fleet; it takes the results of probes and requests and never does I/O.
+
+    `complete` is False while nodes are still being looked for the first time; `trouble` says why none was found.
+    """
+
+    options: ClientOptions
+    clock: Clock
+    rng: random.Random = field(default_factory=random.Random)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    complete: bool = True
+    trouble: str | None = None
+    usual: Usual = field(default_factory=Usual)
+    _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
+
+    def add(self, urls: Iterable[str]) -> list[Node]:
+        """Take nodes in; returns those that are new."""
+        new = []
+        for url in urls:
+            if url not in self.nodes:
+                node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
+                self._leases[url] = {}
+                new.append(node)
+        return new
+
+    def remove(self, url: str) -> None:
+        """Let a node go; requests that are under way there end as they will."""
+        del self.nodes[url]
+        del self._leases[url]
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some node's state is not known: it was not probed yet or not lately, or discovery has not ended."""
+        return not self.complete or any(node.stale or not node.probed for node in self.nodes.values())
+
+    @property
+    def unseen(self) -> bool:
+        """Whether some node's first probe has not ended yet, or discovery has not."""
+        return not self.complete or not all(node.probed for node in self.nodes.values())
+
+    def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
+        """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
+
+        Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
+        """
+        now = self.clock()
+        candidates: list[Node] = []
+        refusals: list[Refusal] = []
+        for node in self.nodes.values():
+            reason = refusal(node, need, now)
+            if reason is None:
+                candidates.append(node)
+            else:
+                refusals.append(reason)
+        fresh = [node for node in candidates if node.url not in tried] if tried else candidates
+        if not self.nodes and self.trouble is not None:
+            raise NPUUnavailableError(f"no node is known: {self.trouble}")
+        if not (fresh or candidates):
+            problem = explain(need, refusals, now)
+            if tried or not isinstance(problem, AuthenticationFailed):
+                raise problem
+            # Every node has refused the API key: one of them may say whether that is still so.
+            candidates = [self.nodes[item.node] for item in refusals if item.reason is RefusalReason.KEY_REFUSED]
+        node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
+        found = node.resolve(need.model) if need.model else None
+        model = found.id if found else need.model or ""
+        breaker = node.breakers.get(model)
+        lease = Lease(
+            node,
+            need,
+            model,
+            node.breaker.begin(),
+            now,
+            size,
+            model_ticket=breaker.begin() if breaker else 0,
+            loading=found is not None and not found.loaded,
+        )
+        node.outstanding[lease.model] += 1
+        node.leased_at = now
+        self._leases[node.url][lease] = None
+        return lease
+
+    def key_refused(self, need: Requirement) -> bool:
+        """Whether no node can take it, and the API key is why."""
+        now = self.clock()
+        reasons = [refusal(node, need, now) for node in self.nodes.values()]
+        refused = [reason for reason in reasons if reason is not None]
+        return len(refused) == len(reasons) and isinstance(explain(need, refused, now), AuthenticationFailed)
+
+    def settle(self, lease: Lease, error: BaseException | None) -> None:
+        """A request ended: with an answer (None), with the node's refusal or failure, or given up (anything else)."""
+        if lease.ended:
+            return
+        lease.ended = True
+        node = lease.node
+        node.outstanding[lease.model] -= 1
+        if node.outstanding[lease.model] <= 0:
+            del node.outstanding[lease.model]
+        self._leases.get(node.url, {}).pop(lease, None)
+        if isinstance(error, NodeError) and error.failure is FailureKind.CONNECTION:
+            self._abandon_model(lease)
+            if node.breaker.failed(lease.ticket, error.failure):
+                self._left(node, error.what)
+            return
+        answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)
+        if lease.lost or isinstance(error, AttemptTimeout) or not answered:
+            self._unanswered(lease, error)
+        else:
+            self._answered(lease, error)
+
+    def heard(self, lease: Lease) -> None:
+        """A sign of life: the request's answer, or a token of it."""
+        now = self.clock()
+        if not lease.heard:
+            lease.heard = True
+            self.usual.add(lease.model, lease.size, now - lease.began)
+        silence = lease.node.silences.get(lease.model)
+        if silence is None:
+            silence = lease.node.silences[lease.model] = Silence()
+        silence.heard(now)
+        if lease.on_heard is not None:
+            lease.on_heard()
+
+    def _unanswered(self, lease: Lease, error: BaseException | None) -> None:
+        """The request got no answer in its time, or was given up. Judge the model there by how long it was silent."""
+        node, now = lease.node, self.clock()
+        said = False
+        silence = node.silences.setdefault(lease.model, Silence())
+        excused = lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
+        if lease.waiting_since is not None and not excused:
+            usual = self.usual.get(lease.model, lease.size)
+            said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
+            enough = said and silence.weight >= self.options.breaker.silent_attempts
+            if (
+                enough
+                and not self._elsewhere(lease)
+                and now - (silence.since or now) < self.options.breaker.silence_last
+            ):
+                enough = False
+            if enough or (said and lease.model_ticket):
+                silence.weight = 0.0
+                self._eject_model(lease, "it answers nothing")
+        if said and isinstance(error, AttemptTimeout):
+            node.breaker.failed(lease.ticket, FailureKind.NONE)
+        else:
+            node.breaker.abandoned(lease.ticket)
+        self._abandon_model(lease)
+
+    def _elsewhere(self, lease: Lease) -> bool:
+        """Whether another node could take such a request now."""
+        now = self.clock()
+        return any(refusal(node, lease.need, now) is None for node in self.nodes.values() if node is not lease.node)
+
+    def _abandon_model(self, lease: Lease) -> None:
+        if (breaker := lease.node.breakers.get(lease.model)) is not None:
+            breaker.abandoned(lease.model_ticket)
+
+    def _eject_model(self, lease: Lease, why: str) -> None:
+        breaker = self._model_breaker(lease)
+        breaker.trip()
+        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, breaker.opens_in, why)
+
+    def _model_breaker(self, lease: Lease) -> Breaker:
+        breaker = lease.node.breakers.get(lease.model)
+        if breaker is None:
+            options = replace(self.options.breaker, longest=self.options.breaker.longest_model)
+            breaker = lease.node.breakers[lease.model] = Breaker(options, self.clock, self.rng)
+        return breaker
+
+    def _answered(self, lease: Lease, error: BaseException | None) -> None:
+        node = lease.node
+        was_open = node.breaker.state is not BreakerState.CLOSED
+        node.breaker.succeeded(lease.ticket)
+        node.replied_at = self.clock()
+        if was_open and node.breaker.state is BreakerState.CLOSED:
+            node.returned_at = self.clock()
+            log.info("node %s serves again", node.url)
+        self._learn_of_model(lease, error)
+        node.key_refused_until = float("-inf")
+        if isinstance(error, ModelMissing) and lease.need.model is not None:
+            node.learn(lease.need.model, None)
+        elif isinstance(error, KeyRefused):
+            node.key_refused_until = self.clock() + _KEY_REFUSED_S
+            node.key_refusal = error.what
+        elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
+            node.report = node.report.model_copy(update={"status": "draining"})
+        elif isinstance(error, SpaceChanged) and not _answers_to(lease):
+            return  # The name means another model here now; the one that it meant before is not to blame.
+        elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
+            pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
+            busy = isinstance(error, NodeOverloaded)
+            why = "is busy" if busy else f"answered {error.code or error.status or 'in another vector space'}"
+            node.holds[lease.model, lease.need.device] = Hold(self.clock() + pause, busy, why)
+
+    def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
+        """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
+        if error is None:
+            self.heard(lease)
+            if (breaker := lease.node.breakers.get(lease.model)) is not None:
+                breaker.succeeded(lease.model_ticket)
+        elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
+            breaker = self._model_breaker(lease)
+            if breaker.failed(lease.model_ticket, error.failure):
+                log.warning(
+                    "%s on node %s is ejected for %.1f s: %s",
+                    lease.model,
+                    lease.node.url,
+                    breaker.opens_in,
+                    error.what,
+                )
+        else:
+            self._abandon_model(lease)
+
+    def probe_passed(self, node: Node, report: HealthReport) -> None:
+        """A probe brought a report (of a node that serves, or says that it does not)."""
+        first = not node.probed
+        back = report.serving and not (node.report is not None and node.report.serving)
+        recovered = node.probe_failures > 0
+        self._probed(node)
+        node.probe_failures = 0
+        node.trouble = None
+        if node.report is not None and node.report.status != report.status:
+            log.info("node %s is %s", node.url, report.status)
+        node.take_report(report)
+        # What was said of a model that could not serve is superseded; what was said of a full queue is a promise kept.
+        node.holds = {key: hold for key, hold in node.holds.items() if hold.busy}
+        if back and not first:
+            node.returned_at = self.clock()
+        if recovered and report.serving:
+            node.breaker.shorten_quarantine()
+
+    def probe_failed(self, node: Node, why: str, *, began: float, silent: bool) -> None:
+        """A probe failed. A `silent` one (it timed out) does not count when the node has answered a request since
+        `began`.
+        """
+        self._probed(node)
+        if silent and node.replied_at >= began:
+            return
+        node.probe_failures += 1
+        node.trouble = why
+        if node.breaker.state is BreakerState.HALF_OPEN or (
+            node.breaker.state is BreakerState.CLOSED and node.probe_failures >= self.options.probe.failures
+        ):
+            node.breaker.trip()
+            self._left(node, why)
+            for lease in list(self._leases.get(node.url, ())):
+                lease.lost = True
+                if lease.on_lost is not None:
+                    lease.on_lost()
+
+    def _probed(self, node: Node) -> None:
+        node.probed = True
+        node.stale = False
+        node.checked_at = self.clock()
+
+    def _left(self, node: Node, why: str) -> None:
+        node.trouble = why
+        log.warning("node %s is ejected for %.1f s: %s", node.url, node.breaker.opens_in, why)
+
+
+def _answers_to(lease: Lease) -> bool:
+    """Whether the node still takes the requested name for the model that the request was meant for."""
+    found = lease.node.resolve(lease.need.model or "")
+    return found is None or found.id == lease.model

@@ -1,0 +1,169 @@
+"""Which nodes are eligible for a request, and which one is chosen. Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from backend_client._fleet.node import Node, Requirement
+from backend_client._protocol.report import HealthReport, ModelReport
+from backend_client.errors import (
+    AuthenticationFailed,
+    FleetOverloaded,
+    ModelNotFound,
+    NPUError,
+    NPUUnavailableError,
+    VectorSpaceMismatch,
+)
+
+
+class RefusalReason(Enum):
+    """Kinds of refusal; they decide which error the caller gets."""
+
+    UNKNOWN = auto()
+    DOWN = auto()
+    NOT_SERVING = auto()
+    BUSY = auto()
+    LACKS_MODEL = auto()
+    LACKS_DEVICE = auto()
+    OTHER_SPACE = auto()
+    KEY_REFUSED = auto()
+
+
+# A node in its slow start gets at least a request in so many seconds.
+_LEAST_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
+
+    node: str
+    reason: RefusalReason
+    why: str
+    until: float | None = None
+
+
+def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    """Why `node` may not get the request, or None."""
+    report = node.report
+    if node.stale:
+        return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
+    if report is None:
+        reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
+        return Refusal(node.url, reason, node.trouble or "has not been probed yet")
+    if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
+        why = f"ejected for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
+        return Refusal(node.url, RefusalReason.DOWN, why)
+    if not report.serving:
+        return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
+    misfit = _model_refusal(node, need, now) if report.lists_models else None
+    if misfit is None and node.key_refused_until > now:
+        return Refusal(node.url, RefusalReason.KEY_REFUSED, f"refused the API key: {node.key_refusal}")
+    return misfit
+
+
+def _not_serving(report: HealthReport, need: Requirement) -> str:
+    states = [f"{model.id} {model.state}" for model in report.models if need.model in {None, model.id}]
+    return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
+
+
+def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
+    if need.model is None:
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {need.kind} model")
+    model = node.resolve(need.model)
+    if model is None:
+        may = node.may_know(need.model)
+        return None if may else Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {need.model}")
+    misfit = _misfit(model, need)
+    if misfit is not None:
+        return Refusal(node.url, *misfit)
+    breaker = node.breakers.get(model.id)
+    if breaker is not None and not breaker.admits():
+        return Refusal(node.url, RefusalReason.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more")
+    hold = node.holds.get((model.id, need.device))
+    if hold is None or hold.until <= now:
+        return None
+    reason = RefusalReason.BUSY if hold.busy else RefusalReason.NOT_SERVING
+    return Refusal(node.url, reason, f"{hold.why}, {hold.until - now:.1f} s more", hold.until)
+
+
+def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
+    if model.kind != need.kind:
+        return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
+    if not model.serving:
+        return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
+    if need.device is not None and need.device not in model.placements:
+        return RefusalReason.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
+    if need.space is not None and model.space != need.space and model.space is not None:
+        return RefusalReason.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
+    return None
+
+
+def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -> float:
+    """Outstanding work for the model there, ours and others', the request to place included.
+
+    A node that returned less than `slow_start` seconds ago looks busier than it is, at first ten times.
+    """
+    work = 1.0
+    if model is not None:
+        work += node.outstanding[model.id] + node.foreign.get(model.id, 0)
+    if node.returned_at is not None and now - node.returned_at < slow_start:
+        work /= max(0.1, (now - node.returned_at) / slow_start)
+    return work
+
+
+def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_start: float, rng: random.Random) -> Node:
+    """One of the candidates (at least one): power of two choices on their load.
+
+    A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
+    to serve the model go before those that might know the name.
+    """
+    name = need.model or ""
+    for node in candidates:
+        found = node.resolve(name)
+        if node.half_open(found.id if found else name):
+            return node
+    if len(candidates) == 1:
+        return candidates[0]
+    for node in candidates:
+        # Beside idle nodes, one that starts slowly would get nothing at all.
+        if (
+            node.returned_at is not None
+            and now - node.returned_at < slow_start
+            and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
+        ):
+            return node
+    models = {node.url: node.resolve(name) for node in candidates}
+    sure = [node for node in candidates if models[node.url] is not None] or candidates
+    # Nobody waits for a model to load where another node has it in memory.
+    sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
+    # Two different ones by their index, each equally likely; the first of them wins a tie.
+    one = int(rng.random() * len(sure))
+    other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
+    first, second = sure[one], sure[other]
+    if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
+        return second
+    return first
+
+
+def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
+    """The error for a request that no node can take, with every node's reason."""
+    if not refusals:
+        return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
+    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
+    kinds = {item.reason for item in refusals}
+    if RefusalReason.KEY_REFUSED in kinds and kinds <= {RefusalReason.KEY_REFUSED, RefusalReason.LACKS_MODEL}:
+        return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
+    if kinds == {RefusalReason.LACKS_MODEL}:
+        name = need.model or f"for {need.kind}"
+        return ModelNotFound(f"no node serves the model {name}: {reasons}", code="model_not_found", status=404)
+    untils = [item.until for item in refusals if item.until is not None]
+    retry_after = min(untils) - now if untils else None
+    if RefusalReason.BUSY in kinds:
+        return FleetOverloaded(f"every node that could serve it is busy: {reasons}", retry_after=retry_after)
+    if RefusalReason.OTHER_SPACE in kinds:
+        return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
+    return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)

@@ -1,0 +1,212 @@
+"""The node's HTTP dialect: what goes into a request, and what a reply means. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from backend_client._resilience.deadline import Deadline
+from backend_client.errors import BadReply, RequestRejected
+from backend_client.results import Timing, Usage
+
+_FLOAT32 = np.dtype("<f4")
+# The largest value that nodes accept.
+_LONGEST_MS = 999_999_999
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class WireCall:
+    """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
+
+    `model` is the name in the body; a 404 for it is another node's chance.
+    """
+
+    encoded: bytes = field(repr=False)
+    texts: Sequence[str] = field(repr=False)
+    deadline: Deadline
+    request_id: str
+    model: str | None = None
+    priority: str = "interactive"
+    require_device: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+    def headers(self, accept: str) -> dict[str, str]:
+        """Its headers; the remaining time is that of this moment."""
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": accept,
+            "X-Request-ID": self.request_id,
+            "X-Request-Timeout-Ms": str(min(self.deadline.remaining_ms(), _LONGEST_MS)),
+        }
+        if self.priority != "interactive":
+            headers["X-Priority"] = self.priority
+        if self.require_device is not None:
+            headers["X-NPU-Require-Device"] = self.require_device
+        headers.update(self.trace)
+        return headers
+
+
+class RouteInfo(NamedTuple):
+    """What the headers of an inference reply say."""
+
+    model: str | None
+    device: str | None
+    reason: str | None
+    prompt_tokens: int
+    busy_delta_us: int | None
+    emulated: bool
+
+
+@dataclass(slots=True)
+class EmbedReply:
+    """Vectors, float32 (n, d), and where they were made."""
+
+    vectors: npt.NDArray[np.float32] = field(repr=False)
+    space: str
+    route: RouteInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a generation."""
+
+    route: RouteInfo
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+
+    @property
+    def model(self) -> str:
+        """The model that answered."""
+        return self.route.model or ""
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """The body as JSON. Raises RequestRejected for what JSON or UTF-8 cannot carry."""
+    try:
+        return _JSON.encode(body).encode()
+    except (TypeError, ValueError):
+        pass
+    # Raised here and not inside the handler: the error that came up there holds the text.
+    raise RequestRejected("the request has a value that JSON cannot carry, or text that is not Unicode")
+
+
+def route_info(headers: Mapping[str, str]) -> RouteInfo:
+    """Read the reply headers; a number that is none counts as missing."""
+    return RouteInfo(
+        headers.get("X-Model"),
+        headers.get("X-NPU-Node-Device"),
+        headers.get("X-NPU-Node-Route-Reason"),
+        integer(headers.get("X-NPU-Node-Token-Count")) or 0,
+        integer(headers.get("X-NPU-Busy-Delta-Us")),
+        headers.get("X-NPU-Emulated") == "true",
+    )
+
+
+def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: int) -> EmbedReply:
+    """The vectors of a binary reply to `expected` texts. Raises BadReply."""
+    rows, _, columns = headers.get("X-Shape", "").partition(",")
+    count, dimensions = integer(rows), integer(columns)
+    space = headers.get("X-Space")
+    if count is None or not dimensions or not space:
+        raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
+    if count != expected:
+        raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
+    if len(body) != count * dimensions * 4:
+        raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
+    # Copied: an array over `bytes` is read-only, and callers normalise in place.
+    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(body))
+    if not _finite(vectors, body):
+        raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
+    if _any_zero(vectors, body):
+        raise BadReply("a vector is all zeros, which has no direction: the device answers garbage", node=node)
+    return EmbedReply(vectors, space, route_info(headers))
+
+
+def _finite(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
+    """Whether none of the numbers, whose bytes are `body`, is NaN or infinite."""
+    # Sign and most of the exponent: 7f or ff for those, and for numbers beyond 10^38. Only to tell which of the two it
+    # is, numpy is begun: for one text that would be the dearest part of a call.
+    exponents = body[3::4]
+    return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
+
+
+def _any_zero(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
+    """Whether a row is all zeros, of either sign; `body` holds the bytes of the rows."""
+    width = 4 * vectors.shape[1]
+    # As above: numpy is asked only for a row that begins with zeros, which the bytes of 0.0 and -0.0 tell.
+    return any(
+        not body[start : start + 8].strip(b"\x00\x80") and not vectors[start // width].any()
+        for start in range(0, len(body), width)
+    )
+
+
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
+
+
+class _Tokens(_Part):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class _Milliseconds(_Part):
+    queue: FiniteFloat | None = None
+    tokenize: FiniteFloat | None = None
+    first_token: FiniteFloat | None = None
+    generate: FiniteFloat | None = None
+    total: FiniteFloat | None = None
+
+
+class _Answer(_Part):
+    """The body of an answer to /inference, or the data of its last event, as far as the client uses it."""
+
+    model: str
+    device: str
+    finish_reason: str
+    usage: _Tokens
+    timing_ms: _Milliseconds | None = None
+    npu_busy_delta_us: int | None = Field(default=None, ge=0)
+    emulated: bool = False
+
+
+def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
+    """The reply to a generation without its text. Raises BadReply, which names the fields that are wrong."""
+    try:
+        answer = _Answer.model_validate(data)
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) or "body" for problem in error.errors()}))
+    else:
+        # A stream's busy time is known only at its end, so the body is asked before the headers.
+        route = route_info(headers)._replace(
+            model=answer.model,
+            device=answer.device,
+            busy_delta_us=answer.npu_busy_delta_us,
+            emulated=answer.emulated,
+        )
+        timing = Timing(**answer.timing_ms.model_dump()) if answer.timing_ms else Timing()
+        usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+        return Done(route=route, finish_reason=answer.finish_reason, usage=usage, timing=timing)
+    raise BadReply(f"the reply lacks a valid {fields}: this is not a node's /inference", node=node)
+
+
+def parse_json(node: str, body: bytes | str) -> Any:
+    """JSON from a node. Raises BadReply, which does not quote it."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        pass
+    raise BadReply("the reply is not JSON", node=node)
+
+
+def integer(value: str | None) -> int | None:
+    """The number that a header holds; None for none, or for what is no number."""
+    return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None

@@ -1,0 +1,193 @@
+"""What a reply other than an answer means: status and error object become one of our errors. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from backend_client._protocol.wire import integer
+from backend_client.errors import (
+    AuthenticationFailed,
+    BadReply,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    ModelMissing,
+    NodeFailed,
+    NodeNotServing,
+    NodeOverloaded,
+    NPUError,
+    PayloadTooLarge,
+    RequestRejected,
+)
+
+# What each code of a node means, in our words: no text of a reply gets into an error, because a proxy in front of a
+# node may echo the prompt or the key.
+_MEANINGS = {
+    "context_length_exceeded": "the prompt, or prompt and output together, are longer than the model's context",
+    "deadline_exceeded": "the deadline passed on the node; increase `timeout` or send less",
+    "draining": "the node is shutting down and takes no new requests",
+    "engine_unavailable": "the engine of the model died, hung, or is not ready yet",
+    "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
+    "internal_error": "internal error of the node; its log has the details under the request id",
+    "invalid_api_key": "the API key is missing or wrong; check api_key",
+    "invalid_request": "the request is invalid",
+    "method_not_allowed": "the node has this URL, but not with this method",
+    "model_error": "the model's files could not be prepared",
+    "model_loading": "the model is loading",
+    "model_not_found": "the node does not serve this model",
+    "not_found": "the node has no such URL; it may be older than this client",
+    "not_implemented": "the node does not offer this",
+    "npu_not_proven": "the NPU was required, and its busy counter does not show that it ran",
+    "npu_unavailable": "the required device is not available now",
+    "overloaded": "the node is busy",
+    "payload_too_large": "the request is larger than the node accepts",
+    "request_breaks_engine": "the request takes down the engine that runs it; do not send it again",
+    "request_timeout": "the request was not sent completely in time",
+    "response_not_found": "no such response is stored on the node",
+    "unavailable": "the node cannot take the request now",
+    "unsupported_parameter": "a parameter is not supported by the model or its device",
+}
+# Names that a `param` may hold, by their first part: `messages[0].content` becomes `messages`.
+_PARAMS = frozenset(
+    [
+        "texts",
+        "truncate",
+        "model",
+        "prompt",
+        "raw",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",
+        "seed",
+        "stream",
+        "messages",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "stream_options",
+        "input",
+        "dimensions",
+        "encoding_format",
+        "instructions",
+        "previous_response_id",
+        "store",
+        "text",
+        "tokens",
+        "include",
+        "documents",
+        "query",
+        "top_n",
+        "file",
+        "language",
+        "best_of",
+        "echo",
+        "suffix",
+        "user",
+        "functions",
+        "function_call",
+        "audio",
+        "prediction",
+        "modalities",
+        "keep_alive",
+        "options",
+        "format",
+        "images",
+        "metadata",
+        "service_tier",
+        "web_search_options",
+    ]
+)
+# Errors inside a stream come without a status; these are the ones that their codes have elsewhere, 503 the rest.
+_STATUS_OF = {
+    "context_length_exceeded": 400,
+    "deadline_exceeded": 504,
+    "internal_error": 500,
+    "invalid_request": 400,
+    "overloaded": 429,
+    "request_breaks_engine": 400,
+    "unsupported_parameter": 400,
+}
+_NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
+# Nodes name at most a minute or two. A proxy that names a year must not take a node out of service for that long.
+_LONGEST_PAUSE_S = 300.0
+
+
+def status_error(node: str, status: int, headers: Mapping[str, str], body: bytes, model: str | None) -> NPUError:
+    """The error that a reply other than 200 means. `model` is the one that was asked for."""
+    try:
+        fields = json.loads(body)["error"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        fields = None
+    return _error(node, status, headers, fields, model)
+
+
+def event_error(node: str, data: object, model: str | None) -> NPUError:
+    """The error that an `error` event in a stream means; such an event has no status."""
+    fields = data.get("error") if isinstance(data, dict) else None
+    code = fields.get("code") if isinstance(fields, dict) else None
+    return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, model)
+
+
+def _error(node: str, status: int, headers: Mapping[str, str], fields: object, model: str | None) -> NPUError:
+    known = fields if isinstance(fields, dict) else {}
+    code = _code(known.get("code"))
+    param = _param(known.get("param"))
+    text = f"HTTP {status}" if code is None else f"{_MEANINGS[code]} (HTTP {status}, {code})"
+    if param is not None:
+        text += f"; check {param}"
+    if status == 404 and code == "model_not_found" and model is not None:
+        return ModelMissing(text, node=node, status=status, code=code)
+    rejected = _rejection(status, code)
+    if rejected is not None:
+        return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
+    if status == 504 and code == "deadline_exceeded":
+        # Any other 504 comes from a proxy that gave up: the call's deadline has not passed.
+        return DeadlineExceeded(f"{node}: {text}")
+    kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
+    if kind is not None:
+        return kind(text, node=node, status=status, code=code, retry_after=_retry_after(headers))
+    return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
+
+
+def _code(value: object) -> str | None:
+    """A code of the table; None for any other."""
+    return value if isinstance(value, str) and value in _MEANINGS else None
+
+
+def _param(value: object) -> str | None:
+    """The name of a parameter that requests have, without what follows it; None for anything else."""
+    name = re.split(r"[.\[]", value, maxsplit=1)[0] if isinstance(value, str) else None
+    return name if name in _PARAMS else None
+
+
+def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
+    if not 400 <= status < 500 or status in {408, 429}:
+        return None
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded
+    return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates), limited."""
+    milliseconds = integer(headers.get("retry-after-ms"))
+    seconds = integer(headers.get("Retry-After")) if milliseconds is None else milliseconds / 1000
+    return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)

@@ -1,0 +1,55 @@
+"""The retry budget: failures may add a tenth to the load, not multiply it."""
+
+from __future__ import annotations
+
+from backend_client._resilience.deadline import Clock
+from backend_client.options import RetryOptions
+
+
+class RetryBudget:
+    """A token bucket, one for the whole client. Every call pays `per_request` in, every second `per_second`; a retry
+    costs 1.
+
+    So from the client's start on, retries never exceed `initial + per_request × calls + per_second × seconds`.
+    `refused` counts those that were refused.
+    """
+
+    def __init__(self, options: RetryOptions, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._balance = options.initial
+        self._filled_at = clock()
+        self.refused = 0
+
+    @property
+    def balance(self) -> float:
+        """Retries that could be made now. Changes nothing, so that any thread may ask."""
+        return self._balance_at(self._clock())
+
+    @property
+    def affords_one(self) -> bool:
+        """Whether a retry could be made now."""
+        # Float: ten deposits of 0.1 sum to just under 1.0.
+        return self.balance >= 1.0 - 1e-9
+
+    def deposit(self) -> None:
+        """A call begins."""
+        self._balance = min(self._options.saved, self._balance + self._options.per_request)
+
+    def withdraw(self) -> bool:
+        """Take one retry. False: there is none, and the call must end with the error that it has."""
+        self._fill()
+        if not self.affords_one:
+            self.refused += 1
+            return False
+        self._balance = max(0.0, self._balance - 1.0)
+        return True
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._balance = self._balance_at(now)
+        self._filled_at = now
+
+    def _balance_at(self, now: float) -> float:
+        earned = (now - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)

@@ -1,0 +1,1 @@
+"""One call over the fleet and the cloud: attempts, retries, fallback."""

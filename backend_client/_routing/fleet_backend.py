@@ -1,0 +1,240 @@
+"""The fleet as a backend: jobs become requests to nodes, replies become results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backend_client._fleet.node import Requirement
+from backend_client._fleet.pool import Lease
+from backend_client._protocol import wire
+from backend_client._protocol.jobs import Answer, EmbedJob, GenerateJob, Job
+from backend_client._protocol.report import ModelKind
+from backend_client._protocol.wire import Done, EmbedReply, RouteInfo, WireCall
+from backend_client._resilience.deadline import Deadline
+from backend_client._resilience.hedging import Latencies, hedged
+from backend_client._routing.dispatcher import Call, Dispatcher
+from backend_client._routing.runtime import Running, Runtime
+from backend_client.errors import NPUError, StreamInterrupted
+from backend_client.options import ClientOptions
+from backend_client.results import EmbedBatch, GenerateResult, Usage
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A stream whose first piece has come."""
+
+    items: AsyncGenerator[str | Done, None]
+    first: str | Done
+
+
+class FleetBackend:
+    """Embeds and generates on the nodes of a runtime."""
+
+    def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
+        self.runtime = runtime
+        self._options = options
+        # By the size of the request, in powers of two: a batch is not slow for taking longer than a single text.
+        self._latencies = defaultdict[int, Latencies](lambda: Latencies(options.hedge))
+
+    async def close(self) -> None:
+        """End the probes and close the connections."""
+        await self.runtime.close()
+
+    def concurrency(self) -> int:
+        """A few batches for every node."""
+        return max(1, len(self.runtime.pool.nodes)) * self._options.batch.per_node
+
+    async def embed(self, job: EmbedJob) -> EmbedBatch:
+        """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
+        running = self.runtime.start()
+        length = sum(map(len, job.texts))
+        first = self._call("embedding", job, self._options.timeouts.attempt, length)
+        after = None
+        if self._options.hedge.percentile is not None:
+            after = self._latencies[len(job.texts).bit_length()].percentile()
+        if after is None:
+            return await self._embed(running, first, job)
+        second = self._call("embedding", job, self._options.timeouts.attempt, length)
+        second.hedge = True
+        # The second goes elsewhere: it begins with the nodes that the first has asked.
+        second.tries.nodes = first.tries.nodes
+        return await hedged(
+            lambda: self._embed(running, first, job),
+            lambda: self._embed(running, second, job),
+            after=after,
+            may=lambda: running.dispatcher.elsewhere(first) and self.runtime.budget.withdraw(),
+        )
+
+    async def _embed(self, running: Running, call: Call, job: EmbedJob) -> EmbedBatch:
+        body: dict[str, Any] = {"texts": list(job.texts)}
+        if job.truncate:
+            body["truncate"] = True
+        encode = _encoder(job, body, job.texts)
+
+        async def send(lease: Lease) -> EmbedReply:
+            reply = await running.transport.embed(lease.node.url, encode(call))
+            model = reply.route.model or lease.model
+            self._learn(lease, model)
+            self.runtime.bindings.check(
+                lease.node.url,
+                requested=call.need.model or model,
+                answered=model,
+                space=reply.space,
+                dimensions=reply.vectors.shape[1],
+            )
+            return reply
+
+        served = await running.dispatcher.run(call, send)
+        running.dispatcher.settle(call, served.lease, None)
+        if self._options.hedge.percentile is not None:
+            self._latencies[len(job.texts).bit_length()].add(call.attempts[-1].duration)
+        reply = served.value
+        return EmbedBatch(
+            vectors=reply.vectors,
+            space=reply.space,
+            usage=Usage(reply.route.prompt_tokens),
+            **_origin(call, served.lease, reply.route),
+        )
+
+    async def generate(self, job: GenerateJob) -> GenerateResult:
+        """One POST /inference, on one node after another until one serves it.
+
+        Streamed, so that a hung engine is told from a long answer. Nothing has reached the caller before the end, so a
+        failure in the middle is retried like any other.
+        """
+        running = self.runtime.start()
+        call = self._call("generation", job, None, len(job.prompt))
+        encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
+        parts: list[str] = []
+
+        async def send(lease: Lease) -> Done:
+            parts.clear()
+            opened = await self._open(running, call, lease, encode)
+            item = opened.first
+            try:
+                while not isinstance(item, Done):
+                    parts.append(item)
+                    item = await anext(opened.items)
+                    self.runtime.pool.heard(lease)
+            finally:
+                await opened.items.aclose()
+            self._learn(lease, item.model)
+            return item
+
+        served = await running.dispatcher.run(call, send)
+        running.dispatcher.settle(call, served.lease, None)
+        return _generated(call, served.lease, served.value, "".join(parts))
+
+    async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
+        """Open a stream on one node after another; once a piece has come, that node's answer is the answer."""
+        running = self.runtime.start()
+        call = self._call("generation", job, None, len(job.prompt))
+        call.deadline = opened_by or job.deadline
+        encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
+
+        async def send(lease: Lease) -> _Opened:
+            return await self._open(running, call, lease, encode)
+
+        served = await running.dispatcher.run(call, send)
+        call.deadline = job.deadline
+        return self._answer(running.dispatcher, call, served.lease, served.value)
+
+    async def _open(self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]) -> _Opened:
+        items = running.transport.stream(lease.node.url, encode(call))
+        try:
+            first = await anext(items)
+        except BaseException:
+            await items.aclose()
+            raise
+        self.runtime.pool.heard(lease)
+        return _Opened(items, first)
+
+    async def _answer(self, dispatcher: Dispatcher, call: Call, lease: Lease, opened: _Opened) -> Answer:
+        parts: list[str] = []
+        item = opened.first
+        # What holds when the caller leaves in the middle: it says nothing of the node.
+        ended: BaseException | None = asyncio.CancelledError()
+        try:
+            while not isinstance(item, Done):
+                parts.append(item)
+                yield item
+                async with dispatcher.calls.open():
+                    item = await dispatcher.guard(call, lease, anext(opened.items))
+                self.runtime.pool.heard(lease)
+            self._learn(lease, item.model)
+            ended = None
+        except NPUError as error:
+            ended = error
+        finally:
+            dispatcher.settle(call, lease, ended)
+            await opened.items.aclose()
+        if isinstance(item, Done):
+            yield _generated(call, lease, item, "".join(parts))
+        elif isinstance(ended, NPUError):
+            raise StreamInterrupted(
+                f"the answer stopped after {sum(map(len, parts))} characters: {ended.message}",
+                partial_text="".join(parts),
+                attempts=call.attempts,
+                request_id=call.request_id,
+            )
+
+    def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None, length: int) -> Call:
+        need = Requirement(kind, job.model, job.require_device)
+        now = self.runtime.pool.clock()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, length.bit_length())
+
+    def _learn(self, lease: Lease, model: str) -> None:
+        asked = lease.need.model
+        if asked is not None and asked != model:
+            lease.node.learn(asked, model)
+
+
+def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
+    return {
+        "source": "npu",
+        "node": lease.node.url,
+        "model": route.model or lease.model,
+        "device": route.device,
+        "request_id": call.request_id,
+        "attempts": tuple(call.attempts),
+        "route_reason": route.reason,
+        "npu_busy_delta_us": route.busy_delta_us,
+        "emulated": route.emulated,
+    }
+
+
+def _generated(call: Call, lease: Lease, done: Done, text: str) -> GenerateResult:
+    return GenerateResult(
+        text=text,
+        finish_reason=done.finish_reason,
+        usage=done.usage,
+        timing=done.timing,
+        **_origin(call, lease, done.route),
+    )
+
+
+def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], WireCall]:
+    """Encodes the request on its first attempt, when the model is known, and keeps it for the others."""
+    encoded: WireCall | None = None
+
+    def encode(call: Call) -> WireCall:
+        nonlocal encoded
+        if encoded is None:
+            model = call.need.model
+            encoded = WireCall(
+                wire.encode({**body, "model": model} if model else body),
+                texts,
+                job.deadline,
+                job.request_id,
+                model,
+                job.priority,
+                job.require_device,
+                job.trace,
+            )
+        return encoded
+
+    return encode

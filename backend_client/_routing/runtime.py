@@ -1,0 +1,131 @@
+"""What a fleet runs on: connections, probes, discovery; begun by the first call, ended by `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from backend_client._fleet.bindings import Bindings
+from backend_client._fleet.discovery import Follower, Source
+from backend_client._fleet.health import Prober
+from backend_client._fleet.pool import Pool
+from backend_client._protocol.transport import Transport
+from backend_client._resilience.budget import RetryBudget
+from backend_client._resilience.retry import Retrier
+from backend_client._resilience.supervision import supervise
+from backend_client._routing.dispatcher import Dispatcher
+from backend_client.errors import ClientClosed, ConfigurationError
+from backend_client.options import ClientOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What there is once the runtime has started."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Transport
+    prober: Prober
+    dispatcher: Dispatcher
+
+
+class Runtime:
+    """Belongs to the event loop in which it is started."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        make_transport: Callable[[], Transport],
+        options: ClientOptions,
+        rng: random.Random,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self.pool = pool
+        self.bindings = bindings
+        self.budget = RetryBudget(options.retry, pool.clock)
+        self._make_transport = make_transport
+        self._options = options
+        self._rng = rng
+        self._sources = sources
+        self._follower: asyncio.Task[None] | None = None
+        self._running: Running | None = None
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def start(self) -> Running:
+        """Begin to probe, unless that is so. Raises ConfigurationError after `close`, or in another event loop."""
+        loop = asyncio.get_running_loop()
+        running = self._running
+        if running is not None and running.loop is loop and not self._closed:
+            return running
+        if self._closed:
+            raise ClientClosed("this client is closed; make a new one")
+        if running is not None:
+            raise ConfigurationError(
+                "this client belongs to another event loop; make one per loop, or use backend_client.sync"
+            )
+        transport = self._make_transport()
+        prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
+        retrier = Retrier(self._options.retry, self.budget, self._rng)
+        running = self._running = Running(
+            loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier, self._options.timeouts.share)
+        )
+        for node in self.pool.nodes.values():
+            prober.watch(node)
+        if self._sources:
+            self.pool.complete = False
+            follower = Follower(self._sources, self.pool.nodes, add=self.add, remove=self.remove)
+            self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
+        return running
+
+    async def known(self) -> None:
+        """Wait until every node's first probe has ended, or a new one after a time without calls."""
+        running = self.start()
+        running.prober.note_call()
+        async with running.dispatcher.calls.open():
+            while self.pool.unknown:
+                await running.prober.wait_for_probe()
+
+    def add(self, urls: Iterable[str]) -> None:
+        """Take nodes in; they get requests once a probe has passed."""
+        for node in self.pool.add(urls):
+            if self._running is not None:
+                self._running.prober.watch(node)
+
+    def remove(self, urls: Iterable[str]) -> None:
+        """Let nodes go; what is under way there ends as it will."""
+        for url in urls:
+            self.pool.remove(url)
+            if self._running is not None:
+                self._running.prober.forget(url)
+
+    async def close(self) -> None:
+        """End calls, probes and connections. Calls under way, and those that wait, raise ClientClosed.
+
+        A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
+        """
+        self._closed = True
+        if self._running is not None:
+            if self._closing is None:
+                self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
+            await asyncio.shield(self._closing)
+
+    async def _close(self, running: Running) -> None:
+        await running.dispatcher.calls.close()
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        for source in self._sources:
+            await source.close()
+        await running.prober.close()
+        await running.transport.close()
+
+    async def _follow(self, follower: Follower, prober: Prober) -> None:
+        while True:
+            await follower.look()
+            self.pool.trouble = follower.trouble
+            self.pool.complete = True
+            prober.notify()
+            await asyncio.sleep(self._options.discovery_interval)
