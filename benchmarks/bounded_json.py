@@ -14,7 +14,7 @@ import time
 
 import jsonschema_rs
 
-from worker_node.domain import GenerationRequest, RequestContext, Sampling, Token
+from worker_node.domain import GenerationRequest, ModelKind, RequestContext, Sampling, Token
 from worker_node.jobs.bounds import make_request
 from worker_node.jobs.catalog import JOBS
 from worker_node.jobs.shaping import json_object
@@ -61,7 +61,7 @@ def inputs(count):
     return random.Random(7).sample(every, count)
 
 
-async def answer(registry, name, text, tokens):
+async def answer(services, name, text, tokens):
     request = make_request(name, text, tokens)
     now = time.monotonic()
     generation = GenerationRequest(
@@ -70,7 +70,7 @@ async def answer(registry, name, text, tokens):
         Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=request.job.repetition_penalty),
         grammar=request.job.grammar(request.max_new_tokens),
     )
-    async with generate(registry, generation) as run:
+    async with generate(services, generation) as run:
         written = "".join([event.text async for event in run.events if isinstance(event, Token)])
     return json_object(written, request.job.schema(request.max_new_tokens)), written
 
@@ -79,12 +79,12 @@ async def measure(jobs, count, tokens):
     os.environ["NPU_NODE_NPU_EMULATION"] = "false"
     settings = NodeSettings(models=(ModelSettings(name=MODEL, placements=("CPU",)),), request_timeout_s=600)
     async with hosted_node(settings) as node:
-        await node.registry.generation(None).placements[0].engine.settled()
+        await node.manager.default(ModelKind.GENERATION).placements[0].engine.settled()
         gate = asyncio.Semaphore(CONCURRENT)
 
         async def one(name, text):
             async with gate:
-                return await answer(node.registry, name, text, tokens)
+                return await answer(node.services, name, text, tokens)
 
         for name in jobs:
             answers = await asyncio.gather(*(one(name, text) for text in inputs(count)))

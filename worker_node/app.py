@@ -9,7 +9,8 @@ from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
 from worker_node.api.expectation import answering_expectations
-from worker_node.api.keys import LIBRARY, NODE, Node
+from worker_node.api.keys import IGNORED_NAMES, NODE
+from worker_node.api.leniency import IgnoredNames
 from worker_node.api.middleware import (
     hide_versions,
     list_ignored_fields,
@@ -26,19 +27,14 @@ from worker_node.api.openai import models as openai_models
 from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.api.tracing import traced
-from worker_node.models.manifest import InstalledModel
-from worker_node.models.store import ModelStore
-from worker_node.serving.build import Machine, build_model
-from worker_node.serving.library import Library
-from worker_node.serving.registry import ServedModel
-from worker_node.serving.residence import Residence
-from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.node import Node
+from worker_node.settings import NodeSettings
 
 
 def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
     keys = ApiKeys(key.get_secret_value() for key in node.settings.api_keys)
-    tracing = node.registry.tracing
+    tracing = node.services.tracing
     origins = OriginPolicy.of(node.settings)
     middlewares = [
         log_requests(),
@@ -51,18 +47,18 @@ def make_app(node: Node) -> web.Application:
     app[NODE] = node
     app[API_KEYS] = keys
     app.on_response_prepare.extend((hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins)))
-    app[LIBRARY] = library = _library(node)
+    app[IGNORED_NAMES] = IgnoredNames()
 
-    async def close_library(_app: web.Application) -> None:
-        await library.close()
+    async def close_manager(_app: web.Application) -> None:
+        await node.manager.close()
 
-    # Before the connections are closed: a reply that tells of a pull ends with it.
-    app.on_shutdown.append(close_library)
+    # Before the connections are closed: a reply with the progress of a pull ends with it.
+    app.on_shutdown.append(close_manager)
     app[dashboard.HISTORY] = History()
     app.cleanup_ctx.append(dashboard.keep_history)
     app[responses_stored.RESPONSES] = _response_store(node.settings)
     app.cleanup_ctx.append(responses_stored.forget_expired)
-    node.registry.telemetry.registry.register(metrics.NodeCollector(node))
+    node.telemetry.registry.register(metrics.NodeCollector(node))
     openai_rooms = (openai_models, tokenize, embeddings, completions, chat, responses, responses_stored)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
@@ -73,13 +69,3 @@ def make_app(node: Node) -> web.Application:
 def _response_store(settings: NodeSettings) -> ResponseStore:
     limits = StoreLimits(settings.stored_responses, settings.stored_response_bytes, settings.stored_response_s)
     return ResponseStore(limits)
-
-
-def _library(node: Node) -> Library:
-    machine = Machine(node.settings, node.probe, node.npu)
-
-    def build(installed: InstalledModel) -> ServedModel:
-        places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
-        return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
-
-    return Library(node.registry, ModelStore(node.settings.model_store), Residence(), build)

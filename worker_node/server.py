@@ -20,20 +20,20 @@ from worker_node.api.connection import ConnectionLimits, GuardedConnection
 from worker_node.api.dialects import Renderer
 from worker_node.api.errors import error_response
 from worker_node.api.health import node_status
-from worker_node.api.keys import Node, NodeState
 from worker_node.api.middleware import note_refusal
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
 from worker_node.errors import ConfigurationError, ModelNotFound
-from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.models.catalog import Catalog
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
+from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import Machine, build_model, build_on_demand
 from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.registry import Registry, ServedModel
 from worker_node.serving.schemas import SchemaCompiler
+from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.choice import open_tracing
@@ -115,7 +115,7 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
         node = await stack.enter_async_context(hosted_node(settings, profile))
-        lag = asyncio.create_task(node.registry.telemetry.watch_event_loop(), name="event loop lag")
+        lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
         runner = web.AppRunner(
             profile.make_app(node), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S
@@ -139,25 +139,26 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
         stack.push_async_callback(schemas.close)
         if profile.takes_schemas:
             await schemas.start()
-        models = profile.models(Machine(settings, found, npu))
+        machine = Machine(settings, found, npu)
+        manager = ModelManager(
+            profile.models(machine), ModelStore(settings.model_store), partial(build_on_demand, machine)
+        )
+        stack.push_async_callback(manager.stop)
         node = Node(
             settings=settings,
-            registry=Registry(
-                models,
-                Catalog.load(),
-                Telemetry(),
-                EmbeddingCache(settings.embedding_cache),
-                tracing,
-                require_proof=settings.npu_require_proof,
+            services=Services(
+                manager=manager,
+                telemetry=Telemetry(),
+                cache=EmbeddingCache(settings.embedding_cache),
+                tracing=tracing,
                 schemas=schemas,
+                require_proof=settings.npu_require_proof,
             ),
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
         )
-        stack.push_async_callback(_stop_engines, node)
-        for engine in _engines(node):
-            engine.start()
+        manager.start()
         yield node
 
 
@@ -186,19 +187,6 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _engines(node: Node) -> list[SupervisedEngine]:
-    return [
-        placement.engine
-        for model in node.registry.models
-        for placement in model.placements
-        if isinstance(placement.engine, SupervisedEngine)
-    ]
-
-
-async def _stop_engines(node: Node) -> None:
-    await asyncio.gather(*(engine.stop() for engine in _engines(node)))
-
-
 async def _listen(
     runner: web.AppRunner,
     sock: socket.socket,
@@ -222,7 +210,7 @@ def _url(sock: socket.socket) -> str:
 
 
 def _told(node: Node) -> str:
-    models = node.registry.models
+    models = node.manager.models
     usable = sum(model.serving() is not None for model in models)
     return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from worker_node.api import jobs
-from worker_node.api.keys import NODE, Node
+from worker_node.api.keys import NODE
 from worker_node.api.middleware import errors_as, hide_versions, log_requests
 from worker_node.api.origins import OriginPolicy, guard_origins
 from worker_node.bounded.device_lock import DeviceLock
@@ -17,6 +17,7 @@ from worker_node.bounded.model import build, choose_model, reservation
 from worker_node.bounded.service import JobService
 from worker_node.bounded.settings import BoundedSettings
 from worker_node.models.store import ModelStore
+from worker_node.node import Node
 from worker_node.server import Profile, hosted_node, run
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class _Parts:
 
     def service(self, node: Node) -> JobService:
         return JobService(
-            registry=node.registry,
+            services=node.services,
             choice=self._choice,
             npu=node.npu,
             lock=self._lock,

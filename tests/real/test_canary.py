@@ -6,21 +6,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.support.services import services_of
 from worker_node.domain import Device, GenerationRequest, Message, RequestContext, Sampling, Token
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import DeviceUnavailable
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.models.catalog import Catalog
+from worker_node.manager.placement import Placement
+from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.canary import generation_canary
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.generation import generate
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import GenerationModel, ModelState, Registry
+from worker_node.serving.models import GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer
-from worker_node.telemetry import Telemetry
 
 pytestmark = pytest.mark.real
 GARBAGE = "tests.support.garbage_runner:GarbageRunner"
@@ -44,7 +43,7 @@ async def garbage_before_real(store):
     for engine in engines:
         engine.start()
     try:
-        yield Registry([GenerationModel(installed, placements, chat)], Catalog.load(), Telemetry(), EmbeddingCache(0))
+        yield services_of([GenerationModel(installed, placements, chat)])
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
 
@@ -56,19 +55,19 @@ def request(**more):
 
 
 async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
-    async with garbage_before_real(store) as registry:
-        (model,) = registry.models
+    async with garbage_before_real(store) as services:
+        (model,) = services.manager.models
         npu, cpu = (placement.engine for placement in model.placements)
         assert model.state() is ModelState.LOADING
         status = await npu.settled()
         assert status.state is EngineState.QUARANTINED
         assert status.reason == "canary failed: the answer to a known question lacks 'Paris'"
         assert cpu.status.state is not EngineState.UNLOADED, "the next placement is made ready meanwhile"
-        async with generate(registry, request()) as run:
+        async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
             text = "".join([event.text async for event in run.events if isinstance(event, Token)])
         assert "Paris" in text
         assert model.state() is ModelState.DEGRADED
         with pytest.raises(DeviceUnavailable, match="canary failed"):
-            async with generate(registry, request(require_device=Device.NPU)):
+            async with generate(services, request(require_device=Device.NPU)):
                 pass

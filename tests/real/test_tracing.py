@@ -44,7 +44,7 @@ async def traced_pair(monkeypatch):
     tracer = provider.get_tracer("both")
     monkeypatch.setattr(server, "open_tracing", lambda *, enabled: SpanTracing(tracer, flush=lambda: None))
     async with server.running_node(NodeSettings(port=0)) as (node, url):
-        for model in node.registry.models:
+        for model in node.manager.models:
             await model.placements[0].engine.settled()
         async with instrument(NPUClient([url]), metrics=Metrics(CollectorRegistry()), tracer=tracer) as client:
             yield node, client, exporter
@@ -75,7 +75,7 @@ async def calls(node, client, exporter):
     assert tree(spans) == GENERATION
     assert len({span.context.trace_id for span in spans}) == 1
     engine = next(span for span in spans if span.name == "engine")
-    [pid] = [m.placements[0].engine.status.pid for m in node.registry.models if m.id == WRITER]
+    [pid] = [m.placements[0].engine.status.pid for m in node.manager.models if m.id == WRITER]
     assert engine.attributes["process.pid"] == pid
     assert engine.attributes["npu.device"] == "CPU"
     called = next(span for span in spans if span.parent is None)

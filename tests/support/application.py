@@ -6,25 +6,24 @@ from dataclasses import replace
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import Node, NodeState
+from tests.support.services import services_of
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.catalog import Catalog
+from worker_node.models.store import ModelStore
+from worker_node.node import Node, NodeState
 from worker_node.serving.build import Machine, build_model
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.registry import Registry
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.telemetry import Telemetry
 
 
 @contextlib.asynccontextmanager
 async def application(models=(), settings=None, cache=0):
     """Yields a client of it and its `Node`."""
+    settings = settings or NodeSettings()
     with npu_source(None, emulated=False) as npu:
-        registry = Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(cache))
+        services = services_of(models, cache, store=ModelStore(settings.model_store))
         probe = Probe((DeviceInfo("CPU"),), "test")
-        node = Node(settings or NodeSettings(), registry, probe, npu, NodeState(time.monotonic()))
+        node = Node(settings, services, probe, npu, NodeState(time.monotonic()))
         async with TestClient(TestServer(make_app(node))) as client:
             yield client, node
 

@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from worker_node.devices.memory import resident_memory
 from worker_node.domain import Priority
 from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import Registry
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.placement import Placement
 
 _BY = ("model", "device")
 # `hosting.growth.Recycle`; all are shown, so that the first of a kind is seen as an increase.
@@ -21,10 +21,10 @@ RECYCLE_FORMS = ("beside", "idle", "forced", "failed")
 class EngineMetrics:
     """One reading of every placement of a node. `families` has the metrics once all were read."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, manager: ModelManager) -> None:
         self._gauges: dict[str, GaugeMetricFamily] = {}
         self._counters: dict[str, CounterMetricFamily] = {}
-        for model in registry.models:
+        for model in manager.models:
             for placement in model.placements:
                 self._read(model.id, placement)
 

@@ -18,8 +18,8 @@ from worker_node.api.errors import describe
 from worker_node.api.keys import DRY_RUN, DryRun
 from worker_node.api.middleware import Handler, is_inference
 from worker_node.errors import BadRequest
+from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate
-from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, Explained, Explanation
 
 

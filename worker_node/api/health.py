@@ -11,13 +11,15 @@ from aiohttp import web
 
 from worker_node import __version__
 from worker_node.api.authorization import API_KEYS
-from worker_node.api.keys import NODE, Node
+from worker_node.api.keys import NODE
 from worker_node.devices.emulation import EMULATED_NAME
 from worker_node.devices.npu_counters import Reading
 from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EngineState
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import EmbeddingModel, ModelState, ServedModel
+from worker_node.manager.placement import Placement
+from worker_node.manager.served import ModelState, ServedModel
+from worker_node.node import Node
+from worker_node.serving.models import EmbeddingModel
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
@@ -39,7 +41,7 @@ def node_status(node: Node) -> str:
     """The node's status: one of `STATUSES`."""
     if node.state.draining:
         return "draining"
-    states = [model.state() for model in node.registry.models]
+    states = [model.state() for model in node.manager.models]
     if all(state in _AVAILABLE for state in states):
         return "ready"
     if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
@@ -50,7 +52,7 @@ def node_status(node: Node) -> str:
 def status_reason(node: Node) -> str | None:
     """Which models do not serve as configured, and why; None when all do."""
     parts = []
-    for model in node.registry.models:
+    for model in node.manager.models:
         state = model.state()
         if state not in _AVAILABLE:
             serving = model.serving()
@@ -69,7 +71,7 @@ def report(node: Node) -> dict[str, Any]:
         "version": __version__,
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
-        "models": [_model(model, node.registry.aliases(model)) for model in node.registry.models],
+        "models": [_model(model, node.manager.aliases(model)) for model in node.manager.models],
         "npu": _npu(node),
     }
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from worker_node.api.keys import DRY_RUN, LIBRARY, NODE
+from worker_node.api.keys import DRY_RUN, NODE
 from worker_node.errors import BadRequest
-from worker_node.serving.registry import ServedModel
+from worker_node.manager.served import ServedModel
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -45,9 +45,9 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
         yield
         return
     seconds = seconds_of(keep_alive)
-    served = request.app[NODE].registry.find(model) if isinstance(model, str) else model
+    served = request.app[NODE].manager.find(model) if isinstance(model, str) else model
     try:
         yield
     finally:
         if request.get(DRY_RUN) is None:
-            request.app[LIBRARY].residence.keep(served, seconds)
+            request.app[NODE].manager.keep(served, seconds)

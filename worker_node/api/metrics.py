@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 from worker_node import __version__
 from worker_node.api.engine_metrics import EngineMetrics
 from worker_node.api.health import STATUSES, device_list, node_status
-from worker_node.api.keys import NODE, Node
+from worker_node.api.keys import NODE
+from worker_node.node import Node
 
 
 def routes() -> list[web.RouteDef]:
@@ -21,7 +22,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    text = generate_latest(request.app[NODE].registry.telemetry.registry)
+    text = generate_latest(request.app[NODE].telemetry.registry)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -38,7 +39,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the state of the node, of every engine, and of the NPU, now."""
         yield from self._states()
-        yield from EngineMetrics(self._node.registry).families()
+        yield from EngineMetrics(self._node.manager).families()
         yield from self._npu()
 
     def _states(self) -> Iterable[Metric]:

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import request_id, route_template
 from worker_node.api.dialects import KNOWN_FIELDS, Renderer, renderer
-from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, Node
+from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
 from worker_node.api.leniency import labels
 from worker_node.errors import (
     BadRequest,
@@ -26,6 +26,7 @@ from worker_node.errors import (
     RouteNotFound,
     Unauthorized,
 )
+from worker_node.node import Node
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("worker_node.access")
@@ -55,9 +56,9 @@ async def list_ignored_fields(request: web.Request, response: web.StreamResponse
         return
     response.headers["X-NPU-Node-Ignored"] = ignored.header()
     node = request.app[NODE]
-    node.state.ignored_names.note(ignored)
+    request.app[IGNORED_NAMES].note(ignored)
     for label in labels(ignored, KNOWN_FIELDS):
-        node.registry.telemetry.ignored_fields.labels(label).inc()
+        node.telemetry.ignored_fields.labels(label).inc()
 
 
 def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middleware:
@@ -76,7 +77,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
             return response
         finally:
             route = route_template(request)
-            request.app[NODE].registry.telemetry.http_requests.labels(route, status).inc()
+            request.app[NODE].telemetry.http_requests.labels(route, status).inc()
             # Health is asked for every second by everything that watches: not worth a line each.
             access_log.log(
                 logging.DEBUG if request.path in _WATCHED else logging.INFO,
@@ -98,12 +99,12 @@ def note_failure(request: web.Request, error: NodeError) -> None:
 
 def note_refusal(node: Node, error: NodeError) -> None:
     """Count an error that a connection ends with before there is a request, and keep it among the recent ones."""
-    node.registry.telemetry.http_requests.labels("-", error.status).inc()
+    node.telemetry.http_requests.labels("-", error.status).inc()
     _count(node, error, "-")
 
 
 def _count(node: Node, error: NodeError, route: str) -> None:
-    node.registry.telemetry.errors.labels(error.code).inc()
+    node.telemetry.errors.labels(error.code).inc()
     node.state.failures.add(error, route)
 
 

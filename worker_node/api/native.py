@@ -77,7 +77,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             f"{len(body.texts)} texts in one request; at most {node.settings.max_texts} are taken",
             param="texts",
         )
-    reply = await embed(node.registry, EmbeddingRequest(context, tuple(body.texts), body.model, truncate=body.truncate))
+    reply = await embed(node.services, EmbeddingRequest(context, tuple(body.texts), body.model, truncate=body.truncate))
     headers = embedding_headers(reply)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
@@ -118,7 +118,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
     sampling = parameters.sampling(parameters.NATIVE, body.model_dump())
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     wanted = GenerationRequest(context, prompt, sampling, body.model)
-    async with generate(node.registry, wanted) as run:
+    async with generate(node.services, wanted) as run:
         if body.stream:
             return await _stream(request, run)
         text: list[str] = []

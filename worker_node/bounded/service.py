@@ -21,9 +21,10 @@ from worker_node.jobs.bounds import JobRequest
 from worker_node.jobs.examples import repeats
 from worker_node.jobs.fitting import fit
 from worker_node.jobs.shaping import json_object
+from worker_node.manager.placement import Placement
 from worker_node.serving.generation import generate
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import GenerationModel, Registry
+from worker_node.serving.models import GenerationModel
+from worker_node.serving.services import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class JobResult:
 class JobService:
     """Runs jobs on the profile's one model. Times are seconds inside and milliseconds in payloads."""
 
-    registry: Registry
+    services: Services
     choice: Choice
     npu: NpuSource
     lock: DeviceLock
@@ -52,9 +53,10 @@ class JobService:
     @property
     def model(self) -> GenerationModel:
         """The model. Raises EngineUnavailable, saying what is missing, where there is none."""
-        if not self.registry.models:
+        models = self.services.manager.models
+        if not models or not isinstance(models[0], GenerationModel):
             raise EngineUnavailable(f"the model is missing: {self.choice.problem}")
-        return self.registry.generation(None)
+        return models[0]
 
     @property
     def _placement(self) -> Placement:
@@ -67,7 +69,7 @@ class JobService:
 
     def problem(self) -> str | None:
         """Why no job can run now and loading will not change that; None otherwise."""
-        if not self.registry.models:
+        if not self.services.manager.models:
             return self.choice.problem
         status = self._placement.engine.status
         failed = status.state not in {EngineState.READY, EngineState.STARTING, EngineState.UNLOADED}
@@ -76,12 +78,12 @@ class JobService:
     @property
     def loaded(self) -> bool:
         """Whether the next job finds the model loaded."""
-        return bool(self.registry.models) and self._placement.engine.status.state is EngineState.READY
+        return bool(self.services.manager.models) and self._placement.engine.status.state is EngineState.READY
 
     @property
     def initial_load_ms(self) -> float | None:
         """How long loading and compiling took; None before."""
-        seconds = self._placement.engine.status.load_seconds if self.registry.models else None
+        seconds = self._placement.engine.status.load_seconds if self.services.manager.models else None
         return None if seconds is None else _ms(seconds)
 
     def cache_exists(self) -> bool:
@@ -172,7 +174,7 @@ class JobService:
             grammar=job.grammar(request.max_new_tokens),
         )
         pieces: list[str] = []
-        async with generate(self.registry, generation) as run:
+        async with generate(self.services, generation) as run:
             async for event in run.events:
                 if isinstance(event, Token):
                     pieces.append(event.text)

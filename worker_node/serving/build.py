@@ -18,6 +18,8 @@ from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.hosting.suspicion import Suspects
+from worker_node.manager.placement import Placement
+from worker_node.manager.served import ServedModel
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.routing import NOTHING, Feature
@@ -26,8 +28,7 @@ from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.limits import admission_limits, growth_limits
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel, ServedModel
+from worker_node.serving.models import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
@@ -77,6 +78,12 @@ def build_model(
         wanted.best_of_limit or DEFAULT_BEST_OF_LIMIT,
         aliases=wanted.aliases,
     )
+
+
+def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
+    """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them."""
+    places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
+    return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
 
 
 def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:

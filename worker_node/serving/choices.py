@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from worker_node.domain import Finished, GenerationRequest, Piece, Route, Sampling
 from worker_node.serving.generation import GenerationRun, generate
 from worker_node.serving.places import Explained, Explanation
-from worker_node.serving.registry import Registry
+from worker_node.serving.services import Services
 
 # Events that may wait for a slow reader before the generations that made them are held up.
 _BUFFERED_EVENTS = 64
@@ -51,26 +51,26 @@ def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
 
 
 @asynccontextmanager
-async def generate_choices(registry: Registry, requests: Sequence[GenerationRequest]) -> AsyncIterator[Choices]:
+async def generate_choices(services: Services, requests: Sequence[GenerationRequest]) -> AsyncIterator[Choices]:
     """Run the generations side by side for as long as the block lasts; leaving it early cancels them all.
 
     Raises what `generate` raises; the failure of one is the failure of all.
     """
     if requests[0].context.dry_run:
-        raise Explained(await _explain(registry, requests))
+        raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
-        runs = [await stack.enter_async_context(generate(registry, request)) for request in requests]
+        runs = [await stack.enter_async_context(generate(services, request)) for request in requests]
         written = [0] * len(runs)
         events = _only(runs[0], written) if len(runs) == 1 else _merged(runs, written)
         yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)), written)
 
 
-async def _explain(registry: Registry, requests: Sequence[GenerationRequest]) -> Explanation:
+async def _explain(services: Services, requests: Sequence[GenerationRequest]) -> Explanation:
     """The first refusal among the dry runs, else the first route, which is what the reply's headers tell."""
     explanations: list[Explanation] = []
     for request in requests:
         try:
-            async with generate(registry, request):
+            async with generate(services, request):
                 raise AssertionError("a dry run does not run")
         except Explained as explained:
             explanations.append(explained.explanation)

@@ -10,33 +10,34 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
-from worker_node.serving.placement import Placement
+from worker_node.serving.models import EmbeddingModel, embedding_model
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.proof import Proof
-from worker_node.serving.registry import EmbeddingModel, Registry
 from worker_node.serving.rerun import Runs, embed_again
+from worker_node.serving.services import Services
 from worker_node.tracing.base import Operation
 
 
-async def embed(registry: Registry, request: EmbeddingRequest) -> EmbeddingReply:
+async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
     """Return the vectors of the request's texts, in order.
 
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
     ModelLoading, DeviceUnavailable.
     """
-    with registry.tracing.embedding(request) as operation:
-        reply = await _embed(registry, request, operation)
+    with services.tracing.embedding(request) as operation:
+        reply = await _embed(services, request, operation)
         operation.answered(
             reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
         )
         return reply
 
 
-async def _embed(registry: Registry, request: EmbeddingRequest, operation: Operation) -> EmbeddingReply:
+async def _embed(services: Services, request: EmbeddingRequest, operation: Operation) -> EmbeddingReply:
     context = request.context
     began = time.monotonic()
-    prepared = await prepare_embedding(registry, request)
+    prepared = await prepare_embedding(services, request)
     tokenized = time.monotonic()
     operation.tokenized(began)
     model, tokens = prepared.model, prepared.tokens
@@ -46,13 +47,13 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
         return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
-    proof = Proof.of(route, context, strict=registry.require_proof)
+    proof = Proof.of(route, context, strict=services.require_proof)
     # A vector that was computed for an earlier request proves nothing for this one.
     known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
     if not proof.required:
-        known = registry.cache.look_up(model.space, route.device, tokens)
+        known = services.cache.look_up(model.space, route.device, tokens)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    registry.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
+    services.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
     usage = Usage(route.token_count)
     if not missing:
         vectors = np.stack([vector for vector in known if vector is not None])
@@ -82,7 +83,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
         with errors_of(lambda: route):
             proof.check(output.busy_us)
         route = replace(route, unproven=proof.unread)
-        registry.cache.keep(model.space, route.device, wanted, output.vectors)
+        services.cache.keep(model.space, route.device, wanted, output.vectors)
         timing = _timing(
             context.arrived,
             queue=output.started - tokenized,
@@ -102,7 +103,7 @@ async def _embed(registry: Registry, request: EmbeddingRequest, operation: Opera
             cached="partial" if len(missing) < len(tokens) else None,
             loading_s=place.loading_s,
         )
-    registry.telemetry.embedded(reply)
+    services.telemetry.embedded(reply)
     return reply
 
 
@@ -129,9 +130,9 @@ class PreparedEmbedding:
     demand: Demand
 
 
-async def prepare_embedding(registry: Registry, request: EmbeddingRequest) -> PreparedEmbedding:
+async def prepare_embedding(services: Services, request: EmbeddingRequest) -> PreparedEmbedding:
     """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
-    model = registry.embedding(request.model)
+    model = await embedding_model(services.manager, request.model)
     if not request.context.dry_run:
         turn_away(model.placements, len(request.texts), request.context)
     tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)

@@ -27,16 +27,17 @@ from worker_node.domain import (
 )
 from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
 from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate, Feature
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.answer_text import AnswerText
 from worker_node.serving.forms import answer_form
-from worker_node.serving.placement import Placement
+from worker_node.serving.models import GenerationModel, generation_model
 from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.proof import Proof, after_first
-from worker_node.serving.registry import GenerationModel, Registry
 from worker_node.serving.rerun import Runs, generate_again
+from worker_node.serving.services import Services
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
 
@@ -73,7 +74,7 @@ class GenerationRun:
 
 
 @asynccontextmanager
-async def generate(registry: Registry, request: GenerationRequest) -> AsyncIterator[GenerationRun]:
+async def generate(services: Services, request: GenerationRequest) -> AsyncIterator[GenerationRun]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
@@ -81,9 +82,9 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
     Overloaded.
     """
     context = request.context
-    with registry.tracing.generation(request) as operation:
+    with services.tracing.generation(request) as operation:
         began = time.monotonic()
-        prepared = await prepare_generation(registry, request)
+        prepared = await prepare_generation(services, request)
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
         place = await find_place(prepared.demand, context)
@@ -97,11 +98,11 @@ async def generate(registry: Registry, request: GenerationRequest) -> AsyncItera
 
         runs = Runs(prepared.demand, context, place, permit)
         with errors_of(lambda: runs.place.route), prepared.model.activity.working(), runs.admitted():
-            proof = Proof.of(place.route, context, strict=registry.require_proof)
-            watch = _Watch(operation, registry.telemetry, proof, progress := Progress())
+            proof = Proof.of(place.route, context, strict=services.require_proof)
+            watch = _Watch(operation, services.telemetry, proof, progress := Progress())
             async with (
                 aclosing(_run(request, prepared, runs, tokenize_s, watch)) as events,
-                aclosing(_counted(registry.telemetry, operation, runs, events)) as counted,
+                aclosing(_counted(services.telemetry, operation, runs, events)) as counted,
             ):
                 if not proof.required:
                     yield GenerationRun(runs, proof, counted, progress, place.loading_s)
@@ -130,17 +131,17 @@ class PreparedGeneration:
     demand: Demand
 
 
-async def prepare_generation(registry: Registry, request: GenerationRequest) -> PreparedGeneration:
+async def prepare_generation(services: Services, request: GenerationRequest) -> PreparedGeneration:
     """Find the model, compile the answer's schema and count the prompt's tokens.
 
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    model = registry.generation(request.model)
+    model = await generation_model(services.manager, request.model)
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await registry.schemas.grammar(form, request.context)
+        grammar = await services.schemas.grammar(form, request.context)
     check_sampling(model, request)
     prompt = prepare(model, request, grammar)
     count = len(prompt.tokens)
@@ -243,8 +244,7 @@ async def _run(
     """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
     model, prompt = prepared.model, prepared.prompt
     arrived = request.context.arrived
-    submitted = time.monotonic()
-    started = submitted
+    submitted = started = time.monotonic()
     watch.operation.submitted(runs.place.placement.engine)
     first_token: float | None = None
     completion_tokens = reasoning_tokens = 0

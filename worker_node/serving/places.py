@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from worker_node.domain import Device, RequestContext, Route
 from worker_node.engines.base import EngineState
 from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError, Overloaded
+from worker_node.manager.placement import Placement
 from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
-from worker_node.serving.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

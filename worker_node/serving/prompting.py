@@ -11,7 +11,7 @@ from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
-from worker_node.serving.registry import GenerationModel
+from worker_node.serving.models import GenerationModel
 
 
 @dataclass(frozen=True, slots=True)

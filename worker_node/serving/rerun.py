@@ -20,9 +20,9 @@ from worker_node.engines.messages import GenerateJob, TokenDelta, embed_job
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.isolation import Visit
 from worker_node.hosting.suspicion import Standing, fingerprint
+from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate
 from worker_node.scheduling.admission import Permit
-from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, Place
 
 # With others, as the prime suspect, and twice alone: one more run would tell nothing new.

@@ -19,9 +19,9 @@ from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import GenerationModel
+from worker_node.serving.models import GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import NodeSettings
 

@@ -38,7 +38,7 @@ async def test_a_request_that_hangs_the_engine_is_refused_and_the_one_beside_it_
             return reply.status, reply.headers, await reply.json()
 
     async with running_node(SETTINGS, Profile(scripted_models, make_app)) as (node, url):
-        [model] = node.registry.models
+        [model] = node.manager.models
         engine = model.placements[0].engine
         before = await until(engine, EngineState.READY)
         # The node's own limit for a request is minutes away: within this one, only the watchdog can end it.

@@ -30,7 +30,7 @@ def one_that_loads_for_ever(machine):
 @pytest.mark.usefixtures("store")
 async def test_embeddings_are_served_while_the_generation_model_loads(http):
     async with running_node(SETTINGS, Profile(one_that_loads_for_ever, make_app)) as (node, url):
-        await until(node.registry.models[0].placements[0].engine, EngineState.READY)
+        await until(node.manager.models[0].placements[0].engine, EngineState.READY)
         async with http.get(url + "/health") as reply:
             body = await reply.json()
         assert (reply.status, body["status"]) == (200, "degraded")

@@ -21,8 +21,8 @@ from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.hosting.suspicion import Suspects
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, find_place
 from worker_node.serving.rerun import MAX_RUNS, Runs, embed_again, generate_again
 

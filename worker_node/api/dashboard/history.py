@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 
 from prometheus_client import Counter
 
-from worker_node.api.keys import Node
 from worker_node.devices.busy import Utilisation
+from worker_node.node import Node
 
 PERIOD_S = 1.0
 SAMPLES = 120
@@ -84,8 +84,8 @@ def _rate(before: float, after: float, seconds: float) -> float:
 
 def read(node: Node) -> Reading:
     """Read the node's counters."""
-    telemetry = node.registry.telemetry
-    placements = [placement for model in node.registry.models for placement in model.placements]
+    telemetry = node.telemetry
+    placements = [placement for model in node.manager.models for placement in model.placements]
     return Reading(
         requests=total(telemetry.routes),
         prompt_tokens=total(telemetry.prompt_tokens),

@@ -12,7 +12,7 @@ import numpy as np
 
 from worker_node.api import health
 from worker_node.api.dashboard.history import PERIOD_S, History, total
-from worker_node.api.keys import Node
+from worker_node.node import Node
 
 FIRST_TOKEN_WINDOW_S = 900.0
 
@@ -22,7 +22,7 @@ def node_state(node: Node, history: History) -> dict[str, Any]:
 
     `at`, and the times of failures, are Unix times by the node's clock.
     """
-    telemetry = node.registry.telemetry
+    telemetry = node.telemetry
     return {
         "kind": "node",
         "name": socket.gethostname(),
@@ -53,7 +53,7 @@ def _routes(node: Node) -> list[dict[str, Any]]:
     """Finished requests by placement and reason, the most frequent first."""
     routes = [
         {**sample.labels, "count": int(sample.value)}
-        for metric in node.registry.telemetry.routes.collect()
+        for metric in node.telemetry.routes.collect()
         for sample in metric.samples
     ]
     return sorted(routes, key=lambda route: -route["count"])

@@ -20,7 +20,7 @@ from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.embedding import embed
-from worker_node.serving.registry import EmbeddingModel
+from worker_node.serving.models import EmbeddingModel
 
 
 class EmbedBody(DialectBody):
@@ -91,7 +91,7 @@ async def _run(
             param="dimensions",
         )
     async with keeping(request, model, body.keep_alive):
-        reply = await embed(node.registry, EmbeddingRequest(context, texts, model.id, truncate=truncate))
+        reply = await embed(node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate))
     return reply, Loading(reply.loading_s)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import request_context, route_headers
 from worker_node.api.keep_alive import KeepAlive, keeping, seconds_of
-from worker_node.api.keys import LIBRARY, NODE
+from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
@@ -32,8 +32,8 @@ from worker_node.domain import (
     ToolUse,
 )
 from worker_node.errors import BadRequest, NodeError
+from worker_node.manager.served import ServedModel
 from worker_node.serving.generation import GenerationRun, generate
-from worker_node.serving.registry import ServedModel
 
 
 class _Common(DialectBody):
@@ -180,18 +180,18 @@ async def _load_or_unload(
     request: web.Request, context: RequestContext, body: _Common, empty: dict[str, Any]
 ) -> web.StreamResponse:
     """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
-    residence = request.app[LIBRARY].residence
+    manager = request.app[NODE].manager
     reason = "load"
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
     if context.dry_run:
         return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
     if seconds == 0:
         reason = "unload"
-        await residence.unload(await served(request, body.model))
+        await manager.unload(await served(request, body.model))
     else:
         model, _ = await resident(request, body.model, context)
         if body.keep_alive is not None:
-            residence.keep(model, seconds)
+            manager.keep(model, seconds)
     done = frame(body.model, **empty, done=True, done_reason=reason)
     if body.stream is False:
         return web.Response(body=orjson.dumps(done), content_type="application/json", charset="utf-8")
@@ -203,7 +203,7 @@ async def _load_or_unload(
 async def _answer(
     request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
 ) -> web.StreamResponse:
-    async with keeping(request, model, body.keep_alive), generate(request.app[NODE].registry, wanted) as run:
+    async with keeping(request, model, body.keep_alive), generate(request.app[NODE].services, wanted) as run:
         frames = form(body.model, Loading(run.loading_s))
         if body.stream is not False:
             return await _stream(request, run, frames)

@@ -10,15 +10,16 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.body import DialectBody, read_body
-from worker_node.api.keys import LIBRARY
+from worker_node.api.keys import NODE
 from worker_node.api.ollama import OLLAMA_API_VERSION
 from worker_node.api.ollama.errors import message, not_found
 from worker_node.api.ollama.residents import served
 from worker_node.api.sse import LineStream
 from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
+from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving.registry import GenerationModel, ServedModel
+from worker_node.serving.models import GenerationModel
 
 _NEVER = "2318-01-01T00:00:00Z"
 
@@ -73,18 +74,18 @@ async def _version(_request: web.Request) -> web.Response:
 
 
 async def _tags(request: web.Request) -> web.Response:
-    models = await request.app[LIBRARY].installed()
+    models = await request.app[NODE].manager.installed()
     return _json({"models": [_entry(model) | {"modified_at": _modified(model)} for model in models]})
 
 
 async def _ps(request: web.Request) -> web.Response:
-    library = request.app[LIBRARY]
+    manager = request.app[NODE].manager
     loaded: list[dict[str, Any]] = []
-    for model in library.registry.models:
+    for model in manager.models:
         placement = model.serving()
         if placement is None:
             continue
-        left = library.residence.expires_in(model)
+        left = manager.expires_in(model)
         until = _NEVER if left is None else _utc(datetime.now(UTC) + timedelta(seconds=left))
         loaded.append(
             _entry(model.installed)
@@ -134,11 +135,11 @@ def _capabilities(model: ServedModel) -> list[str]:
 
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
-    name, library = body.wanted(), request.app[LIBRARY]
-    if library.store.catalog.find(name) is None:
+    name, manager = body.wanted(), request.app[NODE].manager
+    if manager.store.catalog.find(name) is None:
         raise ModelNotFound(f"pull model manifest: {name[:200]!r} is not in this node's catalog", param="model")
     progress = _Progress()
-    pulling = asyncio.create_task(library.pull(name, progress))
+    pulling = asyncio.create_task(manager.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())
     if body.stream is False:
         await asyncio.shield(pulling)
@@ -198,7 +199,7 @@ async def _delete(request: web.Request) -> web.Response:
     body = await read_body(request, NamedBody)
     name = body.wanted()
     try:
-        await request.app[LIBRARY].delete(name)
+        await request.app[NODE].manager.delete(name)
     except ModelNotFound:
         raise not_found(name) from None
     return web.Response()

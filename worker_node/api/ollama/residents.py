@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from worker_node.api.keys import LIBRARY
+from worker_node.api.keys import NODE
 from worker_node.api.ollama.errors import not_found
 from worker_node.api.ollama.frames import Loading
 from worker_node.domain import RequestContext
 from worker_node.errors import ModelNotFound
-from worker_node.serving.registry import ServedModel
+from worker_node.manager.served import ServedModel
 
 
 async def served(request: web.Request, name: str) -> ServedModel:
     """The model of that name. Raises ModelNotFound in Ollama's words."""
     try:
-        return await request.app[LIBRARY].find(name)
+        return await request.app[NODE].manager.resolve(name)
     except ModelNotFound:
         raise not_found(name) from None
 
@@ -30,4 +30,4 @@ def patient(context: RequestContext) -> RequestContext:
 async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:
     """The model of that name, loaded for nothing in particular. Raises ModelNotFound, DeadlineExceeded."""
     model = await served(request, name)
-    return model, Loading(await request.app[LIBRARY].residence.load(model, context.deadline))
+    return model, Loading(await request.app[NODE].manager.load(model, context.deadline))

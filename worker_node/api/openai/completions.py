@@ -22,6 +22,7 @@ from worker_node.api.openai.table import COMPLETIONS
 from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.choices import generate_choices, repeated
+from worker_node.serving.models import generation_model
 from worker_node.serving.tokenization import ChatTokenizer
 
 # What OpenAI does with a request that names no length, and what its clients count on.
@@ -146,10 +147,10 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionsBody)
     count = body.n or 1
     top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    echoes = body.echoes(node.registry.generation(body.model).tokenizer)
+    echoes = body.echoes((await generation_model(node.manager, body.model)).tokenizer)
     async with (
         keeping(request, body.model, body.keep_alive),
-        generate_choices(node.registry, body.requests(context)) as choices,
+        generate_choices(node.services, body.requests(context)) as choices,
     ):
         envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)
         if body.stream:

@@ -18,6 +18,7 @@ from worker_node.api.vectors import embedding_objects
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.embedding import embed
+from worker_node.serving.models import embedding_model
 
 Ids = Annotated[list[int], Field(min_length=1)]
 
@@ -73,7 +74,7 @@ async def _embeddings(request: web.Request) -> web.Response:
         raise BadRequest(
             f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
         )
-    model = node.registry.embedding(body.model)
+    model = await embedding_model(node.manager, body.model)
     if body.dimensions is not None and body.dimensions != model.dimensions:
         raise UnsupportedParameter(
             f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
@@ -84,7 +85,7 @@ async def _embeddings(request: web.Request) -> web.Response:
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
         )
     truncate = body.truncates(model.tokenizer.limit)
-    reply = await embed(node.registry, EmbeddingRequest(context, texts, body.model, truncate=truncate))
+    reply = await embed(node.services, EmbeddingRequest(context, texts, body.model, truncate=truncate))
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
     items = embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")

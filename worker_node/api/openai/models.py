@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.keys import NODE
-from worker_node.serving.registry import ServedModel
+from worker_node.manager.served import ServedModel
 
 
 def routes() -> list[web.RouteDef]:
@@ -19,12 +19,12 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json({"object": "list", "data": [_model(model) for model in node.registry.models]})
+    return _json({"object": "list", "data": [_model(model) for model in node.manager.models]})
 
 
 async def _one(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json(_model(node.registry.find(request.match_info["id"])))
+    return _json(_model(node.manager.find(request.match_info["id"])))
 
 
 def _model(model: ServedModel) -> dict[str, Any]:

@@ -34,7 +34,7 @@ async def _responses(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
     conversation = Conversation(request, body)
-    async with generate(request.app[NODE].registry, body.request(context, conversation.items)) as run:
+    async with generate(request.app[NODE].services, body.request(context, conversation.items)) as run:
         response = _Response(body, run.route, stored=conversation.stored)
         if body.stream:
             return await _stream(request, run, response, conversation)

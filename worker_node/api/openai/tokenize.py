@@ -15,7 +15,7 @@ from worker_node.api.openai.messages import ChatMessage, conversation
 from worker_node.api.openai.table import TOKENIZE
 from worker_node.api.openai.template import rendering
 from worker_node.errors import BadRequest
-from worker_node.serving.registry import GenerationModel
+from worker_node.serving.models import GenerationModel, generation_model
 
 _MAX_TOKENS = 1_000_000
 
@@ -65,7 +65,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
-    model = request.app[NODE].registry.generation(body.model)
+    model = await generation_model(request.app[NODE].manager, body.model)
     tokens = body.tokens(model)
     longest = max(place.total_limit for place in model.placements)
     told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
@@ -76,7 +76,7 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
-    tokenizer = request.app[NODE].registry.generation(body.model).tokenizer
+    tokenizer = (await generation_model(request.app[NODE].manager, body.model)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
     return _json({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 

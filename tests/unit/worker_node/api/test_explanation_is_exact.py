@@ -15,8 +15,8 @@ from tests.support.application import application, built_models
 from worker_node.domain import Device
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import TokenDelta
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.placement import Placement
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 CASES = 250
@@ -115,7 +115,7 @@ async def ask(store):
     """Ask a node of random placements about a request, and for it."""
     models = built_models(store, EMBEDDER, WRITER)
     async with application(cache=100) as (client, node):
-        registry = node.registry
+        registry = node.manager
 
         async def both(places, path, body, headers):
             for model in registry.models:

@@ -27,7 +27,7 @@ def lines(caplog):
 
 async def serving(middleware):
     app = web.Application(middlewares=[middleware])
-    app[NODE] = SimpleNamespace(registry=SimpleNamespace(telemetry=MagicMock()))
+    app[NODE] = SimpleNamespace(telemetry=MagicMock())
     app.on_response_prepare.extend((hide_versions, tell_request_id))
     app.add_routes([web.get("/things/{name}", answer)])
     return TestClient(TestServer(app))

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.api.health import node_status, status_reason
-from worker_node.api.keys import NodeState
 from worker_node.domain import Device
 from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.serving.registry import EmbeddingModel
+from worker_node.node import NodeState
+from worker_node.serving.models import EmbeddingModel
 
 READY, STARTING, BACKING_OFF = EngineState.READY, EngineState.STARTING, EngineState.BACKING_OFF
 FAILED, QUARANTINED, UNLOADED = EngineState.FAILED, EngineState.QUARANTINED, EngineState.UNLOADED
@@ -25,7 +25,7 @@ def node(draining=False, **models):
         served.append(EmbeddingModel(SimpleNamespace(id=name), placements, None, "s", 1))
     state = NodeState(0.0)
     state.draining = draining
-    return SimpleNamespace(registry=SimpleNamespace(models=tuple(served)), state=state)
+    return SimpleNamespace(manager=SimpleNamespace(models=tuple(served)), state=state)
 
 
 @pytest.mark.parametrize(

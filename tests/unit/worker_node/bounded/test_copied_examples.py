@@ -13,6 +13,7 @@ from worker_node.domain import Token
 from worker_node.engines.base import EngineState
 from worker_node.jobs.bounds import make_request
 from worker_node.jobs.examples import MEMORY
+from worker_node.serving.models import GenerationModel
 
 COPY = json.dumps(MEMORY)
 OWN = json.dumps({"candidates": ["Ben wants weekly reports."], "notes": ""})
@@ -56,7 +57,7 @@ def run(monkeypatch):
         left, prompts = list(answers), []
 
         @asynccontextmanager
-        async def generate(_registry, request):
+        async def generate(_services, request):
             prompts.append(request.prompt[-1].content)
 
             async def events():
@@ -67,10 +68,10 @@ def run(monkeypatch):
         monkeypatch.setattr(module, "generate", generate)
         placement = SimpleNamespace(engine=Engine(), prompt_limit=1024, total_limit=1088)
         tokenizer = SimpleNamespace(encode_chat=lambda _messages: [1])
-        model = SimpleNamespace(placements=[placement], tokenizer=tokenizer)
-        registry = SimpleNamespace(models=(model,), generation=lambda _name: model)
         installed = SimpleNamespace(id="scripted")
-        service = JobService(registry, SimpleNamespace(installed=installed), Counter(), Lock(), "/cache", 60, 60)
+        model = GenerationModel(installed, [placement], tokenizer)
+        services = SimpleNamespace(manager=SimpleNamespace(models=(model,)))
+        service = JobService(services, SimpleNamespace(installed=installed), Counter(), Lock(), "/cache", 60, 60)
         result = await service.run(make_request("memory", "Ben wants weekly reports."))
         assert not left
         return result.payload, prompts

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.services import services_of
 from worker_node.domain import Device, EmbeddingRequest, ModelKind, Priority, RequestContext
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
 from worker_node.errors import Overloaded
-from worker_node.models.catalog import Catalog
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.embedding import embed
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import EmbeddingModel, Registry
-from worker_node.telemetry import Telemetry
+from worker_node.serving.models import EmbeddingModel
 
 BUCKET = 32
 
@@ -41,14 +39,14 @@ class Engine:
         return EmbeddingOutput(vectors, time.monotonic(), 0.0, 7, device_tokens=BUCKET * len(tokens))
 
 
-def registry():
+def services():
     placement = Placement(Device.NPU, Engine(), Admission("m", AdmissionLimits(8)), 256, 256, emulated=True)
     model = EmbeddingModel(SimpleNamespace(id="m", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1)
-    return Registry([model], Catalog.load(), Telemetry(), EmbeddingCache(10))
+    return services_of([model], cache=10)
 
 
 async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_computed():
-    served = registry()
+    served = services()
 
     async def after(*texts):
         now = time.monotonic()
@@ -67,8 +65,8 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
 
 
 async def test_the_priority_of_a_request_is_that_of_its_texts_and_of_its_place():
-    served = registry()
-    (placement,) = served.models[0].placements
+    served = services()
+    (placement,) = served.manager.models[0].placements
 
     async def ask(priority, *texts):
         now = time.monotonic()

@@ -8,8 +8,8 @@ import pytest
 from worker_node.domain import Device, RequestContext
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, ModelLoading
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.placement import Placement
 from worker_node.serving.places import Demand, Explained, explain, find_place
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.services import services_of
 from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
 from worker_node.domain import (
     Device,
@@ -21,14 +22,11 @@ from worker_node.domain import (
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import TokenDelta
 from worker_node.errors import NpuNotProven
-from worker_node.models.catalog import Catalog
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.embedding import embed
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.generation import generate
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import EmbeddingModel, GenerationModel, Registry
-from worker_node.telemetry import Telemetry
+from worker_node.serving.models import EmbeddingModel, GenerationModel
 
 
 class Engine:
@@ -57,7 +55,7 @@ def registry(engine, *, strict=False, cache=0, device=Device.NPU):
         EmbeddingModel(installed[ModelKind.EMBEDDING], [place], Tokenizer(), "space", 1),
         GenerationModel(installed[ModelKind.GENERATION], [place], Tokenizer(), 64, 1),
     ]
-    return Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(cache), require_proof=strict)
+    return services_of(models, cache, require_proof=strict)
 
 
 def context(require=Device.NPU):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.services import services_of
 from worker_node.domain import (
     Device,
     EmbeddingRequest,
@@ -19,15 +20,12 @@ from worker_node.domain import (
 )
 from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
 from worker_node.engines.messages import TokenDelta
-from worker_node.models.catalog import Catalog
+from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.detokenize import ByteDetokenizer
 from worker_node.serving.embedding import embed
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.generation import generate
-from worker_node.serving.placement import Placement
-from worker_node.serving.registry import EmbeddingModel, GenerationModel, Registry
-from worker_node.telemetry import Telemetry
+from worker_node.serving.models import EmbeddingModel, GenerationModel
 from worker_node.tracing.base import Operation, Tracing
 
 
@@ -82,7 +80,7 @@ def serve(shared):
         EmbeddingModel(SimpleNamespace(id="e", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1),
         GenerationModel(SimpleNamespace(id="g", kind=ModelKind.GENERATION, family="llama"), (placement,), Tokenizer()),
     ]
-    return Registry(models, Catalog.load(), Telemetry(), EmbeddingCache(0), Watched())
+    return services_of(models, tracing=Watched())
 
 
 def context():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from worker_node.engines.base import EngineState
 from worker_node.errors import DeadlineExceeded
-from worker_node.serving.registry import ServedModel
+from worker_node.manager.served import ServedModel
 
 _RETRY_S = 0.5
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.serving.activity import Activity
-from worker_node.serving.residence import Residence
+from worker_node.manager.activity import Activity
+from worker_node.manager.residence import Residence
 
 
 class Time:

@@ -5,15 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.services import manager_of
 from worker_node.errors import DownloadFailed, ModelNotFound
-from worker_node.models.catalog import Catalog
+from worker_node.manager.pulls import Pulls
 from worker_node.models.store import ModelStore
-from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.library import Library
-from worker_node.serving.pulls import Pulls
-from worker_node.serving.registry import Registry
-from worker_node.serving.residence import Residence
-from worker_node.telemetry import Telemetry
 
 DAMAGES = {
     "not JSON": {"npu-node.json": b"{"},
@@ -31,36 +26,35 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def library(store):
-    registry = Registry([], Catalog.load(), Telemetry(), EmbeddingCache(0))
-    return Library(registry, store, Residence(), lambda installed: pytest.fail(f"{installed.id} was built"))
+def manager(store):
+    return manager_of(store=store)
 
 
 @pytest.mark.parametrize("files", DAMAGES.values(), ids=DAMAGES)
-async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store, library, files, caplog):
+async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store, manager, files, caplog):
     for name, content in files.items():
         file = store.root / "broken" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    assert await library.installed() == []
+    assert await manager.installed() == []
     assert "broken" in caplog.text
     with pytest.raises(ModelNotFound, match="damaged"):
-        await library.find("broken")
-    await library.delete("broken")
+        await manager.resolve("broken")
+    await manager.delete("broken")
     assert not (store.root / "broken").exists()
     with pytest.raises(ModelNotFound):
-        await library.delete("broken")
+        await manager.delete("broken")
 
 
-async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, library, monkeypatch):
+async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, manager, monkeypatch):
     monkeypatch.setattr(store, "get", lambda _name: SimpleNamespace(id="broken"))
 
     def build(_installed):
         raise RuntimeError("the tokenizer is damaged")
 
-    library._build = build
+    manager._build = build
     with pytest.raises(ModelNotFound, match="damaged"):
-        await library.find("broken")
+        await manager.resolve("broken")
 
 
 class Listener:

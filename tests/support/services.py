@@ -1,0 +1,19 @@
+"""The services that the path of a request needs, around models that a test chooses."""
+
+import pytest
+
+from worker_node.manager.manager import ModelManager
+from worker_node.models.store import ModelStore
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.services import Services
+from worker_node.telemetry import Telemetry
+
+
+def manager_of(models=(), store=None):
+    """A manager of these models alone, which builds no others."""
+    return ModelManager(models, store or ModelStore(), lambda installed: pytest.fail(f"{installed.id} was built"))
+
+
+def services_of(models=(), cache=0, store=None, **more):
+    """Services for these models; `more` are fields of `Services`."""
+    return Services(manager_of(models, store), Telemetry(), EmbeddingCache(cache), **more)

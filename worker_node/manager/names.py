@@ -1,0 +1,61 @@
+"""Served models by every name that a request may use for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ModelNotFound
+from worker_node.manager.served import ServedModel
+from worker_node.models.catalog import Catalog, normalise_name
+
+
+class Names:
+    """The served models, in the order of the settings; the first of each kind is the default."""
+
+    def __init__(self, catalog: Catalog, models: Iterable[ServedModel] = ()) -> None:
+        self.models: tuple[ServedModel, ...] = ()
+        self._catalog = catalog
+        self._by_id: dict[str, ServedModel] = {}
+        self._by_alias: dict[str, ServedModel] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model."""
+        self.models = (*self.models, model)
+        self._by_id[normalise_name(model.id)] = model
+        self._by_alias |= {normalise_name(alias): model for alias in model.aliases}
+
+    def drop(self, model: ServedModel) -> None:
+        """Stop serving a model: it is no longer found."""
+        self.models = tuple(other for other in self.models if other is not model)
+        self._by_id.pop(normalise_name(model.id), None)
+        self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
+
+    def aliases(self, model: ServedModel) -> list[str]:
+        """The names beside its id that `find` takes for the model, in lower case."""
+        entry = self._catalog.find(model.id)
+        known = entry.aliases if entry and normalise_name(entry.id) == normalise_name(model.id) else ()
+        names = {normalise_name(name) for name in (*model.aliases, *known)} - self._by_id.keys()
+        return sorted(name for name in names if self._by_alias.get(name, model) is model)
+
+    def default(self, kind: ModelKind) -> ServedModel:
+        """The model for requests that name none. Raises ModelNotFound."""
+        for model in self.models:
+            if model.installed.kind is kind:
+                return model
+        raise ModelNotFound(f"this node serves no {kind} model; it serves: {self._known()}", param="model")
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that id, configured alias or alias of the catalog, in this order. Raises ModelNotFound."""
+        wanted = normalise_name(name)
+        found = self._by_id.get(wanted) or self._by_alias.get(wanted)
+        if found is None and (entry := self._catalog.find(name)) is not None:
+            found = self._by_id.get(normalise_name(entry.id))
+        if found is None:
+            raise ModelNotFound(f"model {name[:100]!r} is not served here; served: {self._known()}", param="model")
+        return found
+
+    def _known(self) -> str:
+        return ", ".join(model.id for model in self.models) or "none"

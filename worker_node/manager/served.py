@@ -1,0 +1,60 @@
+"""A model that this node serves, whatever its task, and the state that /health reports for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from worker_node.engines.base import EngineState
+from worker_node.manager.activity import Activity
+from worker_node.manager.placement import Placement
+from worker_node.models.manifest import InstalledModel
+
+
+class ModelState(StrEnum):
+    """The state of a model in /health."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    UNLOADED = "unloaded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer."""
+
+    installed: InstalledModel
+    placements: Sequence[Placement]
+    aliases: Sequence[str] = field(default=(), kw_only=True)
+    activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
+
+    @property
+    def id(self) -> str:
+        """The model's name in replies."""
+        return self.installed.id
+
+    def state(self) -> ModelState:
+        """`ready` and `degraded` models take requests: `degraded` ones on a placement other than the preferred one.
+
+        `loading`: no engine serves, but one is being started, for the first time or again. `unloaded`: the preferred
+        engine is loaded when a request needs it.
+        """
+        states = [placement.engine.status.state for placement in self.placements]
+        if states[0] is EngineState.READY:
+            return ModelState.READY
+        if states[0] is EngineState.UNLOADED:
+            return ModelState.READY if EngineState.READY in states else ModelState.UNLOADED
+        if EngineState.READY in states:
+            return ModelState.DEGRADED
+        if EngineState.STARTING in states or EngineState.BACKING_OFF in states:
+            return ModelState.LOADING
+        # A placement that is loaded on demand takes requests, too.
+        return ModelState.DEGRADED if EngineState.UNLOADED in states else ModelState.FAILED
+
+    def serving(self) -> Placement | None:
+        """The first placement that can serve now."""
+        ready = (p for p in self.placements if p.engine.status.state is EngineState.READY)
+        return next(ready, None)

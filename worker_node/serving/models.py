@@ -1,0 +1,48 @@
+"""The kinds of served model, and how a request finds the one that it names."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from worker_node.domain import ModelKind
+from worker_node.errors import BadRequest
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ServedModel
+from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+
+DEFAULT_BEST_OF_LIMIT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel(ServedModel):
+    """A served embedding model; `space` names its vector space."""
+
+    tokenizer: EmbeddingTokenizer
+    space: str
+    dimensions: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationModel(ServedModel):
+    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers."""
+
+    tokenizer: ChatTokenizer
+    max_tokens_limit: int = sys.maxsize
+    best_of_limit: int = DEFAULT_BEST_OF_LIMIT
+
+
+async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:
+    """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
+    model = manager.default(ModelKind.EMBEDDING) if name is None else manager.find(name)
+    if not isinstance(model, EmbeddingModel):
+        raise BadRequest(f"model {model.id} generates text and does not embed", param="model")
+    return model
+
+
+async def generation_model(manager: ModelManager, name: str | None) -> GenerationModel:
+    """The generation model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
+    model = manager.default(ModelKind.GENERATION) if name is None else manager.find(name)
+    if not isinstance(model, GenerationModel):
+        raise BadRequest(f"model {model.id} embeds and does not generate text", param="model")
+    return model

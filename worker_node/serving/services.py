@@ -1,0 +1,26 @@
+"""What the path of a request needs beside the request itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worker_node.manager.manager import ModelManager
+from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.schemas import SchemaCompiler
+from worker_node.telemetry import Telemetry
+from worker_node.tracing.base import OFF, Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of the node that requests of every task share.
+
+    `require_proof`: requests that require the NPU are refused where its counter cannot be read.
+    """
+
+    manager: ModelManager
+    telemetry: Telemetry
+    cache: EmbeddingCache
+    tracing: Tracing = OFF
+    schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
+    require_proof: bool = False
