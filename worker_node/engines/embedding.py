@@ -19,6 +19,7 @@ import openvino as ov
 from worker_node.domain import Device
 from worker_node.engines.base import Inbox, Outbox
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
+from worker_node.engines.embedding_options import EmbeddingOptions
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
@@ -29,18 +30,6 @@ _GPU_BATCH_TOKENS = 8192
 _RUN_OVERHEAD_TOKENS = 32
 # A text that comes alone is run by a second copy of the model, on all cores, unless the weights are larger than this.
 _SECOND_COPY_BYTES = 512 * 2**20
-
-
-class EmbeddingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`precision` is OpenVINO's precision hint; `streams` how many batches run at once (0: as the device likes);
-    `max_batch_tokens` 0 takes what was measured to be best for the device."""
-
-    precision: str | None = None
-    streams: int = 0
-    max_batch_tokens: int = 0
-    max_batch_rows: int = 64
-    cache_dir: str | None = None
-    plugin_config: dict[str, Any] = {}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import openvino as ov
@@ -17,20 +16,9 @@ import openvino as ov
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
+from worker_node.engines.embedding_static_options import StaticOptions
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded, NativeCall
 from worker_node.scheduling.texts import BatchLimits
-
-
-class StaticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`buckets` are lengths in tokens, ascending; `batch` the rows of every run. `busy_counter` is the counter's file,
-    which the engine advances itself if `stand_in`."""
-
-    buckets: tuple[int, ...]
-    batch: int = 1
-    busy_counter: str | None = None
-    stand_in: bool = False
-    cache_dir: str | None = None
-    plugin_config: dict[str, Any] = {}
 
 
 class StaticEmbeddingRunner:
@@ -39,8 +27,10 @@ class StaticEmbeddingRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, StaticOptions)
-        longest = self._options.buckets[-1]
-        self._limits = BatchLimits(max_tokens=longest * self._options.batch, max_rows=self._options.batch)
+        longest = self._options.npu_buckets[-1]
+        self._limits = BatchLimits(
+            max_tokens=longest * self._options.npu_batch_size, max_rows=self._options.npu_batch_size
+        )
         self._jobs = EmbeddingJobs()
         self._requests: dict[int, ov.InferRequest] = {}
 
@@ -62,9 +52,9 @@ class StaticEmbeddingRunner:
         require_npu(core, emulated=emulated)
         self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
         config = npu_properties(emulated=emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config)
-        for length in options.buckets:
+        for length in options.npu_buckets:
             model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
-            model.reshape({port.any_name: [options.batch, length] for port in model.inputs})
+            model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
             self._requests[length] = core.compile_model(model, NPU, config).create_infer_request()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
@@ -85,12 +75,14 @@ class StaticEmbeddingRunner:
         batch = self._jobs.take(self._limits, now)
         if not batch:
             return
-        length = bucket_for(max(w.length for w in batch), self._options.buckets)
-        shape = (self._options.batch, length)
+        length = bucket_for(max(w.length for w in batch), self._options.npu_buckets)
+        shape = (self._options.npu_batch_size, length)
         ids, mask = self._jobs.padded(batch, shape)
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self._jobs.throughput.went_on(now, waiting=False)
-        self._jobs.throughput.went_on(now, waiting=len(batch) == self._options.batch or len(self._jobs.queue) > 0)
+        self._jobs.throughput.went_on(
+            now, waiting=len(batch) == self._options.npu_batch_size or len(self._jobs.queue) > 0
+        )
         request = self._requests[length]
         emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
         self._meter.begin()

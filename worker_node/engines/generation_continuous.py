@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.engines.base import Inbox, Outbox
+from worker_node.engines.generation_continuous_options import ContinuousOptions
 from worker_node.engines.messages import (
     TOKEN_DTYPE,
     EmbedJob,
@@ -48,18 +48,6 @@ _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
     genai.GenerationFinishReason.LENGTH: "length",
 }
-
-
-class ContinuousOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """GenAI's scheduler, as spec/serving.md names it. `cache_size_gb` 0 lets the KV cache grow as needed."""
-
-    max_num_batched_tokens: int = 256
-    max_num_seqs: int = 256
-    cache_size_gb: int = 0
-    dynamic_split_fuse: bool = True
-    enable_prefix_caching: bool = True
-    cache_dir: str | None = None
-    plugin_config: dict[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -120,10 +108,8 @@ class ContinuousRunner:
         scheduler.cache_size = self._options.cache_size_gb
         scheduler.dynamic_split_fuse = self._options.dynamic_split_fuse
         scheduler.enable_prefix_caching = self._options.enable_prefix_caching
-        properties = dict(self._options.plugin_config)
-        if self._options.cache_dir:
-            properties["CACHE_DIR"] = self._options.cache_dir
         device = self._spec.device.value
+        properties = self._options.properties()
         self._pipeline = genai.ContinuousBatchingPipeline(self._spec.path, scheduler, device, properties)
         self._defaults = self._pipeline.get_config()
         return Loaded(

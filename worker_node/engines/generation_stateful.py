@@ -8,7 +8,6 @@ be interrupted.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ import openvino_genai as genai
 from worker_node.devices.busy import Busy
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
+from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.engines.messages import (
     TOKEN_DTYPE,
     EmbedJob,
@@ -34,23 +34,6 @@ from worker_node.engines.messages import (
 from worker_node.engines.sampling import generation_config
 from worker_node.engines.token_streamer import TokenStreamer
 from worker_node.scheduling.jobs import JobQueue, Pick
-
-
-class StatefulOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """GenAI's properties for the NPU, as spec/serving.md names them; lengths in tokens. None leaves it to OpenVINO.
-
-    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
-    """
-
-    max_prompt_len: int = 1024
-    min_response_len: int = 128
-    prefill_hint: str | None = None
-    generate_hint: str | None = None
-    prefill_chunk_size: int | None = None
-    busy_counter: str | None = None
-    stand_in: bool = False
-    cache_dir: str | None = None
-    plugin_config: dict[str, Any] = {}
 
 
 class StatefulRunner:

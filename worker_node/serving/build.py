@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.domain import Device, ModelKind
+from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
@@ -22,13 +23,14 @@ from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.options.generation import GenerationOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.canary import embedding_canary, generation_canary
-from worker_node.serving.engine_plan import DEFAULT_MAX_PROMPT_LEN, EnginePlan, plan_engine, refuse_foreign_options
+from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.limits import admission_limits, growth_limits
-from worker_node.serving.models import DEFAULT_BEST_OF_LIMIT, EmbeddingModel, GenerationModel
+from worker_node.serving.models import EmbeddingModel, GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
@@ -70,12 +72,13 @@ def build_model(
     if isinstance(installed.canary, GenerationCanary):
         canary = guard(generation_canary(installed.canary, chat))
     placements = _placements(installed, wanted, machine, canary)
+    limits = wanted.of(GenerationOptions)
     return GenerationModel(
         installed,
         placements,
         chat,
-        wanted.max_tokens_limit or sys.maxsize,
-        wanted.best_of_limit or DEFAULT_BEST_OF_LIMIT,
+        limits.max_tokens_limit or sys.maxsize,
+        limits.best_of_limit,
         aliases=wanted.aliases,
     )
 
@@ -147,12 +150,12 @@ def _placement(
     emulated = machine.npu.emulated and place.device is Device.NPU
     notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
     notes += _memory_note(installed, plan)
-    options = dict(plan.options)
+    options = plan.options
     if _worth_keeping(installed, place.device, emulated=emulated):
         try:
             root = wanted.compile_cache or settings.compile_cache
             key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
-            options["cache_dir"] = str(compile_cache.prepare(root.expanduser(), key))
+            options = replace(options, cache_dir=str(compile_cache.prepare(root.expanduser(), key)))
         except OSError as error:
             notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
     for note in notes:
@@ -163,7 +166,7 @@ def _placement(
         path=str(installed.path),
         device=place.device,
         runner=plan.runner,
-        options=options,
+        options=asdict(options),
         emulated=emulated,
     )
     hosting = HostingLimits(
@@ -197,7 +200,7 @@ def _placement(
 
 def _memory_note(installed: InstalledModel, plan: EnginePlan) -> list[str]:
     """What a prompt limit above the usual one costs; the cache is static, so it is taken whether it is used or not."""
-    if plan.runner != "generation_stateful" or plan.lengths[0] <= DEFAULT_MAX_PROMPT_LEN:
+    if plan.runner != "generation_stateful" or plan.lengths[0] <= StatefulOptions().max_prompt_len:
         return []
     size = kv_cache_bytes(installed.path, plan.total_limit)
     told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 from worker_node.devices.memory import machine_memory
 from worker_node.domain import Device
+from worker_node.engines.embedding_options import EmbeddingOptions
+from worker_node.engines.embedding_static_options import StaticOptions
+from worker_node.engines.generation_continuous_options import ContinuousOptions
 from worker_node.hosting.growth import GrowthLimits, default_growth
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
 from worker_node.serving.engine_plan import EnginePlan
 
-# Of the runners, where the settings leave them open (`engines/`).
+# Of the embedding engine on a CPU, where the settings leave it open.
 _BATCH_TOKENS = 512
-_STEP_TOKENS = 256
-_SEQUENCES = 256
 
 
 def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
@@ -22,23 +23,15 @@ def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> Admission
 
     Units are texts for embeddings and requests for generation.
     """
-    options = plan.options
-
-    def size(name: str, default: int) -> int:
-        value = options.get(name)
-        return value if isinstance(value, int) and value > 0 else default
-
-    match plan.runner:
-        case "embedding":
-            capacity = Capacity(step_tokens=size("max_batch_tokens", _BATCH_TOKENS))
+    match plan.options:
+        case EmbeddingOptions(max_batch_tokens=tokens):
+            capacity = Capacity(step_tokens=tokens or _BATCH_TOKENS)
             limits = AdmissionLimits(max_outstanding=8192, parallel=16, capacity=capacity)
-        case "embedding_static":
-            *buckets, rows = plan.lengths
+        case StaticOptions(npu_buckets=buckets, npu_batch_size=rows):
             capacity = Capacity(step_tokens=buckets[-1] * rows)
-            limits = AdmissionLimits(max_outstanding=8192, parallel=1, capacity=capacity, sizes=tuple(buckets))
-        case "generation_continuous":
-            sequences = size("max_num_seqs", _SEQUENCES)
-            capacity = Capacity(sequences, size("max_num_batched_tokens", _STEP_TOKENS))
+            limits = AdmissionLimits(max_outstanding=8192, parallel=1, capacity=capacity, sizes=buckets)
+        case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
+            capacity = Capacity(sequences, tokens)
             limits = AdmissionLimits(max_outstanding=256, parallel=min(64, sequences), capacity=capacity)
         case _:
             limits = AdmissionLimits(max_outstanding=64, parallel=1, capacity=Capacity(sequences=1))

@@ -9,9 +9,8 @@ from worker_node.domain import ModelKind
 from worker_node.errors import BadRequest
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
+from worker_node.options.generation import GenerationOptions
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
-
-DEFAULT_BEST_OF_LIMIT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class GenerationModel(ServedModel):
 
     tokenizer: ChatTokenizer
     max_tokens_limit: int = sys.maxsize
-    best_of_limit: int = DEFAULT_BEST_OF_LIMIT
+    best_of_limit: int = GenerationOptions().best_of_limit
 
 
 async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:

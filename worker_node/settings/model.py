@@ -2,98 +2,146 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from worker_node.domain import Device
+from worker_node.errors import ConfigurationError
+from worker_node.options.declaration import Options
+from worker_node.settings.options import again, custom_error, known_options, select, validated
+from worker_node.settings.toml_lines import known_part, line_of
 
 # Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
-NAMED_PROPERTIES = frozenset(
-    {
-        "CACHE_DIR",
-        "GENERATE_HINT",
-        "MAX_PROMPT_LEN",
-        "MIN_RESPONSE_LEN",
-        "NPUW_DEVICES",
-        "NPUW_LLM_PREFILL_CHUNK_SIZE",
-        "PREFILL_HINT",
-    }
-)
+NAMED_PROPERTIES: Mapping[str, str] = {
+    "CACHE_DIR": "compile_cache",
+    "GENERATE_HINT": "generate_hint",
+    "MAX_PROMPT_LEN": "max_prompt_len",
+    "MIN_RESPONSE_LEN": "min_response_len",
+    "NPUW_DEVICES": "nothing: another device would take over in silence; name it in placements",
+    "NPUW_LLM_PREFILL_CHUNK_SIZE": "prefill_chunk_size",
+    "PREFILL_HINT": "prefill_hint",
+}
+
+O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 class PlacementSettings(BaseModel):
-    """One device for a model, with the properties that only this device takes.
-
-    `load` None is eager for a model's first placement and lazy (loaded when first needed) for the others.
-    """
+    """One device for a model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device: Device
-    load: Literal["eager", "lazy"] | None = None
-    plugin_config: dict[str, Any] = {}
+    device: Device = Field(description="NPU, GPU or CPU")
+    load: Literal["eager", "lazy"] | None = Field(
+        default=None,
+        description="load with the node, or when a request needs it; default: eager for the first placement of a "
+        "model, lazy for the others",
+    )
+    plugin_config: dict[str, Any] = Field(default={}, description="properties for OpenVINO's plugin of the device")
 
     @model_validator(mode="after")
-    def _nothing_behind_our_back(self) -> PlacementSettings:
-        taken = sorted(NAMED_PROPERTIES & self.plugin_config.keys()) if self.device is Device.NPU else []
+    def _no_managed_properties(self) -> PlacementSettings:
+        taken = sorted(NAMED_PROPERTIES.keys() & self.plugin_config.keys()) if self.device is Device.NPU else []
         if taken:
-            raise ValueError(f"plugin_config may not hold {', '.join(taken)}: the node has settings for these")
+            instead = "; ".join(f"instead of {name} set {NAMED_PROPERTIES[name]}" for name in taken)
+            raise ValueError(f"plugin_config may not hold properties that the node sets: {instead}")
         return self
 
 
-class ModelSettings(BaseModel):
-    """A model to serve; None is the engine's default. Lengths are in tokens.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The table of a file that a model's settings come from. All are equal: they make no difference to the model."""
 
-    `placements` None stands for the devices that there are, NPU before GPU before CPU. What the engine of a device
-    cannot use is reported at start-up; what no engine for this kind of model can use is refused. `aliases` are further
-    names for it in requests, for tools that cannot be told to ask for another model.
+    file: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)
+    index: int = field(default=0, compare=False)
+
+    def place(self, key: str) -> str:
+        """`FILE:LINE: ` of the key, or of the table where it does not set the key; empty where there is no file."""
+        if not self.file:
+            return ""
+        path = known_part(tomllib.loads(self.text), ("models", self.index, key))
+        return f"{self.file}:{line_of(self.text, path)}: "
+
+
+class ModelSettings(BaseModel):
+    """A model to serve, with the options of its engines (`options`), which are keys of the same table.
+
+    An option that the engine of a device has no use for is reported at start-up; one that no engine for this kind of
+    model has is refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = ()
-    placements: Annotated[tuple[PlacementSettings, ...], Field(min_length=1)] | None = None
-    max_outstanding: int | None = Field(default=None, gt=0)
-    idle_unload_s: float | None = Field(default=None, gt=0)
-    compile_cache: Path | None = None
-    # embedding
-    precision: str | None = None
-    streams: int | None = Field(default=None, ge=0, le=64)
-    max_batch_tokens: int | None = Field(default=None, gt=0)
-    # embedding on the NPU: static shapes
-    npu_buckets: Annotated[tuple[Annotated[int, Field(ge=8)], ...], Field(min_length=1)] | None = None
-    npu_batch_size: int | None = Field(default=None, ge=1, le=64)
-    # generation
-    max_tokens_limit: int | None = Field(default=None, gt=0)
-    best_of_limit: int | None = Field(default=None, ge=1)
-    # generation, continuous batching
-    kv_cache_precision: Literal["u8", "i8", "f16", "bf16", "f32"] | None = None
-    max_num_batched_tokens: int | None = Field(default=None, gt=0)
-    max_num_seqs: int | None = Field(default=None, gt=0)
-    cache_size_gb: int | None = Field(default=None, ge=0)
-    dynamic_split_fuse: bool | None = None
-    enable_prefix_caching: bool | None = None
-    # generation on the NPU: static shapes
-    max_prompt_len: int | None = Field(default=None, gt=0)
-    min_response_len: int | None = Field(default=None, gt=0)
-    prefill_hint: Literal["DYNAMIC", "STATIC"] | None = None
-    generate_hint: Literal["FAST_COMPILE", "BEST_PERF"] | None = None
-    prefill_chunk_size: int | None = Field(default=None, ge=16)
+    name: str = Field(description="the model's name, as `npu-node models` lists it")
+    aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
+        default=(), description="further names for it in requests, for tools that ask for one model only"
+    )
+    placements: Annotated[tuple[PlacementSettings, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description='devices in the order of preference, as names (["NPU", "CPU"]) or tables; default: those that '
+        "there are, NPU before GPU before CPU",
+    )
+    max_outstanding: int | None = Field(
+        default=None,
+        gt=0,
+        description="requests (generation) or texts (embedding) queued or running; default: by engine",
+    )
+    idle_unload_s: float | None = Field(
+        default=None, gt=0, description="seconds without a request after which it is unloaded; default: never"
+    )
+    compile_cache: Path | None = Field(
+        default=None, description="where what is compiled for it is kept; default: the node's"
+    )
+    options: Mapping[str, Any] = {}
 
-    @field_validator("npu_buckets")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        return None if value is None else tuple(sorted(set(value)))
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
-    @field_validator("prefill_chunk_size")
+    def of(self, owner: type[O]) -> O:
+        """The options of a declaration; what is left open has its default."""
+        return owner(**select(owner, self.options))
+
+    def error(self, key: str, message: str) -> ConfigurationError:
+        """The error that the value of a key cannot be used, with its file and line."""
+        return ConfigurationError(f"{self._origin.place(key)}model {self.name}: {message}")
+
+    def read_from(self, origin: Origin) -> None:
+        """Note where the settings come from."""
+        self._origin = origin
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _power_of_two(cls, value: int | None) -> int | None:
-        if value is not None and value & (value - 1):
-            raise ValueError("the NPU takes only powers of two")
-        return value
+    def _with_options(cls, data: Any, handler: ModelWrapValidatorHandler[ModelSettings]) -> ModelSettings:
+        """Keys that are declared options go to `options`; all problems are raised together."""
+        if not isinstance(data, Mapping):
+            return handler(data)
+        known = known_options()
+        core = {key: value for key, value in data.items() if key not in known and key != "options"}
+        wrong = [custom_error("extra_forbidden", ("options",), "unknown key")] if "options" in data else []
+        try:
+            core["options"] = validated({key: value for key, value in data.items() if key in known})
+        except ValidationError as error:
+            wrong += again(error)
+        try:
+            model = handler(core)
+        except ValidationError as error:
+            wrong = again(error) + wrong
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
+        return model
 
     @field_validator("placements")
     @classmethod

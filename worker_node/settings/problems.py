@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from worker_node.errors import ConfigurationError
 from worker_node.settings.model import ModelSettings, PlacementSettings
 from worker_node.settings.names import advice
+from worker_node.settings.options import known_options
 from worker_node.settings.toml_lines import known_part, line_of
 
 
@@ -87,7 +88,7 @@ def _message(detail: ErrorDetails, node: Sequence[str]) -> str:
         return detail["msg"].removeprefix("Value error, ")
     names: Mapping[tuple[str, ...], Sequence[str]] = {
         (): node,
-        ("models",): list(ModelSettings.model_fields),
+        ("models",): [*(ModelSettings.model_fields.keys() - {"options"}), *known_options()],
         ("models", "placements"): list(PlacementSettings.model_fields),
     }
     table = tuple(element for element in path[:-1] if isinstance(element, str))

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from worker_node.settings.model import Origin
 from worker_node.settings.node import NodeSettings
 from worker_node.settings.problems import Given, InvalidSettings, Problem, explain
 from worker_node.settings.toml_lines import error_line
@@ -65,6 +66,9 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         problems += explain(error, given, list(NodeSettings.model_fields))
     if problems:
         raise InvalidSettings(problems)
+    if file is not None and "models" not in variables and "models" not in flags:
+        for index, model in enumerate(settings.models):
+            model.read_from(Origin(file, text, index))
     return settings
 
 

@@ -25,8 +25,8 @@ def test_the_defaults_are_those_of_the_contract():
     node = settings.node_settings()
     (model,) = node.models
     assert (node.host, node.port) == ("127.0.0.1", 18820)
-    assert (model.max_prompt_len, model.min_response_len) == (1024, 64)
-    assert (model.prefill_hint, model.generate_hint) == ("DYNAMIC", "FAST_COMPILE")
+    assert (model.options["max_prompt_len"], model.options["min_response_len"]) == (1024, 64)
+    assert (model.options["prefill_hint"], model.options["generate_hint"]) == ("DYNAMIC", "FAST_COMPILE")
     assert [place.device for place in model.placements] == ["NPU"]
 
 

@@ -43,7 +43,7 @@ def test_limits_of_generation_on_the_npu():
     longer = plan(model(), max_prompt_len=4096, min_response_len=512)
     assert (longer.prompt_limit, longer.total_limit) == (1800, 4608), "the threshold bounds the prompt, not the answer"
     assert plan(model(), max_prompt_len=4096, limit=5000).prompt_limit == 4096
-    assert plan(model(max_prompt_len=512)).options["max_prompt_len"] == 512
+    assert plan(model(max_prompt_len=512)).options.max_prompt_len == 512
     short = plan(model(context_limit=700))
     assert (short.prompt_limit, short.total_limit) == (700, 700)
     with pytest.raises(ConfigurationError, match="max_prompt_len is 9000"):
@@ -51,22 +51,22 @@ def test_limits_of_generation_on_the_npu():
 
 
 def test_prefill_chunks_are_chosen_for_the_emulated_npu_only():
-    assert plan(model()).options["prefill_chunk_size"] == 256
-    assert plan(model(), max_prompt_len=200).options["prefill_chunk_size"] == 128
-    assert plan(model(), prefill_chunk_size=64).options["prefill_chunk_size"] == 64
-    assert "prefill_chunk_size" not in plan(model(), npu=REAL).options
-    assert "prefill_chunk_size" not in plan(model(), prefill_hint="STATIC").options
+    assert plan(model()).options.prefill_chunk_size == 256
+    assert plan(model(), max_prompt_len=200).options.prefill_chunk_size == 128
+    assert plan(model(), prefill_chunk_size=64).options.prefill_chunk_size == 64
+    assert plan(model(), npu=REAL).options.prefill_chunk_size is None
+    assert plan(model(), prefill_hint="STATIC").options.prefill_chunk_size is None
 
 
 def test_engines_know_the_counter_and_whether_to_advance_it():
-    assert plan(model()).options["stand_in"] is True
-    assert plan(model(), npu=REAL).options["busy_counter"] == "/sys/npu_busy_time_us"
-    assert plan(model(), npu=REAL).options["stand_in"] is False
-    assert "busy_counter" not in plan(model(), Device.CPU).options
+    assert plan(model()).options.stand_in is True
+    assert plan(model(), npu=REAL).options.busy_counter == "/sys/npu_busy_time_us"
+    assert plan(model(), npu=REAL).options.stand_in is False
+    assert not hasattr(plan(model(), Device.CPU).options, "busy_counter")
 
 
 def test_the_precision_of_a_paged_kv_cache_is_the_plugins_property():
-    assert plan(model(), Device.CPU, kv_cache_precision="u8").options["plugin_config"] == {"KV_CACHE_PRECISION": "u8"}
+    assert plan(model(), Device.CPU, kv_cache_precision="u8").options.properties() == {"KV_CACHE_PRECISION": "u8"}
     assert plan(model(), kv_cache_precision="u8").ignored == ("kv_cache_precision",)
 
 
@@ -98,9 +98,9 @@ def test_buckets_reach_the_limit_and_double(limit):
 
 def test_buckets_may_be_set_up_to_the_models_limit():
     embedding = model(ModelKind.EMBEDDING, 256)
-    assert plan(embedding).options["buckets"] == [32, 64, 128, 256]
+    assert plan(embedding).options.npu_buckets == (32, 64, 128, 256)
     short = plan(embedding, npu_buckets=[128, 16], npu_batch_size=4)
-    assert (short.options["buckets"], short.options["batch"], short.prompt_limit) == ([16, 128], 4, 128)
+    assert (short.options.npu_buckets, short.options.npu_batch_size, short.prompt_limit) == ((16, 128), 4, 128)
     with pytest.raises(ConfigurationError, match="a bucket of 512"):
         plan(embedding, npu_buckets=[512])
 
@@ -124,11 +124,9 @@ def test_wrong_settings_are_refused(wrong):
 
 def test_without_split_prompts_a_step_holds_the_whole_context(caplog):
     raised = plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False, max_num_batched_tokens=300)
-    assert raised.options["max_num_batched_tokens"] == 4096
+    assert raised.options.max_num_batched_tokens == 4096
     assert "raised from 300 to 4096" in caplog.text
-    assert (
-        plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False).options["max_num_batched_tokens"] == 4096
-    )
+    assert plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False).options.max_num_batched_tokens == 4096
     enough = plan(model(context_limit=4096), Device.CPU, dynamic_split_fuse=False, max_num_batched_tokens=5000)
-    assert enough.options["max_num_batched_tokens"] == 5000
-    assert plan(model(), Device.CPU, max_num_batched_tokens=300).options["max_num_batched_tokens"] == 300
+    assert enough.options.max_num_batched_tokens == 5000
+    assert plan(model(), Device.CPU, max_num_batched_tokens=300).options.max_num_batched_tokens == 300

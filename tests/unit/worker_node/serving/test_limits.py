@@ -4,20 +4,24 @@ import pytest
 
 from worker_node.devices.memory import machine_memory
 from worker_node.domain import Device
+from worker_node.engines.embedding_options import EmbeddingOptions
+from worker_node.engines.embedding_static_options import StaticOptions
+from worker_node.engines.generation_continuous_options import ContinuousOptions
+from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.hosting.growth import default_growth
 from worker_node.serving.engine_plan import EnginePlan
 from worker_node.serving.limits import admission_limits, growth_limits
 
 
-def limits_of(runner, lengths=(), max_outstanding=None, **options):
-    return admission_limits(EnginePlan(runner, options, 256, 256, lengths), max_outstanding)
+def limits_of(options, max_outstanding=None):
+    return admission_limits(EnginePlan(options, 256, 256), max_outstanding)
 
 
 def test_texts_are_counted_as_the_npu_pads_them():
-    limits = limits_of("embedding_static", lengths=(32, 64, 256, 4))
+    limits = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_batch_size=4))
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
     assert limits.capacity.step_tokens == 4 * 256
-    assert limits_of("embedding").computed_tokens(33) == 33
+    assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
 
 
 @pytest.mark.parametrize(
@@ -26,19 +30,19 @@ def test_texts_are_counted_as_the_npu_pads_them():
     ids=["defaults", "as set"],
 )
 def test_the_continuous_engine_runs_as_many_sequences_as_its_settings_say(options, sequences, step):
-    limits = limits_of("generation_continuous", **options)
+    limits = limits_of(ContinuousOptions(**options))
     assert (limits.capacity.sequences, limits.capacity.step_tokens) == (sequences, step)
 
 
 def test_the_npu_runs_one_generation_at_a_time():
-    limits = limits_of("generation_stateful", lengths=(1024, 128, 256))
+    limits = limits_of(StatefulOptions())
     assert (limits.capacity.sequences, limits.parallel) == (1, 1)
 
 
-@pytest.mark.parametrize("runner", ["embedding", "generation_continuous", "generation_stateful"])
-def test_the_setting_bounds_what_is_outstanding(runner):
-    assert limits_of(runner, max_outstanding=7).max_outstanding == 7
-    assert limits_of(runner).max_outstanding > 7
+@pytest.mark.parametrize("engine", [EmbeddingOptions, ContinuousOptions, StatefulOptions])
+def test_the_setting_bounds_what_is_outstanding(engine):
+    assert limits_of(engine(), max_outstanding=7).max_outstanding == 7
+    assert limits_of(engine()).max_outstanding > 7
 
 
 @pytest.mark.parametrize(

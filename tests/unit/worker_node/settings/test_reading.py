@@ -85,8 +85,8 @@ placements = [{ device = "NPU", load = "soon" }]
             "node.toml:4: models[0].max_promt_len: unknown key; did you mean max_prompt_len?",
         ),
         (
-            '[[models]]\nname = "a"\ncache_size = 1',
-            "node.toml:3: models[0].cache_size: unknown key; here that is cache_size_gb",
+            '[[models]]\nname = "a"\nmodel_path = "/m"',
+            "node.toml:3: models[0].model_path: unknown key; here that is path",
         ),
         (
             '[[models]]\nname = "a"\nplacements = [{ device = "CPU", plugin_conf = {} }]',

@@ -1,0 +1,140 @@
+"""Options of engines are declared once; keys, validation and notes follow from that."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from annotated_types import Gt
+from pydantic import ValidationError
+
+from worker_node.devices.npu_source import NpuSource
+from worker_node.domain import Device, ModelKind
+from worker_node.engines.generation_continuous_options import ContinuousOptions
+from worker_node.engines.generation_stateful_options import StatefulOptions
+from worker_node.errors import ConfigurationError
+from worker_node.models.manifest import InstalledModel
+from worker_node.options import declaration
+from worker_node.options.declaration import EngineOptions, Option, declare, engine_for
+from worker_node.options.generation import GenerationOptions
+from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
+from worker_node.settings import InvalidSettings, ModelSettings, NodeSettings, PlacementSettings, parse_settings
+from worker_node.settings.options import engine_options
+
+
+def model_of(*lines):
+    return parse_settings("\n".join(["[[models]]", 'name = "m"', *lines]), "node.toml").models[0]
+
+
+def problems(*lines):
+    with pytest.raises(InvalidSettings) as caught:
+        model_of(*lines)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_options_are_keys_of_the_models_table_and_have_their_declared_defaults():
+    wanted = model_of("max_num_seqs = 8", "best_of_limit = 2", "min_response_len = 64")
+    assert (wanted.of(ContinuousOptions).max_num_seqs, wanted.of(ContinuousOptions).max_num_batched_tokens) == (8, 256)
+    assert (wanted.of(GenerationOptions).best_of_limit, wanted.of(GenerationOptions).max_tokens_limit) == (2, None)
+    assert wanted.of(StatefulOptions) == StatefulOptions(min_response_len=64)
+
+
+def test_the_names_of_other_servers_with_the_same_meaning_are_taken():
+    assert model_of("cache_size = 4").of(ContinuousOptions).cache_size_gb == 4
+    assert problems("cache_size = -1") == [
+        "node.toml:3: models[0].cache_size: Input should be greater than or equal to 0"
+    ]
+    assert problems("cache_size = 4", "cache_size_gb = 4") == [
+        "node.toml:4: models[0].cache_size_gb: cache_size_gb is given twice, under two names"
+    ]
+
+
+def test_all_problems_of_a_model_are_told_together():
+    assert problems("npu_buckets = [16, 4]", "idle_unload_s = 0", "strems = 2", "prefill_hint = 1") == [
+        "node.toml:4: models[0].idle_unload_s: Input should be greater than 0",
+        "node.toml:5: models[0].strems: unknown key; did you mean streams?",
+        "node.toml:3: models[0].npu_buckets[1]: Input should be greater than or equal to 8",
+        "node.toml:6: models[0].prefill_hint: Input should be 'DYNAMIC' or 'STATIC'",
+    ]
+    (problem,) = problems("options = { streams = 2 }")
+    assert problem.startswith("node.toml:3: models[0].options: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("MAX_PROMPT_LEN", "max_prompt_len"), ("CACHE_DIR", "compile_cache"), ("PREFILL_HINT", "prefill_hint")],
+)
+def test_a_property_that_the_node_sets_is_refused_with_the_key_for_it(name, ours):
+    (problem,) = problems(f'placements = [{{ device = "NPU", plugin_config = {{ {name} = 1 }} }}]')
+    assert problem.startswith("node.toml:3: models[0].placements[0]: plugin_config may not hold")
+    assert problem.endswith(f"instead of {name} set {ours}")
+
+
+def test_an_option_for_another_kind_of_model_is_told_with_its_line():
+    embedding = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_foreign_options(embedding, model_of("streams = 1", "# …", "max_num_seqs = 2"))
+    assert caught.value.message == (
+        "node.toml:5: model m: max_num_seqs cannot be used by an engine for embedding; remove it"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_foreign_options(embedding, ModelSettings(name="m", max_num_seqs=2))
+    assert caught.value.message.startswith("model m: max_num_seqs cannot")
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """An engine for embedding models on the GPU, as a package of its own would declare it."""
+    monkeypatch.setattr(declaration, "_DECLARED", {})
+
+    @declare
+    @dataclass(frozen=True, kw_only=True)
+    class ToyOptions(EngineOptions):
+        title: ClassVar[str] = "Toy"
+        task: ClassVar[ModelKind] = ModelKind.EMBEDDING
+        devices: ClassVar[frozenset[Device]] = frozenset({Device.GPU})
+
+        engine: Literal["toy.package:Runner"] = "toy.package:Runner"
+        wheels: Annotated[int, Gt(0), Option("how many it rolls on", also=("tyres",))] = 4
+
+    return ToyOptions
+
+
+def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
+    assert engine_for(ModelKind.EMBEDDING, Device.GPU) is toy
+    wanted = model_of("tyres = 3")
+    assert wanted.of(toy).wheels == 3
+    assert problems("whels = 3") == ["node.toml:3: models[0].whels: unknown key; did you mean wheels?"]
+    assert problems("wheels = 0") == ["node.toml:3: models[0].wheels: Input should be greater than 0"]
+    installed = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
+    npu = NpuSource(emulated=False, busy_counter=Path("/npu"), stand_in=False)
+    place = PlacementSettings(device=Device.GPU)
+    plan = plan_engine(installed, wanted, place, (Device.GPU,), NodeSettings(), npu)
+    assert (plan.runner, plan.options) == ("toy.package:Runner", toy(wheels=3))
+
+
+def test_an_option_name_means_the_same_in_every_engine(toy):
+    with pytest.raises(TypeError, match="the option wheels of OtherOptions has another type in ToyOptions"):
+
+        @declare
+        @dataclass(frozen=True, kw_only=True)
+        class OtherOptions(EngineOptions):
+            title: ClassVar[str] = "Other"
+            task: ClassVar[ModelKind] = ModelKind.GENERATION
+            devices: ClassVar[frozenset[Device]] = frozenset()
+
+            engine: Literal["other"] = "other"
+            wheels: Annotated[str, Option("another thing")] = ""
+
+
+def test_the_engines_of_the_union_are_told_apart_by_their_name():
+    assert engine_options(StatefulOptions, {"max_prompt_len": 64}) == StatefulOptions(max_prompt_len=64)
+    with pytest.raises(ValidationError):
+        engine_options(ContinuousOptions, {"max_num_seqs": 0})
+
+
+def test_engine_processes_do_not_load_the_validation():
+    code = "import worker_node.engines.generation_stateful_options, sys; assert 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,42 @@
+"""Options of the continuous-batching generation engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt
+
+from worker_node.domain import Device, ModelKind
+from worker_node.options.declaration import EngineOptions, Option, declare
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class ContinuousOptions(EngineOptions):
+    """GenAI's scheduler and its KV cache."""
+
+    title: ClassVar[str] = "Generation on CPU and GPU: continuous batching"
+    task: ClassVar[ModelKind] = ModelKind.GENERATION
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+
+    engine: Literal["generation_continuous"] = "generation_continuous"
+    max_num_batched_tokens: Annotated[int, Gt(0), Option("tokens of prompts and answers that one step computes")] = 256
+    max_num_seqs: Annotated[int, Gt(0), Option("answers that are generated at the same time")] = 256
+    cache_size_gb: Annotated[
+        int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
+    ] = 0
+    dynamic_split_fuse: Annotated[
+        bool,
+        Option("split long prompts over steps; with false, max_num_batched_tokens is raised to the model's context"),
+    ] = True
+    enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
+    kv_cache_precision: Annotated[
+        Literal["u8", "i8", "f16", "bf16", "f32"] | None,
+        Option("type of the values in the KV cache", default="the device's own"),
+    ] = None
+
+    def properties(self) -> dict[str, Any]:
+        """The properties for OpenVINO's plugin of the device."""
+        own = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}
+        return {name: value for name, value in own.items() if value} | self.plugin_config

@@ -1,0 +1,123 @@
+"""Declarations of options: a frozen dataclass beside the code that uses them, one annotated field for each option.
+
+    @declare
+    @dataclass(frozen=True, kw_only=True)
+    class StatefulOptions(EngineOptions):
+        title: ClassVar[str] = "Generation on the NPU"
+        task: ClassVar[ModelKind] = ModelKind.GENERATION
+        devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+
+        engine: Literal["generation_stateful"] = "generation_stateful"
+        min_response_len: Annotated[int, Gt(0), Option("tokens that an answer has room for")] = 128
+
+From this follow the key of node.toml, its validation, its documentation and the note of an engine that has no use for
+it. Engine processes import these declarations, so that pydantic, which validates them at the edge, is not needed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from worker_node.domain import Device, ModelKind
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Marks a field as an option of node.toml; fields without it are set by the node.
+
+    `text` says what it does, with its unit. `default` is what applies where that depends on the model or the device.
+    `also` are the names of the same option, with the same unit, in other servers; they are accepted.
+    """
+
+    text: str
+    default: str | None = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of all models of one task."""
+
+    title: ClassVar[str]
+    task: ClassVar[ModelKind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(Options):
+    """Options of one engine, which runs the models of its task on its devices.
+
+    `engine`, a Literal in each declaration, tells them apart; it is the name of the runner.
+    """
+
+    devices: ClassVar[frozenset[Device]]
+
+    engine: str
+    cache_dir: str | None = None
+    plugin_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One option as it was declared; `annotation` is its type with the bounds of its values."""
+
+    name: str
+    option: Option
+    annotation: Any
+    default: Any
+
+
+_DECLARED: dict[type[Options], Mapping[str, Declared]] = {}
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+def declare(owner: type[O]) -> type[O]:
+    """Make the options of a class known. Raises TypeError when a name means something else in another class."""
+    found = _declared(owner)
+    for other, options in _DECLARED.items():
+        for name in found.keys() & options.keys():
+            if found[name].annotation != options[name].annotation:
+                raise TypeError(f"the option {name} of {owner.__name__} has another type in {other.__name__}")
+    _DECLARED[owner] = found
+    return owner
+
+
+def declarations() -> tuple[type[Options], ...]:
+    """All declarations, in the order in which they were made."""
+    return tuple(_DECLARED)
+
+
+def options_of(owner: type[Options]) -> Mapping[str, Declared]:
+    """The options of a declared class by name."""
+    return _DECLARED[owner]
+
+
+def engines() -> tuple[type[EngineOptions], ...]:
+    """The declarations of engines."""
+    return tuple(owner for owner in _DECLARED if issubclass(owner, EngineOptions))
+
+
+def engine_name(owner: type[EngineOptions]) -> str:
+    """The name that the declaration of an engine gives it."""
+    return str(next(field.default for field in dataclasses.fields(owner) if field.name == "engine"))
+
+
+def engine_for(task: ModelKind, device: Device) -> type[EngineOptions]:
+    """The engine that runs models of a task on a device. Raises LookupError when there is none."""
+    for owner in engines():
+        if owner.task is task and device in owner.devices:
+            return owner
+    raise LookupError(f"no engine runs {task} models on {device}")
+
+
+def _declared(owner: type[Options]) -> Mapping[str, Declared]:
+    hints = get_type_hints(owner, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(owner):
+        marks = [mark for mark in getattr(hints[field.name], "__metadata__", ()) if isinstance(mark, Option)]
+        if marks:
+            found[field.name] = Declared(field.name, marks[0], hints[field.name], field.default)
+    return found
