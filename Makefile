@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
 
-.PHONY: install demo serve test test-fast test-all test-ops check format bench clean
+.PHONY: install demo serve test test-fast test-all test-ops check format docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,6 +61,9 @@ check: install      ## format, lint and types
 format: install     ## put the source into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: install       ## write the reference of all settings from their declarations
+	$(BIN)/python -m worker_node.settings.reference
 
 bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m worker_node pull --embedded

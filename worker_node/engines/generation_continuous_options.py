@@ -32,7 +32,7 @@ class ContinuousOptions(EngineOptions):
     ] = True
     enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
     kv_cache_precision: Annotated[
-        Literal["u8", "i8", "f16", "bf16", "f32"] | None,
+        Literal["u8", "u4", "f16", "bf16", "f32"] | None,
         Option("type of the values in the KV cache", default="the device's own"),
     ] = None
 

@@ -24,24 +24,7 @@ def default_compile_cache() -> Path:
 
 
 class NodeSettings(BaseSettings):
-    """The node. Times are seconds, sizes bytes.
-
-    `npu_sysfs` is where the counters of the NPU are read; None is the kernel's place, or the stand-in of an emulated
-    NPU. A prompt of more than `npu_token_limit` tokens does not go to the NPU, whatever its engine could hold: above
-    about 2,000 tokens it is known to answer garbage without an error. A request that requires the NPU is refused unless
-    the busy counter moved; `npu_require_proof` refuses it also where the counter cannot be read. `ollama_port` (11435
-    by custom) is a second port for tools that take the host and port of an Ollama server; everything is served on both.
-    `api_keys_file` holds more
-    `api_keys`, one a line; it is how a service manager hands them over (systemd's LoadCredential). A node without keys
-    answers only to requests for its own names: loopback, the bind address, `allowed_hosts`; pages of other sites may
-    send requests, and read replies, if `cors_origins` names them. `unknown_fields` says whether fields of OpenAI's and
-    Ollama's dialect that have no effect here are ignored and listed in the reply, or refused. Of /v1/responses,
-    `stored_responses` are kept in memory for later turns, `stored_response_bytes` together, each for
-    `stored_response_s`; with 0 none are. `tracing` sends spans of inference requests to the collector that the standard
-    `OTEL_*` environment names (docs/monitoring.md).
-    An engine process whose memory has grown by `engine_memory_growth` since it was ready is replaced (None: an eighth
-    of the machine's memory, 1 to 8 GiB); docs/schemas.md says why and how.
-    """
+    """The node. Times are seconds, sizes bytes. The descriptions become docs/settings.md: run `make docs`."""
 
     model_config = SettingsConfigDict(
         env_prefix="NPU_NODE_",
@@ -50,45 +33,134 @@ class NodeSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8081, ge=0, le=65535)
-    ollama_port: int | None = Field(default=None, ge=0, le=65535)
-    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    api_keys_file: Path | None = None
-    allow_unauthenticated: bool = False
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    model_store: Path = Field(default_factory=default_store_root)
-    models: tuple[ModelSettings, ...] = tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS)
-    compile_cache: Path = Field(default_factory=default_compile_cache)
-    npu_sysfs: Path | None = None
-    npu_emulation: bool = False
-    npu_token_limit: int = Field(default=1800, gt=0)
-    npu_require_proof: bool = False
-
-    tracing: bool = False
-
-    unknown_fields: Literal["ignore", "reject"] = "ignore"
-    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
-    max_texts: int = Field(default=2048, gt=0)
-    embedding_cache: int = Field(default=1000, ge=0, le=1_000_000)
-    stored_responses: int = Field(default=1000, ge=0, le=100_000)
-    stored_response_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
-    stored_response_s: float = Field(default=3600.0, gt=0)
-    max_connections: int = Field(default=1024, gt=0)
-    header_timeout_s: float = Field(default=5.0, gt=0)
-    body_timeout_s: float = Field(default=10.0, gt=0)
-    keepalive_timeout_s: float = Field(default=75.0, gt=0)
-    request_timeout_s: float = Field(default=180.0, gt=0)
-    drain_timeout_s: float = Field(default=25.0, ge=0, le=25.0)
-    load_timeout_s: float = Field(default=600.0, gt=0)
-    watchdog_s: float = Field(default=30.0, gt=0)
-    run_timeout_s: float = Field(default=180.0, gt=0)
-    canary_interval_s: float = Field(default=300.0, gt=0)
-    quarantine_s: float = Field(default=300.0, gt=0)
-    crash_limit: int = Field(default=3, ge=1)
-    crash_window_s: float = Field(default=600.0, gt=0)
-    engine_memory_growth: int | None = Field(default=None, gt=0)
+    host: str = Field(
+        default="127.0.0.1",
+        description="address to bind; another than loopback needs an API key (or allow_unauthenticated)",
+    )
+    port: int = Field(default=8081, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    ollama_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="a second port with the same routes, for tools that take the host and port of an Ollama "
+        "server (11435 by custom)",
+    )
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        default=(), description="keys of which each request must carry one; better in a file"
+    )
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="a file with further keys, one a line; a service manager hands them over so (systemd's "
+        "LoadCredential)",
+    )
+    allow_unauthenticated: bool = Field(
+        default=False,
+        description="serve without keys on an address that others reach, because something else guards the port",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description='further host names of a node without keys: "npu.example", "*.lan", "*"'
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description='sites whose pages may call this node: "https://app.example", "*"'
+    )
+    model_store: Path = Field(
+        default_factory=default_store_root,
+        description="directory of the installed models; default: ~/.cache/npu-node/models",
+    )
+    models: tuple[ModelSettings, ...] = Field(
+        default=tuple(ModelSettings(name=name) for name in EMBEDDED_MODELS),
+        description="what to serve: a table [[models]] for each model",
+    )
+    compile_cache: Path = Field(
+        default_factory=default_compile_cache,
+        description="directory for what was compiled for NPU and GPU, kept between starts; "
+        "default: ~/.cache/npu-node/compiled",
+    )
+    npu_sysfs: Path | None = Field(
+        default=None,
+        description="directory of the NPU's counters; default: that of the device in /sys/class/accel with "
+        "driver intel_vpu",
+    )
+    npu_emulation: bool = Field(
+        default=False, description="run the NPU's code path on the CPU, labelled as emulated everywhere"
+    )
+    npu_token_limit: int = Field(
+        default=1800,
+        gt=0,
+        description="tokens of the longest prompt that goes to the NPU, whatever its engine holds: NPUs are "
+        "known to answer garbage to longer ones",
+    )
+    npu_require_proof: bool = Field(
+        default=False, description="refuse requests that require the NPU where its busy counter cannot be read"
+    )
+    tracing: bool = Field(
+        default=False, description="send OpenTelemetry spans of requests to where OTEL_* says (docs/monitoring.md)"
+    )
+    unknown_fields: Literal["ignore", "reject"] = Field(
+        default="ignore",
+        description="what to do with fields of OpenAI's and Ollama's dialects that have no effect here: ignore "
+        "and list them in the reply, or reject",
+    )
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0, description="bytes of the largest request body")
+    max_texts: int = Field(default=2048, gt=0, description="texts in one request")
+    embedding_cache: int = Field(
+        default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
+    )
+    stored_responses: int = Field(
+        default=1000,
+        ge=0,
+        le=100_000,
+        description="responses of /v1/responses that are kept in memory for later turns; 0 keeps none",
+    )
+    stored_response_bytes: int = Field(
+        default=64 * 1024 * 1024, gt=0, description="bytes of all stored responses together"
+    )
+    stored_response_s: float = Field(default=3600.0, gt=0, description="seconds that a response is stored")
+    max_connections: int = Field(
+        default=1024,
+        gt=0,
+        description="open connections; a new one replaces a silent or idle one, and gets 429 if all are at work",
+    )
+    header_timeout_s: float = Field(
+        default=5.0, gt=0, description="seconds from the first byte of a request to the end of its header"
+    )
+    body_timeout_s: float = Field(default=10.0, gt=0, description="seconds of silence within a body")
+    keepalive_timeout_s: float = Field(default=75.0, gt=0, description="seconds that an idle connection stays open")
+    request_timeout_s: float = Field(
+        default=180.0, gt=0, description="seconds that any request may take; X-Request-Timeout-Ms shortens it"
+    )
+    drain_timeout_s: float = Field(
+        default=25.0, ge=0, le=25.0, description="seconds that admitted work gets to finish after SIGTERM"
+    )
+    load_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="seconds that the load of a model may take; a cold compile for an NPU takes minutes",
+    )
+    watchdog_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="seconds of silence, outside of a long native call, after which an engine is killed and replaced",
+    )
+    run_timeout_s: float = Field(default=180.0, gt=0, description="seconds that one call into OpenVINO may take")
+    canary_interval_s: float = Field(
+        default=300.0, gt=0, description="seconds after which an idle engine must answer its known question again"
+    )
+    quarantine_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="seconds before a placement is tried again after a wrong answer or too many crashes",
+    )
+    crash_limit: int = Field(default=3, ge=1, description="crashes within crash_window_s that quarantine a placement")
+    crash_window_s: float = Field(
+        default=600.0, gt=0, description="seconds that a placement must serve for its crashes to be forgotten"
+    )
+    engine_memory_growth: int | None = Field(
+        default=None,
+        gt=0,
+        description="bytes by which an engine process may grow before it is replaced, without the loss of a "
+        "request (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
+    )
 
     @field_validator("allowed_hosts")
     @classmethod
