@@ -30,4 +30,4 @@ class EmbeddingOptions(EngineOptions):
     max_batch_tokens: Annotated[
         int | None, Gt(0), Option("tokens of one batch, padding included", default="512 on a CPU, 8192 on a GPU")
     ] = None
-    max_batch_rows: int = 64
+    max_batch_rows: Annotated[int, Gt(0), Option("texts of one batch")] = 64
