@@ -4,6 +4,7 @@
     ├── BadRequest                  400 invalid_request     the request is wrong; sending it again will not help
     │   ├── ContextLengthExceeded   400 context_length_exceeded
     │   ├── RequestBreaksEngine     400 request_breaks_engine  it took an engine down each time that it ran
+    │   ├── SourceRejected          400 unusable_source     what a repository or file holds cannot be served
     │   └── UnsupportedParameter    400 unsupported_parameter
     ├── Unauthorized                401 invalid_api_key
     ├── Forbidden                   403 forbidden           another name than this node's, or another site's page
@@ -81,6 +82,12 @@ class UnsupportedParameter(BadRequest):
     """A parameter that the model or device cannot honour; dropping it silently would change the meaning."""
 
     code = "unsupported_parameter"
+
+
+class SourceRejected(BadRequest):
+    """What a repository, URL or directory holds cannot be made into a model that the node serves."""
+
+    code = "unusable_source"
 
 
 class Unauthorized(NodeError):

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "environment": set(),
     "errors": set(),
     "devices": set(),
-    "models": set(),
+    "models": {"devices"},
     "options": set(),
     "routing": set(),
     "telemetry": set(),

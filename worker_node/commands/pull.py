@@ -1,37 +1,64 @@
-"""`npu-node pull`: put models into the store."""
+"""`npu-node pull`: put models into the store, from the catalog, a hub, a URL or local files."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from worker_node.commands.progress import progress_display
 from worker_node.models.catalog import Catalog, Quantization
 from worker_node.models.store import ModelStore
 
+_EXAMPLES = """examples:
+  npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
+  npu-node pull OpenVINO/Qwen3-8B-int4-cw-ov              a hub repository; @REVISION selects another than main
+  npu-node pull hf.co/Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0  a GGUF file of one, by quantization
+  npu-node pull https://example.com/model.gguf#sha256=…   one file by URL
+  npu-node pull ./model.gguf --name mine                  local files, copied
+"""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser("pull", help="download, verify and convert models of the catalog")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="id or alias, see: npu-node models")
+    parser = subparsers.add_parser(
+        "pull",
+        help="download, verify and convert models",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to pull; see the examples")
     parser.add_argument("--embedded", action="store_true", help="the models that every node starts with")
+    parser.add_argument("--name", help="how the model is to be called (default: as its source)")
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in Quantization],
         help="how to store the weights of GGUF models",
     )
+    parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Pull each model in turn; what is installed already is not fetched again."""
     catalog = Catalog.load()
-    names = [entry.id for entry in catalog.embedded() if args.embedded] + [catalog.resolve(n).id for n in args.names]
+    names = [entry.id for entry in catalog.embedded() if args.embedded] + args.names
     if not names:
         args.parser.error("name at least one model, or give --embedded")
-    store = ModelStore(catalog=catalog)
-    quantization = Quantization(args.quantization) if args.quantization else None
-    for name in dict.fromkeys(names):
-        with progress_display(name) as progress:
-            model = store.pull(name, progress, quantization=quantization)
+    if args.name is not None and len(names) > 1:
+        args.parser.error("--name is for one model")
+    store = ModelStore(args.model_store, catalog)
+    wishes = [
+        store.wish(
+            name,
+            model_id=args.name,
+            quantization=Quantization(args.quantization) if args.quantization else None,
+            insecure_no_hash=args.insecure_no_hash,
+        )
+        for name in names
+    ]
+    for wish in {wish.model_id: wish for wish in wishes}.values():
+        with progress_display(wish.model_id) as progress:
+            model = store.pull(wish, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
     return 0

@@ -17,7 +17,7 @@ from worker_node.manager.residence import Residence
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.progress import Progress
-from worker_node.models.pulling import pull
+from worker_node.models.pulling import pull, requested
 from worker_node.models.store import ModelStore
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,12 @@ class ModelManager:
         await self._residence.unload(model)
 
     async def pull(self, name: str, progress: Progress) -> None:
-        """Install a model of the catalog. Raises ModelNotFound, DownloadFailed."""
-        entry = self.store.catalog.resolve(name)
-        if entry.id not in {model.id for model in await self.installed()}:
-            await self._pulls.run(entry.id, progress)
+        """Install the model that `name` stands for. Raises as `requested`, and what the pull ends with."""
+        wish = requested(self.store, name)
+        if wish.model_id in {model.id for model in self.models}:
+            return
+        if not await asyncio.to_thread(self.store.is_installed, wish):
+            await self._pulls.run(wish.spelling, progress)
 
     async def delete(self, name: str) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound."""

@@ -54,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     canary: GenerationCanary | None = None
     fidelity: Fidelity | None = None
     max_prompt_len: int | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class InstalledModel:
     `context_limit` counts tokens. `dimensions` and `space` belong to embedding models: two vectors may be
     compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
     what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
-    should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time.
+    should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time. `aliases` are further
+    names that it answers to, in lower case: those of the source that it was pulled from.
     """
 
     id: str
@@ -83,6 +85,7 @@ class InstalledModel:
     max_prompt_len: int | None = None
     digest: str = ""
     installed_at: float = 0.0
+    aliases: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -103,6 +106,18 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest, which declares the directory to be a model."""
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (directory / MANIFEST_FILE).write_bytes(encoded + b"\n")
+
+
+class _Names(msgspec.Struct, frozen=True):
+    aliases: tuple[str, ...] = ()
+
+
+def read_aliases(directory: Path) -> tuple[str, ...]:
+    """The further names of the model in a directory; none where there is no manifest, or a damaged one."""
+    try:
+        return msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=_Names).aliases
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return ()
 
 
 def read_model(directory: Path) -> InstalledModel:
@@ -147,4 +162,5 @@ def read_model(directory: Path) -> InstalledModel:
         max_prompt_len=manifest.max_prompt_len,
         digest=hashlib.sha256(encoded).hexdigest(),
         installed_at=installed_at,
+        aliases=manifest.aliases,
     )

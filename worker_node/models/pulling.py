@@ -16,8 +16,19 @@ from typing import ClassVar
 import msgspec
 
 from worker_node.environment import tool_environment
-from worker_node.errors import DownloadFailed, NodeError
+from worker_node.errors import (
+    BadRequest,
+    ConversionFailed,
+    DownloadFailed,
+    HashMismatch,
+    ModelNotFound,
+    NodeError,
+    SourceRejected,
+)
+from worker_node.models.preparation import Wish
 from worker_node.models.progress import Progress
+from worker_node.models.sources.reference import LocalReference, UrlReference
+from worker_node.models.sources.web import check_hash_given
 from worker_node.models.store import ModelStore
 from worker_node.models.tether import tie_to_parent
 
@@ -36,18 +47,40 @@ class Update(msgspec.Struct, tag="update"):
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """The pull is over; `problem` is why it failed, None if it did not."""
+    """The pull is over; `problem` is why it failed and `kind` the name of its error, None if it did not."""
 
     problem: str | None
+    kind: str | None = None
 
+
+# Those that a pull may end with and that tell the caller more than that it failed.
+_KINDS: dict[str | None, type[NodeError]] = {
+    kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
+}
 
 _DECODER = msgspec.json.Decoder(Stage | Update | Ended)
 
 
-async def pull(root: Path, name: str, progress: Progress) -> None:
-    """Install a model of the catalog. When this is cancelled, everything that it started is killed.
+def requested(store: ModelStore, name: str) -> Wish:
+    """What a request to pull `name` asks for, checked without network calls.
 
-    Raises DownloadFailed, saying what failed.
+    Raises ModelNotFound or BadRequest: nothing stands for the name, a local path that is relative (to what?), a URL
+    without its hash.
+    """
+    wish = store.wish(name)
+    reference = wish.reference
+    if isinstance(reference, LocalReference) and not reference.path.is_absolute():
+        raise BadRequest(f"{name[:200]!r}: the node takes local files only by their absolute path", param="model")
+    if isinstance(reference, UrlReference):
+        check_hash_given(reference, insecure_no_hash=False)
+    return wish
+
+
+async def pull(root: Path, name: str, progress: Progress) -> None:
+    """Install the model that `name` stands for, see `ModelStore.wish`. When this is cancelled, everything that it
+    started is killed.
+
+    Raises the NodeError that the pull ended with.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, str(os.getpid()), str(root), name),
@@ -75,7 +108,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
     if ended is None:
         raise DownloadFailed(f"pulling {name} ended with status {process.returncode}; the node's log has the rest")
     if ended.problem is not None:
-        raise DownloadFailed(ended.problem)
+        raise _KINDS.get(ended.kind, DownloadFailed)(ended.problem)
 
 
 class _Lines:
@@ -104,7 +137,7 @@ def main(parent: int, root: Path, name: str) -> None:
     try:
         ModelStore(root).pull(name, lines)
     except NodeError as error:
-        lines.write(Ended(error.message))
+        lines.write(Ended(error.message, type(error).__name__))
     else:
         lines.write(Ended(None))
 

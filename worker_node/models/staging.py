@@ -7,16 +7,21 @@ and tells a directory that is being made from one that was left behind.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 _LOCKS = ".locks"
+_DOWNLOADS = ".downloads"
+# What nobody came back for within this time is removed.
+_KEPT_S = 7 * 86400.0
 _PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 
 
@@ -39,6 +44,18 @@ def partial(root: Path, model_id: str) -> Path:
     return directory
 
 
+def downloads(root: Path, model_id: str) -> Path:
+    """The hidden directory where files of one model arrive; it outlives a pull that fails, so the next continues."""
+    return root / _DOWNLOADS / model_id
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove a download directory in which nothing arrived, and its parent when it was the last."""
+    for path in (directory, directory.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 def publish(directory: Path, target: Path) -> None:
     """Flush a finished directory to disk and give it its name, in one step."""
     for path in sorted(directory.rglob("*"), reverse=True):
@@ -56,8 +73,16 @@ def discard(target: Path, model_id: str) -> None:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched."""
+    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched.
+
+    Downloads that broke off stay for a week, so that they can be continued.
+    """
     removed = []
+    for path in root.glob(f"{_DOWNLOADS}/*"):
+        with _lock_file(root, path.name) as file:
+            if _try_lock(file) and _age(path) > _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
     for path in root.glob(".partial-*"):
         if (match := _PARTIAL.match(path.name)) is None:
             continue
@@ -66,6 +91,12 @@ def sweep(root: Path) -> list[Path]:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     return removed
+
+
+def _age(directory: Path) -> float:
+    """Seconds since anything in the directory was written."""
+    times = [path.lstat().st_mtime for path in (directory, *directory.rglob("*"))]
+    return time.time() - max(times)
 
 
 def _lock_file(root: Path, model_id: str) -> IO[str]:

@@ -14,9 +14,10 @@ from worker_node.errors import ConfigurationError, ConversionFailed, ModelNotFou
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import read_directory
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel
-from worker_node.models.preparation import prepare_entry, prepare_local
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_aliases
+from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
+from worker_node.models.sources.reference import alias_of, is_foreign, parse_reference
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
 
@@ -72,27 +73,65 @@ class ModelStore:
         directory = self._directory(name)
         if directory is not None:
             return read_directory(directory)
-        if (entry := self.catalog.find(name)) is not None:
+        if (entry := self.catalog.find(name)) is not None or is_foreign(name):
+            wanted = name if entry is None else entry.id
             raise ModelNotFound(
-                f"model {entry.id} is not installed; get it with: npu-node pull {entry.id}", param="model"
+                f"model {wanted[:200]} is not installed; get it with: npu-node pull {wanted[:200]}", param="model"
             )
         here = ", ".join(path.name for path in self.directories()) or "none"
-        raise ModelNotFound(f"model {name!r} is not known; installed models: {here}", param="model")
+        raise ModelNotFound(f"model {name[:200]!r} is not known; installed models: {here}", param="model")
 
-    def pull(
-        self, name: str, progress: Progress | None = None, *, quantization: Quantization | None = None
-    ) -> InstalledModel:
-        """Download, verify and convert a model of the catalog; does nothing when it is installed.
+    def wish(
+        self,
+        name: str,
+        *,
+        model_id: str | None = None,
+        kind: ModelKind | None = None,
+        quantization: Quantization | None = None,
+        insecure_no_hash: bool = False,
+    ) -> Wish:
+        """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
         With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
-        Raises ModelNotFound, or a ModelError when any step fails; the store is then as it was.
+        Raises ModelNotFound or BadRequest (a name that stands for nothing), ConversionFailed (a model name that is not
+        possible, or the catalog's).
         """
-        entry = self.catalog.resolve(name)
-        if quantization in (None, entry.quantization):
-            return self._install(entry.id, progress, lambda work, p: prepare_entry(entry, entry.id, None, work, p))
-        self._check_choice(entry)
-        model_id = f"{entry.id}-{quantization}"
-        return self._install(model_id, progress, lambda work, p: prepare_entry(entry, model_id, quantization, work, p))
+        reference = parse_reference(name, self.catalog)
+        if isinstance(reference, CatalogEntry):
+            default = reference.id
+            if quantization in {None, reference.quantization}:
+                quantization = None
+            elif reference.format is not SourceFormat.GGUF:
+                raise ConversionFailed(
+                    f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice"
+                )
+            else:
+                default = f"{reference.id}-{quantization}"
+        else:
+            default = reference.model_id
+        chosen = default if model_id is None else normalise_name(model_id)
+        if _ID.fullmatch(chosen) is None:
+            raise ConversionFailed(
+                f"{chosen!r} cannot be a model's name: letters, digits, dots, - and _ can; use --name"
+            )
+        owner = self.catalog.find(chosen)
+        if owner is not None and owner is not reference:
+            raise ConversionFailed(f"the name {chosen} belongs to a model of the catalog; choose another with --name")
+        return Wish(reference, chosen, kind, quantization, insecure_no_hash)
+
+    def is_installed(self, wish: Wish) -> bool:
+        """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""
+        return self._installed(wish) is not None
+
+    def pull(self, wish: Wish | str, progress: Progress | None = None) -> InstalledModel:
+        """Download, verify and convert a model; does nothing when it is installed.
+
+        Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
+        as it was, and what was downloaded is kept for the next try.
+        """
+        if isinstance(wish, str):
+            wish = self.wish(wish)
+        return self._installed(wish) or self._install(wish, progress or Silent(), self._installed)
 
     def convert(
         self,
@@ -108,18 +147,8 @@ class ModelStore:
         `source` is a GGUF file, or a directory of safetensors or OpenVINO files; it is left as it is.
         Raises ConversionFailed when it is neither, the name is taken or belongs to the catalog, or a step fails.
         """
-        model_id = normalise_name(name if name is not None else source.resolve().name.removesuffix(".gguf"))
-        if _ID.fullmatch(model_id) is None:
-            raise ConversionFailed(
-                f"{model_id!r} cannot be a model's name: letters, digits, dots, - and _ can; use --name"
-            )
-        if self.catalog.find(model_id) is not None:
-            raise ConversionFailed(f"the name {model_id} belongs to a model of the catalog; choose another with --name")
-        if (self.root / model_id).exists():
-            raise ConversionFailed(f"{self.root / model_id} exists; choose another name with --name, or remove it")
-        return self._install(
-            model_id, progress, lambda work, p: prepare_local(source, model_id, kind, quantization, work, p)
-        )
+        wish = self.wish(str(source.resolve()), model_id=name, kind=kind, quantization=quantization)
+        return self._install(wish, progress or Silent(), self._require_free)
 
     def remove(self, name: str) -> None:
         """Remove an installed model; raises ModelNotFound when there is none of that name."""
@@ -135,30 +164,51 @@ class ModelStore:
     def _directory(self, name: str) -> Path | None:
         entry = self.catalog.find(name)
         wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
-        return next((path for path in self.directories() if path.name.lower() in wanted), None)
+        found = next((path for path in self.directories() if path.name.lower() in wanted), None)
+        return found or self._by_alias(alias_of(name))
 
-    @staticmethod
-    def _check_choice(entry: CatalogEntry) -> None:
-        if entry.format is not SourceFormat.GGUF:
-            raise ConversionFailed(f"{entry.id} comes as {entry.quantization}; only GGUF models leave a choice")
+    def _by_alias(self, alias: str) -> Path | None:
+        return next((path for path in self.directories() if alias in read_aliases(path)), None)
 
     def _install(
-        self, model_id: str, progress: Progress | None, prepare: Callable[[Path, Progress], Path]
+        self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
     ) -> InstalledModel:
-        target = self.root / model_id
-        if (target / MANIFEST_FILE).exists():
-            return read_directory(target)
-        progress = progress or Silent()
+        """Make the model, alone of all processes, unless there is an `existing` one by then."""
+        model_id = wish.model_id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()
         with staging.exclusive(self.root, model_id, on_wait=lambda: progress.stage("waiting for another process")):
-            if (target / MANIFEST_FILE).exists():
-                return read_directory(target)
-            if target.exists():
-                raise ConfigurationError(f"{target} exists but is no model of this store; move it away and pull again")
+            if (installed := existing(wish)) is not None:
+                return installed
+            target = self.root / model_id
             work = staging.partial(self.root, model_id)
+            downloads = staging.downloads(self.root, model_id)
             try:
-                staging.publish(prepare(work, progress), target)
+                staging.publish(prepare(wish, downloads, work, progress), target)
+                shutil.rmtree(downloads, ignore_errors=True)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
+                staging.remove_empty(downloads)
         return read_directory(target)
+
+    def _installed(self, wish: Wish) -> InstalledModel | None:
+        """The model that was made of this source before; raises as `_require_free` when its name is another's."""
+        target = self.root / wish.model_id
+        if isinstance(wish.reference, CatalogEntry):
+            if (target / MANIFEST_FILE).exists():
+                return read_directory(target)
+        elif (known := self._by_alias(wish.reference.alias)) is not None:
+            return read_directory(known)
+        self._require_free(wish)
+        return None
+
+    def _require_free(self, wish: Wish) -> None:
+        target = self.root / wish.model_id
+        if not target.exists():
+            return
+        if (target / MANIFEST_FILE).exists():
+            raise ConversionFailed(
+                f"{target} exists, made from {read_directory(target).source}; choose another name with --name, or "
+                f"remove it: npu-node rm {target.name}"
+            )
+        raise ConfigurationError(f"{target} exists but is no model of this store; move it away and pull again")

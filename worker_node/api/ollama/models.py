@@ -19,6 +19,7 @@ from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
+from worker_node.models.pulling import requested
 from worker_node.serving.models import GenerationModel
 
 _NEVER = "2318-01-01T00:00:00Z"
@@ -45,7 +46,10 @@ class ShowBody(NamedBody):
 
 
 class PullBody(NamedBody):
-    """Body of POST /api/pull. Every download is verified, so `insecure` changes nothing."""
+    """Body of POST /api/pull: a name of the catalog, or any source that `npu-node pull` takes.
+
+    Every download is verified, so `insecure` changes nothing.
+    """
 
     insecure: bool | None = None
     stream: bool | None = None
@@ -136,8 +140,7 @@ def _capabilities(model: ServedModel) -> list[str]:
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
     name, manager = body.wanted(), request.app[NODE].manager
-    if manager.store.catalog.find(name) is None:
-        raise ModelNotFound(f"pull model manifest: {name[:200]!r} is not in this node's catalog", param="model")
+    requested(manager.store, name)  # what is wrong with the name itself has a status of its own
     progress = _Progress()
     pulling = asyncio.create_task(manager.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())

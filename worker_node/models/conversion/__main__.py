@@ -84,6 +84,7 @@ def _write_manifest(job: Job, converted: Converted) -> None:
             canary=converted.canary,
             fidelity=converted.fidelity,
             max_prompt_len=job.max_prompt_len,
+            aliases=job.aliases,
         ),
     )
 

@@ -31,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     context_limit: int | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
+    aliases: tuple[str, ...] = ()
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):

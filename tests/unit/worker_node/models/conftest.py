@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.support.scripted_hub import ScriptedHub
 from tests.support.tiny_encoder import write_encoder
 from worker_node.models.store import STORE_VARIABLE
 
@@ -112,6 +113,19 @@ def make_gguf(tmp_path_factory):
         return path
 
     return make
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A scripted hub; the environment of this process and its children points to it, without a token."""
+    client = pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
+    with ScriptedHub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+        client.close_session()
 
 
 @pytest.fixture

@@ -70,13 +70,13 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(monkeypatch, st
     model = ModelStore().convert(make_bert()[0], "mine")
     pulled = []
 
-    def record(self, name, progress, *, quantization):
-        pulled.append((name, quantization))
+    def record(self, wish, progress):
+        pulled.append(wish)
         return model
 
     monkeypatch.setattr(pull.ModelStore, "pull", record)
-    assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct", "--quantization", "int8_sym"]) == 0
-    assert [name for name, _ in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
+    assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
+    assert [wish.model_id for wish in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
     assert capsys.readouterr().out.count("ready") == 3
 
 

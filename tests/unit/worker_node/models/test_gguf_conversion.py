@@ -7,7 +7,7 @@ import openvino_genai
 import pytest
 
 from worker_node.domain import ModelKind
-from worker_node.errors import ConversionFailed
+from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
 
 
 def test_an_architecture_that_genai_does_not_know_is_refused(store_root, make_gguf):
-    with pytest.raises(ConversionFailed, match="cannot import"):
+    with pytest.raises(SourceRejected, match="'mamba'; those that can be converted are llama"):
         ModelStore().convert(make_gguf(architecture="mamba"), "x")
     assert ModelStore().installed() == []
 

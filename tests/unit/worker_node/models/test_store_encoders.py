@@ -143,7 +143,7 @@ def test_encoders_are_not_quantised_and_the_catalog_leaves_no_choice_where_there
     with pytest.raises(ConversionFailed, match="f32"):
         ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT8_SYM)
     with pytest.raises(ConversionFailed, match="choice"):
-        ModelStore().pull("all-minilm", quantization=Quantization.INT8_SYM)
+        ModelStore().wish("all-minilm", quantization=Quantization.INT8_SYM)
 
 
 def test_a_removed_model_is_gone(store_root, make_bert):

@@ -1,0 +1,101 @@
+"""What the names that a user may pull stand for."""
+
+from pathlib import Path
+
+import pytest
+
+from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.models.catalog import Catalog, CatalogEntry
+from worker_node.models.sources.reference import (
+    HubReference,
+    LocalReference,
+    UrlReference,
+    alias_of,
+    parse_reference,
+)
+
+CATALOG = Catalog.load()
+HASH = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2", "SmolLM2:135m", "all-minilm:latest", "HuggingFaceTB/SmolLM2-135M-Instruct"]
+)
+def test_names_of_the_catalog_come_first(name):
+    assert isinstance(parse_reference(name, CATALOG), CatalogEntry)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("maker/model", HubReference("maker/model")),
+        ("hf:maker/model", HubReference("maker/model")),
+        ("hf:maker/model@v1.0", HubReference("maker/model", "v1.0")),
+        ("hf.co/maker/model:Q4_K_M", HubReference("maker/model", "main", "Q4_K_M")),
+        ("hf.co/maker/model:latest", HubReference("maker/model")),
+        ("hf:maker/model@refs/pr/3:Q8_0", HubReference("maker/model", "refs/pr/3", "Q8_0")),
+        ("https://huggingface.co/maker/model", HubReference("maker/model")),
+        ("https://huggingface.co/maker/model/tree/dev", HubReference("maker/model", "dev")),
+        ("hf:maker/model.gguf", HubReference("maker/model.gguf")),
+        ("hf:HuggingFaceTB/SmolLM2-135M-Instruct", HubReference("HuggingFaceTB/SmolLM2-135M-Instruct")),
+        ("https://h.test/a/m.gguf", UrlReference("https://h.test/a/m.gguf", None)),
+        (f"https://h.test/m.gguf#sha256={HASH}", UrlReference("https://h.test/m.gguf", HASH)),
+        (f"https://h.test/m.gguf?x=1#sha256:{HASH.upper()}", UrlReference("https://h.test/m.gguf?x=1", HASH)),
+        ("./models/x", LocalReference(Path("./models/x"))),
+        ("/models/x", LocalReference(Path("/models/x"))),
+        ("x.gguf", LocalReference(Path("x.gguf"))),
+        ("models/x.gguf", LocalReference(Path("models/x.gguf"))),
+    ],
+)
+def test_other_sources_are_told_by_their_form(name, expected):
+    assert parse_reference(name, CATALOG) == expected
+
+
+@pytest.mark.parametrize("name", ["gpt-5", "qwen9:1b", "", "a/b/c", "maker/", "maker/mo del", "maker/..", "ftp://h/m"])
+def test_anything_else_is_not_found_and_the_message_names_the_accepted_forms(name):
+    with pytest.raises(ModelNotFound, match="ORG/REPO"):
+        parse_reference(name, CATALOG)
+
+
+def test_a_near_miss_is_answered_with_similar_names():
+    with pytest.raises(ModelNotFound, match=r"similar: qwen2\.5-"):
+        parse_reference("qwen2.5:99b", CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://h.test/model.bin", r"\.gguf"),
+        ("https://user:secret@h.test/m.gguf", "password"),
+        ("https://h.test/m.gguf#sha256=123", "64"),
+        ("https://h.test/m.gguf#md5=123", "64"),
+        ("https:///m.gguf", "valid URL"),
+        ("https://h.test:99999/m.gguf", "valid URL"),
+        ("https://[h/m.gguf", "valid URL"),
+    ],
+)
+def test_a_malformed_url_is_a_bad_request(url, reason):
+    with pytest.raises(BadRequest, match=reason) as caught:
+        parse_reference(url, CATALOG)
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "model_id"),
+    [
+        ("OpenVINO/Qwen9-8B-int4-cw-ov", "qwen9-8b-int4-cw-ov"),
+        ("maker/Model-GGUF:Q4_K_M", "model-gguf-q4_k_m"),
+        ("https://h.test/My%20Model.gguf", "my-model"),
+        ("/models/Some.Model.gguf", "some.model"),
+        ("hf:maker/___", "model"),
+    ],
+)
+def test_the_model_is_named_after_its_source(name, model_id):
+    assert parse_reference(name, CATALOG).model_id == model_id
+
+
+def test_every_spelling_of_a_source_is_the_same_model():
+    spellings = ["maker/model:q4_k_m", "hf:Maker/Model:Q4_K_M", "hf.co/maker/model:Q4_K_M", "HF.co/maker/model:Q4_K_M"]
+    assert {alias_of(name) for name in spellings} == {"maker/model:q4_k_m"}
+    assert alias_of("maker/model@v2") != alias_of("maker/model")
+    assert alias_of("Tiny:latest") == "tiny"

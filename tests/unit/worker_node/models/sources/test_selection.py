@@ -1,0 +1,95 @@
+"""What a repository holds decides what happens to it; what cannot be used is rejected with the way out."""
+
+import pytest
+
+from worker_node.errors import SourceRejected
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.sources.listing import Listing, RemoteFile
+from worker_node.models.sources.selection import quantization_of, select
+
+GENERATION = [
+    f"openvino_{part}.{suffix}" for part in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")
+]
+ENCODER = ["model.safetensors", "tokenizer.json", "config.json", "modules.json", "1_Pooling/config.json"]
+
+
+def listing(*paths):
+    return Listing("maker/model", "c0ffee", tuple(RemoteFile(path, 10) for path in paths))
+
+
+def chosen(*paths, tag=None):
+    selection = select(listing(*paths), tag)
+    return selection.format, {file.path for file in selection.files}
+
+
+def test_an_openvino_directory_is_taken_without_what_it_does_not_need():
+    extra = ["README.md", "tokenizer_config.json", "chat_template.jinja", "pytorch_model.bin", "onnx/model.onnx"]
+    source_format, files = chosen(*GENERATION, *extra, "model.safetensors", "sub/openvino_model.bin")
+    assert source_format is SourceFormat.OPENVINO
+    assert files == {*GENERATION, "tokenizer_config.json", "chat_template.jinja"}
+
+
+def test_an_openvino_encoder_needs_a_tokenizer_of_its_own():
+    files = ["openvino_model.xml", "openvino_model.bin", "config.json", "tokenizer.json"]
+    assert chosen(*files) == (SourceFormat.OPENVINO, set(files))
+    with pytest.raises(SourceRejected, match=r"lacks tokenizer\.json"):
+        chosen(*files[:3])
+
+
+def test_safetensors_of_a_sentence_encoder_are_built():
+    assert chosen(*ENCODER, "onnx/model.onnx", "openvino/openvino_model.xml", "README.md") == (
+        SourceFormat.SAFETENSORS,
+        set(ENCODER),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [(None, "m.Q4_K_M.gguf"), ("q8_0", "m.Q8_0.gguf"), ("Q4_0", "sub/m-q4_0.gguf"), ("m.Q8_0.gguf", "m.Q8_0.gguf")],
+)
+def test_a_gguf_file_is_chosen_by_quantization(tag, expected):
+    paths = ["m.Q8_0.gguf", "m.Q4_K_M.gguf", "sub/m-q4_0.gguf", "mmproj-Q4_K_M.gguf", "README.md"]
+    assert chosen(*paths, tag=tag) == (SourceFormat.GGUF, {expected})
+
+
+def test_8_bits_are_the_second_choice_and_a_single_file_needs_none():
+    assert chosen("m.F16.gguf", "m.Q8_0.gguf")[1] == {"m.Q8_0.gguf"}
+    assert chosen("odd-name.gguf")[1] == {"odd-name.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "tag", "reason"),
+    [
+        (["m.Q2_K.gguf", "m.Q5_0.gguf"], None, "neither Q4_K_M nor Q8_0; it has Q2_K, Q5_0"),
+        (["m.Q2_K.gguf"], "Q4_0", "has no Q4_0; it has Q2_K"),
+        (["m.Q8_0-00001-of-00002.gguf"], None, "split files"),
+        (["openvino_model.xml"], "Q4_0", "holds no GGUF file"),
+        (["openvino_model.xml", "openvino_detokenizer.xml"], None, r"lacks openvino_model\.bin"),
+        (["openvino_language_model.xml", "openvino_vision_embeddings_model.xml"], None, "vision-language"),
+        (["openvino_encoder_model.xml"], None, "speech"),
+        (["openvino_strange.xml"], None, "does not serve"),
+        (["model.safetensors", "config.json"], None, "--task text-generation-with-past --weight-format int4 --sym"),
+        (["pytorch_model.bin", "modules.json"], None, "--task feature-extraction --library sentence_transformers"),
+        (["onnx_model.onnx"], None, "optimum-cli export openvino --model maker/model"),
+        (["README.md"], None, "holds no model"),
+    ],
+)
+def test_anything_else_is_rejected_with_the_reason(paths, tag, reason):
+    with pytest.raises(SourceRejected, match=reason):
+        chosen(*paths, tag=tag)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("Model-1.5B.Q4_K_M.gguf", "Q4_K_M"),
+        ("model-q5_0.gguf", "Q5_0"),
+        ("model.IQ4_XS.gguf", "IQ4_XS"),
+        ("a-bf16.gguf", "BF16"),
+        ("Q8_0/model-Q8_0.gguf", "Q8_0"),
+        ("model.gguf", None),
+        ("modelQ8_0.gguf", None),
+    ],
+)
+def test_the_quantization_is_read_from_the_file_name(path, expected):
+    assert quantization_of(path) == expected

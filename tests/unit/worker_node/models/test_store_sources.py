@@ -1,0 +1,133 @@
+"""Models come into the store from a hub, a URL and local files, and are found by every name of their source."""
+
+import hashlib
+import os
+
+import pytest
+
+from tests.support.scripted_hub import COMMIT, Repository
+from worker_node.cli import main
+from worker_node.domain import ModelKind
+from worker_node.errors import BadRequest, ConversionFailed, DownloadFailed, ModelNotFound, SourceRejected
+from worker_node.models.pulling import requested
+from worker_node.models.store import ModelStore
+
+
+def files_of(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def hidden(root):
+    return {path.name for path in root.iterdir() if path.name.startswith(".") and any(path.iterdir())} - {".locks"}
+
+
+def test_an_encoder_of_a_hub_is_built_and_found_by_its_repository(hub, store_root, make_bert):
+    hub.repositories["Maker/Tiny"] = Repository(files_of(make_bert()[0]), card={"license": "mit"})
+    store = ModelStore()
+    model = store.pull("hf:Maker/Tiny")
+    assert (model.id, model.kind, model.licence) == ("tiny", ModelKind.EMBEDDING, "mit")
+    assert model.source == f"hub Maker/Tiny@{COMMIT}"
+    assert model.aliases == ("maker/tiny",)
+    for name in ("tiny", "Maker/Tiny", "hf.co/maker/tiny", "https://huggingface.co/Maker/Tiny"):
+        assert store.get(name) == model
+    assert hidden(store_root) == set()
+    hub.asked.clear()
+    assert store.pull("maker/tiny") == model
+    assert hub.asked == [], "what is installed is not asked for again"
+
+
+def test_a_pull_that_failed_leaves_nothing_that_looks_installed_and_continues(hub, store_root, make_bert, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 4096)
+    hub.repositories["maker/tiny"] = Repository(files_of(make_bert()[0]))
+    hub.cuts["model.safetensors"] = [20_000, *[0] * 20]
+    store = ModelStore()
+    with pytest.raises(DownloadFailed, match="pull again to continue"):
+        store.pull("maker/tiny")
+    assert store.installed() == []
+    with pytest.raises(ModelNotFound, match="npu-node pull maker/tiny"):
+        store.get("maker/tiny")
+    hub.cuts.clear()
+    hub.asked.clear()
+    assert store.pull("maker/tiny").id == "tiny"
+    assert [span is not None for name, span in hub.large_downloads()] == [True]
+
+
+def test_two_repositories_of_one_name_need_two_names(hub, store_root, make_bert):
+    for maker, options in (("one", {}), ("two", {"seed": 1})):
+        hub.repositories[f"{maker}/tiny"] = Repository(files_of(make_bert(maker, **options)[0]))
+    store = ModelStore()
+    first = store.pull("one/tiny")
+    with pytest.raises(ConversionFailed, match=r"made from hub one/tiny@.*--name"):
+        store.pull("two/tiny")
+    second = store.pull(store.wish("two/tiny", model_id="tiny-two"))
+    assert store.get("two/tiny") == second
+    assert store.get("one/tiny") == first
+
+
+def test_an_encoder_that_cannot_be_built_is_rejected_before_its_weights_come(hub, store_root, make_bert):
+    hub.repositories["maker/relative"] = Repository(files_of(make_bert(position_embedding_type="relative_key")[0]))
+    with pytest.raises(SourceRejected, match=r"position_embedding_type = 'relative_key'.*optimum-cli export openvino"):
+        ModelStore().pull("maker/relative")
+    assert hub.large_downloads() == []
+
+
+def test_a_gguf_file_comes_by_url_and_is_found_by_it(hub, store_root, make_gguf):
+    content = make_gguf().read_bytes()
+    hub.files["tiny.gguf"] = content
+    url = f"{hub.endpoint}/files/tiny.gguf"
+    store = ModelStore()
+    model = store.pull(f"{url}#sha256={hashlib.sha256(content).hexdigest()}")
+    assert (model.id, model.kind) == ("tiny", ModelKind.GENERATION)
+    assert store.get(url) == model
+    assert hidden(store_root) == set()
+
+
+def test_local_files_are_copied_and_found_by_their_path(store_root, make_bert):
+    directory, _ = make_bert("mine")
+    store = ModelStore()
+    model = store.pull(str(directory))
+    assert model.id == "mine"
+    assert store.pull(str(directory)) == model
+    assert (directory / "model.safetensors").is_file()
+    assert not (model.path / "openvino_model.bin").is_symlink()
+
+
+def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_root, make_gguf, monkeypatch):
+    monkeypatch.setattr("worker_node.models.sources.needs.available_memory", lambda: 900_000_000)
+    with pytest.raises(ConversionFailed, match=r"not enough memory to convert .* takes up to 1\.0 GB, 0\.9 GB"):
+        ModelStore().pull(str(make_gguf()))
+
+
+def test_requests_may_name_local_files_only_by_their_absolute_path(store_root):
+    store = ModelStore()
+    assert requested(store, "/models/x").model_id == "x"
+    for name in ("./x", "../x", "x.gguf"):
+        with pytest.raises(BadRequest, match="absolute"):
+            requested(store, name)
+    with pytest.raises(BadRequest, match="sha256"):
+        requested(store, "https://h.test/m.gguf")
+
+
+def test_downloads_that_nobody_continues_are_removed_after_a_week(store_root):
+    store = ModelStore()
+    old, new = store_root / ".downloads/old", store_root / ".downloads/new"
+    for room in (old, new):
+        room.mkdir(parents=True)
+        (room / "x.part").write_bytes(b"x")
+    for path in (old, old / "x.part"):
+        os.utime(path, (0, 0))
+    assert store.sweep() == [old]
+    assert new.is_dir()
+
+
+def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, make_bert, capsys):
+    hub.repositories["maker/tiny"] = Repository(files_of(make_bert()[0]))
+    assert main(["pull", "maker/tiny", "--name", "Mine"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("mine: ready")
+    assert "downloading model.safetensors" in captured.err
+    assert main(["pull", "maker/none"]) == 1
+    assert "no such repository" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Gets the files of a source onto this machine: chosen, checked and verified."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from worker_node.errors import ConversionFailed, SourceRejected
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.download import file_sha256
+from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.progress import Progress, Silent
+from worker_node.models.sources.disk import require_space
+from worker_node.models.sources.gguf_header import HEADER_BYTES, parse_header, require_known_architecture
+from worker_node.models.sources.hub import fetch_file, list_repository
+from worker_node.models.sources.listing import Listing, total_size
+from worker_node.models.sources.needs import conversion_needs, require_resources
+from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
+from worker_node.models.sources.selection import CONFIG_FILES, SAFETENSORS_FILE, Selection, select
+from worker_node.models.sources.web import check_hash_given, fetch_url
+
+# The files that decide what a local model computes; their hashes go into its manifest.
+_DECISIVE = (SAFETENSORS_FILE, MODEL_FILE, WEIGHTS_FILE, "config.json", "tokenizer.json", "modules.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Files that are here, as a conversion takes them; `hashes` (sha256, hex) by name. `movable` ones are ours."""
+
+    directory: Path
+    format: SourceFormat
+    hashes: dict[str, str]
+    origin: str
+    licence: str = "unknown"
+    movable: bool = True
+
+
+def choose_files(reference: HubReference, listing: Listing, patterns: tuple[str, ...] = ()) -> Selection:
+    """The files to fetch; `patterns` (globs) narrow them down. Raises SourceRejected, also for unknown GGUF models."""
+    selection = select(listing, reference.tag)
+    if selection.format is SourceFormat.GGUF and (architecture := listing.gguf.get("architecture")) is not None:
+        require_known_architecture(str(architecture), str(reference))
+    if not patterns:
+        return selection
+    wanted = tuple(file for file in selection.files if _matches(file.path, patterns))
+    if not wanted:
+        raise SourceRejected(f"{reference} holds none of the files {', '.join(patterns)}")
+    return replace(selection, files=wanted)
+
+
+def fetch_hub(reference: HubReference, into: Path, progress: Progress, patterns: tuple[str, ...] = ()) -> Arrived:
+    """Download what is needed of a repository; nothing large before everything small says that it can be used.
+
+    Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
+    """
+    progress.stage(f"asking the hub for {reference.repo}")
+    listing = list_repository(reference)
+    selection = choose_files(reference, listing, patterns)
+    hashes = fetch_configs(reference, listing, selection, into)
+    size = total_size(selection.files)
+    missing = size - sum(file.size for file in selection.files if (into / file.path).is_file())
+    needs = conversion_needs(selection.format, size, movable=True)
+    require_space(into, missing + needs.disk, str(reference))
+    require_resources(selection.format, size, into, str(reference), movable=True)
+    for file in selection.files:
+        if file.path not in hashes:
+            hashes[file.path] = fetch_file(reference, listing, file, into, progress)
+    origin = str(replace(reference, revision=listing.revision))
+    directory = into if selection.format is not SourceFormat.GGUF else _only(into / selection.files[0].path)
+    return Arrived(directory, selection.format, hashes, origin, listing.licence)
+
+
+def fetch_configs(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
+    """Download the small files of a selection, and reject what they say cannot be used; returns their hashes."""
+    hashes = {
+        file.path: fetch_file(reference, listing, file, into, Silent(), quiet=True)
+        for file in selection.files
+        if file.path in CONFIG_FILES
+    }
+    if selection.format is SourceFormat.SAFETENSORS:
+        require_buildable_encoder(into, reference.repo)
+    return hashes
+
+
+def require_buildable_encoder(directory: Path, name: str) -> None:
+    """Raises SourceRejected, with the reason and the way out, for an encoder that the builder has no graph for."""
+    # Imports OpenVINO: only where an encoder is to be built.
+    from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config  # noqa: PLC0415
+    from worker_node.models.sources.export import export_command  # noqa: PLC0415
+
+    try:
+        read_bert_config(directory)
+        read_sentence_config(directory)
+    except ConversionFailed as error:
+        command = export_command(name, name.rpartition("/")[2].lower(), encoder=True)
+        reason = error.message.replace(f"{directory}/", "")
+        raise SourceRejected(f"{name} cannot be built here: {reason}. Export it instead: {command}") from error
+
+
+def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, insecure_no_hash: bool) -> Arrived:
+    """Download one GGUF file. Raises BadRequest, SourceRejected, DownloadFailed, HashMismatch, ConversionFailed."""
+    check_hash_given(reference, insecure_no_hash=insecure_no_hash)
+    hashes = fetch_url(reference, into, progress, insecure_no_hash=insecure_no_hash)
+    _check_gguf(into / reference.file_name, str(reference), into)
+    return Arrived(into, SourceFormat.GGUF, hashes, str(reference))
+
+
+def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
+    """Take local files as they are; `into` gets a link to a single file. Raises ConversionFailed."""
+    source = reference.path
+    if source.is_file() and source.suffix == ".gguf":
+        _check_gguf(source, str(source), into)
+        progress.stage("hashing the files")
+        link = into / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source.resolve())
+        return Arrived(into, SourceFormat.GGUF, {source.name: file_sha256(source)}, str(reference), movable=False)
+    source_format = _format_of(source)
+    room = source.resolve()
+    weights = room / (SAFETENSORS_FILE if source_format is SourceFormat.SAFETENSORS else WEIGHTS_FILE)
+    if weights.is_file():
+        require_resources(source_format, weights.stat().st_size, into, str(source), movable=False)
+    progress.stage("hashing the files")
+    hashes = {name: file_sha256(room / name) for name in _DECISIVE if (room / name).is_file()}
+    return Arrived(room, source_format, hashes, str(reference), movable=False)
+
+
+def _check_gguf(path: Path, name: str, room: Path) -> None:
+    with path.open("rb") as stream:
+        header = parse_header(stream.read(HEADER_BYTES), name)
+    require_known_architecture(header.architecture, name)
+    require_resources(SourceFormat.GGUF, path.stat().st_size, room, name, movable=True)
+
+
+def _only(gguf: Path) -> Path:
+    """The file's directory, without the GGUF files that earlier tries left there."""
+    for other in gguf.parent.glob("*.gguf"):
+        if other != gguf:
+            other.unlink()
+    return gguf.parent
+
+
+def _format_of(source: Path) -> SourceFormat:
+    if (source / MODEL_FILE).is_file():
+        return SourceFormat.OPENVINO
+    if (source / SAFETENSORS_FILE).is_file():
+        return SourceFormat.SAFETENSORS
+    if not source.exists():
+        raise ConversionFailed(f"{source} does not exist")
+    raise ConversionFailed(
+        f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
+    )
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    # A pattern without a directory means files of the top directory only.
+    return any(path.count("/") == glob.count("/") and fnmatch.fnmatchcase(path, glob) for glob in patterns)

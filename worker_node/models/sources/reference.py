@@ -1,0 +1,204 @@
+"""What a model's name stands for: an entry of the catalog, a hub repository, a file's URL, or local files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.models.catalog import Catalog, CatalogEntry, normalise_name
+
+ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION], https://…/model.gguf#sha256=…, or a local path"
+
+_HUB_PREFIXES = ("hf:", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
+_REPOSITORY = re.compile(
+    r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)"
+    r"(?:/tree/(?P<tree>[\w./-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<tag>[\w.-]+))?"
+)
+_SHA256 = re.compile(r"sha256[=:](?P<hex>[0-9a-fA-F]{64})")
+_NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
+_SCHEMES = ("https", "http")
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name."""
+
+    repo: str
+    revision: str = "main"
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
+
+    @property
+    def spelling(self) -> str:
+        """A name that stands for exactly this."""
+        return f"hf:{self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
+
+    @property
+    def model_id(self) -> str:
+        """The model's directory in the store, unless the user chooses another name."""
+        name = self.repo.rpartition("/")[2]
+        return _as_id(f"{name}-{self.tag}" if self.tag else name)
+
+    @property
+    def alias(self) -> str:
+        """The name under which the installed model is found, however it was spelled."""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return normalise_name(self.repo + revision + (f":{self.tag}" if self.tag else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class UrlReference:
+    """One file by its URL; `sha256` (hex) is what it must have, None if the user did not say."""
+
+    url: str
+    sha256: str | None
+
+    def __str__(self) -> str:
+        return f"url {self.url}"
+
+    @property
+    def spelling(self) -> str:
+        """See `HubReference.spelling`."""
+        return self.url if self.sha256 is None else f"{self.url}#sha256={self.sha256}"
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the URL's path."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    @property
+    def model_id(self) -> str:
+        """See `HubReference.model_id`."""
+        return _as_id(self.file_name.removesuffix(".gguf"))
+
+    @property
+    def alias(self) -> str:
+        """See `HubReference.alias`."""
+        return normalise_name(self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReference:
+    """A file or directory of this machine."""
+
+    path: Path
+
+    @property
+    def spelling(self) -> str:
+        """See `HubReference.spelling`."""
+        return str(self.path)
+
+    @property
+    def model_id(self) -> str:
+        """See `HubReference.model_id`."""
+        return _as_id(self.path.resolve().name.removesuffix(".gguf"))
+
+    @property
+    def alias(self) -> str:
+        """See `HubReference.alias`."""
+        return normalise_name(str(self.path.resolve()))
+
+    def __str__(self) -> str:
+        return f"local {self.path.name}"
+
+
+# What is not in the catalog.
+ForeignReference = HubReference | UrlReference | LocalReference
+Reference = CatalogEntry | ForeignReference
+
+
+def parse_reference(name: str, catalog: Catalog) -> Reference:
+    """What `name` stands for; names of the catalog come first. Makes no network calls.
+
+    Raises ModelNotFound when it has none of the known forms, BadRequest for a malformed URL.
+    """
+    name = name.strip()
+    if (entry := catalog.find(name)) is not None:
+        return entry
+    if (reference := foreign_reference(name)) is not None:
+        return reference
+    raise ModelNotFound(
+        f"model {name[:200]!r} is not in the catalog and is no other source either; accepted are {ACCEPTED} "
+        f"(npu-node list --all shows the catalog{_similar(name, catalog)})",
+        param="model",
+    )
+
+
+def foreign_reference(name: str) -> ForeignReference | None:
+    """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
+    if (reference := hub_reference(name)) is not None:
+        return reference
+    if name.partition("://")[0].lower() in _SCHEMES:
+        return _url(name)
+    if name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}:
+        return LocalReference(Path(name).expanduser())
+    return None
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the name is a source that can be pulled without the catalog."""
+    try:
+        return foreign_reference(name.strip()) is not None
+    except BadRequest:
+        return False
+
+
+def alias_of(name: str) -> str:
+    """The form in which the names of installed models are compared, whatever the spelling of their source."""
+    try:
+        reference = foreign_reference(name.strip())
+    except BadRequest:
+        reference = None
+    return normalise_name(name) if reference is None else reference.alias
+
+
+def hub_reference(name: str) -> HubReference | None:
+    """The hub repository that `name` stands for; None if it has another form."""
+    rest = name.removesuffix(":latest")
+    prefix = next((p for p in _HUB_PREFIXES if rest.lower().startswith(p)), "")
+    rest = rest[len(prefix) :]
+    # A name without a prefix that ends in .gguf is a file of this machine.
+    if not prefix and (rest.startswith((".", "~")) or rest.endswith(".gguf")):
+        return None
+    found = _REPOSITORY.fullmatch(rest.rstrip("/"))
+    if found is None or ".." in rest:
+        return None
+    return HubReference(found["repo"], found["revision"] or found["tree"] or "main", found["tag"])
+
+
+def _url(name: str) -> UrlReference:
+    address, _, fragment = name.partition("#")
+    try:
+        parts = urlsplit(address)
+        port_is_valid = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_valid = False
+    if not port_is_valid or not parts.hostname:
+        raise BadRequest(f"{address[:200]!r} is not a valid URL", param="model")
+    if parts.username or parts.password:
+        raise BadRequest("a URL may not hold a user name or password: it is kept with the model", param="model")
+    if not parts.path.endswith(".gguf"):
+        raise BadRequest(
+            f"{address[:200]}: a URL must name one .gguf file; models of several files come from a hub "
+            "(ORG/REPO) or a local directory",
+            param="model",
+        )
+    if fragment and _SHA256.fullmatch(fragment) is None:
+        raise BadRequest(f"{fragment[:80]!r} is not a hash: write #sha256= and 64 hexadecimal digits", param="model")
+    sha256 = _SHA256.fullmatch(fragment)
+    return UrlReference(address, sha256["hex"].lower() if sha256 else None)
+
+
+def _as_id(name: str) -> str:
+    return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
+
+
+def _similar(name: str, catalog: Catalog) -> str:
+    stem = normalise_name(name).partition(":")[0]
+    found = [entry.id for entry in catalog if len(stem) > 2 and stem in entry.id]
+    return f"; similar: {', '.join(found[:4])}" if found else ""
