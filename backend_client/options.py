@@ -57,7 +57,8 @@ class BreakerOptions:
     Quarantine is `base`·2ⁿ up to `longest` (elastic-transport's numbers) ± `jitter`; `forget` seconds of good service
     set n back to 0, so that a node which flaps is ejected for longer each time. `recovery` is what remains of a
     quarantine once a probe passes again after failing: the promise is 5 s. `slow_start`: how long a node that returns
-    takes to get a full share.
+    takes to get a full share. `longest_probed`: a node whose connections break while its probes pass is left alone for
+    no longer, so that it serves again within 5 s of its recovery; a trial costs one caller a retry.
 
     One model on one node has a breaker of its own. `server_failures` open it, or `silent_attempts` attempts without any
     sign of life in between; see `backend_client._fleet.liveness` for how an attempt is weighed. `silence_factor` 3: the
@@ -72,6 +73,7 @@ class BreakerOptions:
     server_failures: int = 5
     base: float = 1.0
     longest: float = 30.0
+    longest_probed: float = 4.0
     jitter: float = 0.2
     forget: float = 30.0
     recovery: float = 1.0

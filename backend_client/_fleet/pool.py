@@ -165,7 +165,9 @@ class Pool:
         self._leases.get(node.url, {}).pop(lease, None)
         if isinstance(error, NodeError) and error.failure is FailureKind.CONNECTION:
             self._abandon_model(lease)
-            if node.breaker.failed(lease.ticket, error.failure):
+            # Nothing but another request can show that such a node recovered, while its probes pass all the time.
+            longest = None if node.probe_failures else self.options.breaker.longest_probed
+            if node.breaker.failed(lease.ticket, error.failure, longest):
                 self._left(node, error.what)
             return
         answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)

@@ -75,10 +75,10 @@ class Breaker:
         elif not self._open:
             self._failures.clear()
 
-    def failed(self, ticket: int, failure: FailureKind) -> bool:
-        """The request failed by the node's fault. Returns whether this opened the breaker."""
+    def failed(self, ticket: int, failure: FailureKind, longest: float | None = None) -> bool:
+        """The request failed by the node's fault. Returns whether this opened the breaker (see `trip`)."""
         if self._is_trial(ticket):
-            self.trip()
+            self.trip(longest)
             return True
         if self._open or failure is FailureKind.NONE:
             return False
@@ -89,7 +89,7 @@ class Breaker:
         }
         if self._failures[failure] < limits[failure]:
             return False
-        self.trip()
+        self.trip(longest)
         return True
 
     def abandoned(self, ticket: int) -> None:
@@ -97,15 +97,15 @@ class Breaker:
         if self._is_trial(ticket):
             self._trial = 0
 
-    def trip(self) -> None:
-        """Open now, for `base`·2ⁿ seconds ± jitter, at most `longest`."""
+    def trip(self, longest: float | None = None) -> None:
+        """Open now, for `base`·2ⁿ seconds ± jitter, at most `longest` (default: that of the options)."""
         now = self._clock()
         if not self._open and self.closed_at is not None and now - self.closed_at >= self._options.forget:
             self._trips = 0
         # The exponent is bounded too: 2**n of a node that is dead for a week is a number without end.
         pause = self._options.base * 2 ** min(self._trips, 16)
         pause *= self._rng.uniform(1 - self._options.jitter, 1 + self._options.jitter)
-        self._until = now + min(self._options.longest, pause)
+        self._until = now + min(self._options.longest if longest is None else longest, pause)
         self._trips += 1
         self._open = True
         self._trial = 0

@@ -107,23 +107,48 @@ async def test_2_a_recovered_node_serves_within_five_seconds_of_its_first_good_p
 
 
 @in_virtual_time
-async def test_2_quarantines_double_up_to_thirty_seconds_with_a_fifth_of_jitter():
+async def test_2_quarantines_of_a_dead_node_double_up_to_thirty_seconds_with_a_fifth_of_jitter():
     [node] = nodes = fleet(1)
-    node.embed = ConnectionLost("reset", node=node.url)  # its probes are good, its answers are not
     async with warm(nodes) as client:
-        quarantines = []
-        while len(quarantines) < 8:
-            was_open = client.status()[0].breaker is BreakerState.OPEN
+        node.die()
+        await _check_quarantines(client, [1, 2, 4, 8, 16, 30, 30, 30], longest=30)
+
+
+@in_virtual_time
+async def test_2_a_node_whose_probes_are_good_and_whose_connections_break_is_tried_every_four_seconds():
+    [node] = nodes = fleet(1)
+    node.embed = ConnectionLost("reset", node=node.url)
+    async with warm(nodes) as client:
+        await _check_quarantines(client, [1, 2, 4, 4, 4, 4, 4, 4], longest=4)
+
+
+@in_virtual_time
+async def test_2_it_serves_within_five_seconds_of_its_recovery_however_long_that_took():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        nodes[0].embed = ConnectionLost("reset", node=nodes[0].url)
+        assert not await load(client, every=0.1, seconds=120)
+        nodes[0].revive()
+        before, recovered = len(nodes[0].requests), now()
+        assert not await load(client, every=0.1, seconds=10)
+        assert nodes[0].requests[before] - recovered <= 5.0
+
+
+async def _check_quarantines(client, promised, *, longest):
+    """Have calls fail until there were so many quarantines, and compare their lengths, in seconds."""
+    quarantines = []
+    while len(quarantines) < len(promised):
+        while client.status()[0].breaker is not BreakerState.OPEN:
             with pytest.raises(NPUUnavailableError):
                 await client.embed("text")
-            if not was_open and client.status()[0].breaker is BreakerState.OPEN:
-                opened = now()
-                while client.status()[0].breaker is BreakerState.OPEN:
-                    await asyncio.sleep(0.01)
-                quarantines.append(now() - opened)
-    for measured, promised in zip(quarantines, [1, 2, 4, 8, 16, 30, 30, 30], strict=True):
+            await asyncio.sleep(0.001)
+        opened = now()
+        while client.status()[0].breaker is BreakerState.OPEN:
+            await asyncio.sleep(0.01)
+        quarantines.append(now() - opened)
+    for measured, expected in zip(quarantines, promised, strict=True):
         # The failed call goes on for a moment after it opened the breaker, which is when the measuring begins.
-        assert promised * 0.8 - 0.25 <= measured <= min(30, promised * 1.2) + 0.02
+        assert expected * 0.8 - 0.25 <= measured <= min(longest, expected * 1.2) + 0.02
 
 
 @in_virtual_time
