@@ -163,11 +163,12 @@ class SimNode:
 
 
 class SimTransport:
-    """Counts what is under way and what was sent."""
+    """Counts what is under way, what was sent, and what went to nodes that can never serve it (`misrouted`)."""
 
     def __init__(self, nodes):
         self.nodes = {node.url: node for node in nodes}
         self.under_way = 0
+        self.misrouted = 0
         self.sent = []
         self.closed = False
 
@@ -176,6 +177,9 @@ class SimTransport:
         self.under_way += 1
         try:
             yield
+        except (AuthenticationFailed, ModelMissing):
+            self.misrouted += 1
+            raise
         finally:
             self.under_way -= 1
 
