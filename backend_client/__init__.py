@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from backend_client._api.inference_client import InferenceClient
 from backend_client._api.npu_client import NPUClient
 from backend_client._api.status import NodeStatus
-from backend_client._api.token_stream import TokenStream
+from backend_client._api.token_stream import ChatStream, TokenStream
 from backend_client._cloud.ledger import Ledger, Tally
 from backend_client.errors import (
     AttemptTimeout,
@@ -33,6 +33,7 @@ from backend_client.errors import (
     EmbedManyFailed,
     EmbedManyUnavailable,
     FleetOverloaded,
+    InvalidAnswer,
     InvalidArgument,
     KeyRefused,
     ModelMissing,
@@ -43,6 +44,7 @@ from backend_client.errors import (
     NodeNotServing,
     NodeOverloaded,
     NodeUnreachable,
+    NotOffered,
     NPUError,
     NPUUnavailableError,
     PayloadTooLarge,
@@ -55,25 +57,48 @@ from backend_client.errors import (
 from backend_client.options import ClientOptions
 from backend_client.results import (
     Attempt,
+    ChatChoice,
+    ChatDelta,
+    ChatOptions,
+    ChatResult,
     EmbedManyResult,
     EmbedOptions,
     EmbedResult,
     GenerateOptions,
     GenerateResult,
+    RankedDocument,
+    RawReply,
+    RerankOptions,
+    RerankResult,
     Timing,
+    ToolCall,
+    ToolCallDelta,
+    TranscribeOptions,
+    Transcription,
     Usage,
 )
 from backend_client.settings import ClientSettings, CloudSettings
+
+# As in openai-python, where a client that is awaited says so.
+AsyncNPUClient = NPUClient
+AsyncInferenceClient = InferenceClient
 
 if TYPE_CHECKING:
     from backend_client.cloud import CloudClient
 
 __all__ = [
+    "AsyncInferenceClient",
+    "AsyncNPUClient",
     "Attempt",
     "AttemptTimeout",
     "AuthenticationFailed",
     "BadReply",
     "BatchFailure",
+    "ChatChoice",
+    "ChatDelta",
+    "ChatOptions",
+    "ChatResult",
+    "ChatStream",
     "ClientClosed",
     "ClientOptions",
     "ClientSettings",
@@ -95,6 +120,7 @@ __all__ = [
     "GenerateOptions",
     "GenerateResult",
     "InferenceClient",
+    "InvalidAnswer",
     "InvalidArgument",
     "KeyRefused",
     "Ledger",
@@ -110,14 +136,23 @@ __all__ = [
     "NodeOverloaded",
     "NodeStatus",
     "NodeUnreachable",
+    "NotOffered",
     "PayloadTooLarge",
+    "RankedDocument",
+    "RawReply",
     "RequestRejected",
+    "RerankOptions",
+    "RerankResult",
     "SpaceChanged",
     "SpendCapReached",
     "StreamInterrupted",
     "Tally",
     "Timing",
     "TokenStream",
+    "ToolCall",
+    "ToolCallDelta",
+    "TranscribeOptions",
+    "Transcription",
     "Usage",
     "VectorSpaceMismatch",
 ]

@@ -7,12 +7,14 @@
     │   ├── InvalidArgument             an argument or option is wrong: nothing was sent (also a ValueError)
     │   ├── AuthenticationFailed        401, 403
     │   ├── ModelNotFound               no node serves the model
+    │   │   └── NotOffered              no node has a model for this task: nothing was sent
     │   ├── ContextLengthExceeded       the prompt, or prompt and output together, are too long
     │   └── PayloadTooLarge             413
     ├── NPUUnavailableError             no node can serve it: go elsewhere       .retry_after: or come back then
     │   ├── FleetOverloaded             nodes are up, but busy for longer than the call may wait
     │   ├── VectorSpaceMismatch         nodes are up, but answer in another vector space
     │   └── DeadlineExceeded            the call's time was up (also a TimeoutError)
+    ├── InvalidAnswer                   the answer is not what the schema demands        .text
     ├── StreamInterrupted               the answer stopped in the middle         .partial_text: what had arrived
     ├── EmbedManyFailed                 some batches failed                      .vectors .failures
     │   └── EmbedManyUnavailable        …all for want of a node (also an NPUUnavailableError)
@@ -41,10 +43,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from backend_client.results import Attempt
+from backend_client.results import Attempt, FailureKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,6 +115,10 @@ class ModelNotFound(RequestRejected):
     """No node serves a model of that name."""
 
 
+class NotOffered(ModelNotFound):
+    """No node of the fleet has a model for this task, so nothing was sent."""
+
+
 class ContextLengthExceeded(RequestRejected):
     """The prompt, or prompt and output together, are longer than any placement of the model allows."""
 
@@ -173,6 +178,18 @@ class StreamInterrupted(NPUError):
         self.partial_text = partial_text
 
 
+class InvalidAnswer(NPUError):
+    """An answer does not validate against the schema that it was asked to match.
+
+    `text` is the answer, and `finish_reason` why it ended (length: it was cut). Neither is in the message or the repr.
+    """
+
+    def __init__(self, message: str, *, text: str = "", finish_reason: str = "", **more: Any) -> None:
+        super().__init__(message, **more)
+        self.text = text
+        self.finish_reason = finish_reason
+
+
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
     """Texts `start` to `stop` (exclusive) were not embedded."""
@@ -210,15 +227,8 @@ class EmbedManyUnavailable(EmbedManyFailed, NPUUnavailableError):
     `vectors` and `failures` as in EmbedManyFailed; `retry_after` is the longest that a batch names.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        vectors: npt.NDArray[np.float32] | None = None,
-        space: str | None = None,
-        failures: Sequence[BatchFailure] = (),
-    ) -> None:
-        super().__init__(message, vectors=vectors, space=space, failures=failures)
+    def __init__(self, message: str, *, failures: Sequence[BatchFailure] = (), **more: Any) -> None:
+        super().__init__(message, failures=failures, **more)
         waits = [failure.error.retry_after for failure in failures if isinstance(failure.error, NPUUnavailableError)]
         self.retry_after = max((wait for wait in waits if wait is not None), default=None)
 
@@ -244,14 +254,6 @@ class CloudRejected(CloudError, RequestRejected):
 
 class SpendCapReached(CloudError):
     """The request might cost more than the spend cap leaves; nothing was sent."""
-
-
-class FailureKind(Enum):
-    """What a failed attempt says of the node's health."""
-
-    NONE = auto()
-    CONNECTION = auto()
-    SERVER = auto()
 
 
 class NodeError(NPUError):

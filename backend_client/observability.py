@@ -41,12 +41,13 @@ from backend_client._api.inference_client import InferenceClient
 from backend_client._api.npu_client import NPUClient
 from backend_client._api.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
 from backend_client._api.state_metrics import StateCollector
-from backend_client._protocol.jobs import Answer, Backend, EmbedJob, GenerateJob, J, Job
+from backend_client._protocol.jobs import Answer, Backend, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import NPUError
-from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, Source, Usage
+from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, RawReply, Source, Usage
 from backend_client.sync import Blocking
 
+I = TypeVar("I")  # noqa: E741  (an item of a stream)
 C = TypeVar("C", bound=BaseClient | Blocking[Any])
 
 # Only this: the application's baggage is nobody's business but its own.
@@ -177,6 +178,30 @@ class ObservedBackend:
         first = await anext(observed)
         return _led(first, observed)
 
+    async def exchange(self, job: Exchange) -> RawReply:
+        """A request in OpenAI's dialect, observed."""
+        with self._observed(job) as seen:
+            reply = await self.inner.exchange(seen.traced(job))
+            seen.answered(reply, reply.usage)
+        return reply
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream, observed from the opening to the last event."""
+        observed = self._events(job, opened_by)
+        first = await anext(observed)
+        return _led(first, observed)
+
+    async def _events(self, job: Exchange, opened_by: Deadline | None) -> EventStream:
+        with self._observed(job, stream=True) as seen:
+            events = await self.inner.open_exchange(seen.traced(job), opened_by)
+            try:
+                async for item in events:
+                    if isinstance(item, RawReply):
+                        seen.answered(item, item.usage)
+                    yield item
+            finally:
+                await events.aclose()
+
     def concurrency(self) -> int:
         """As inside."""
         return self.inner.concurrency()
@@ -252,7 +277,7 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
     return False
 
 
-async def _led(first: str | GenerateResult, rest: AsyncGenerator[str | GenerateResult, None]) -> Answer:
+async def _led(first: I, rest: AsyncGenerator[I, None]) -> AsyncGenerator[I, None]:
     try:
         yield first
         async for item in rest:

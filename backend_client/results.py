@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from enum import Enum, auto
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,8 @@ class CallOptions(TypedDict, total=False):
 
     `timeout`: seconds for the whole call, retries and fallback included. `model`: as the nodes name it, else their
     default. `require_device`: no other device may run it. `local_only`: never the cloud, whatever the settings say.
+    `extra_headers` are sent with the request, to nodes and cloud; `request_id` is what logs call it (1 to 128 letters,
+    digits and `._:/+=@-`), else the client makes one.
     """
 
     timeout: float | None
@@ -25,6 +30,8 @@ class CallOptions(TypedDict, total=False):
     priority: Priority | None
     require_device: Device | None
     local_only: bool | None
+    extra_headers: Mapping[str, str] | None
+    request_id: str | None
 
 
 class EmbedOptions(CallOptions, total=False):
@@ -45,6 +52,54 @@ class GenerateOptions(CallOptions, total=False):
     raw: bool | None
 
 
+class ChatOptions(CallOptions, total=False):
+    """What a chat takes beside its messages, under OpenAI's names; what is not given is the node's default.
+
+    `response_format` is OpenAI's object, or a pydantic model: its schema is enforced and `parsed` is an object of it.
+    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos` and `chat_template_kwargs` are
+    what local servers know beside OpenAI's parameters.
+    """
+
+    tools: list[Any] | None
+    tool_choice: str | dict[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: Any
+    max_tokens: int | None
+    max_completion_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    n: int | None
+    seed: int | None
+    stop: str | list[str] | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    logit_bias: dict[str, Any] | None
+    min_tokens: int | None
+    stop_token_ids: list[Any] | None
+    ignore_eos: bool | None
+    reasoning_effort: str | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+class RerankOptions(CallOptions, total=False):
+    """`top_n`: return that many documents, the most relevant ones."""
+
+    top_n: int | None
+
+
+class TranscribeOptions(CallOptions, total=False):
+    """`language`: the code of the spoken language; else it is detected. `prompt`: text that came before."""
+
+    language: str | None
+    prompt: str | None
+    temperature: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One try. `outcome` is "ok" or the error's class name; times are seconds, `started` since the call began.
@@ -62,6 +117,14 @@ class Attempt:
     source: Source = "npu"
 
 
+class FailureKind(Enum):
+    """What a failed attempt says of the node's health."""
+
+    NONE = auto()
+    CONNECTION = auto()
+    SERVER = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens in and out, as the model's tokenizer counts them."""
@@ -74,6 +137,7 @@ class Usage:
 class Origin:
     """Who answered. `node` is its URL, or the cloud's; `device` is None for the cloud.
 
+    `headers` are those of the node's reply, with their names in lower case.
     `npu_busy_delta_us` is the measured busy time of the NPU in microseconds, None where no NPU ran; `emulated` is True
     when that NPU was emulated.
     """
@@ -87,6 +151,16 @@ class Origin:
     route_reason: str | None = None
     npu_busy_delta_us: int | None = None
     emulated: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawReply(Origin):
+    """A reply of OpenAI's dialect as it came: `body` is its JSON, or its bytes where it is none."""
+
+    status: int = 200
+    body: Any = field(default=None, repr=False)
+    usage: Usage = Usage(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +214,100 @@ class GenerateResult(Origin):
     finish_reason: str
     usage: Usage
     timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model asks to be called; `arguments` is JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = field(repr=False)
+
+    def parsed_arguments(self) -> Any:
+        """The arguments as an object. Raises ValueError where the model wrote no valid JSON."""
+        return json.loads(self.arguments or "{}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChoice:
+    """One answer of a chat. `message` is OpenAI's object, to be appended to the messages of the next call."""
+
+    text: str = field(repr=False)
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str
+    reasoning: str = field(default="", repr=False)
+    logprobs: Mapping[str, Any] | None = field(default=None, repr=False)
+    message: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatResult(Origin):
+    """A chat's answer; `n` of them in `choices`. `parsed` is an object of the pydantic model, where one was given."""
+
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    parsed: Any = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice; "" beside tool calls."""
+        return self.choices[0].text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the first choice."""
+        return self.choices[0].tool_calls
+
+    @property
+    def finish_reason(self) -> str:
+        """stop, length, tool_calls or content_filter."""
+        return self.choices[0].finish_reason
+
+    @property
+    def message(self) -> Mapping[str, Any]:
+        """The first choice as an OpenAI message."""
+        return self.choices[0].message
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A part of a tool call: the first has `id` and `name`, the others a part of its arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDelta:
+    """A piece of a streamed chat: some text, or reasoning, or parts of tool calls, of the choice with that index."""
+
+    text: str = field(default="", repr=False)
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning: str = field(default="", repr=False)
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """`index` is the document's place in the call."""
+
+    index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankResult(Origin):
+    """Documents, the most relevant first."""
+
+    documents: tuple[RankedDocument, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcription(Origin):
+    """The text of a recording."""
+
+    text: str = field(repr=False)

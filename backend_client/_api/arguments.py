@@ -10,17 +10,23 @@ import inspect
 import math
 import re
 import types
-from collections.abc import AsyncIterable, Callable, Iterable, KeysView, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from backend_client.errors import InvalidArgument
+from pydantic import BaseModel
+
+from backend_client.errors import InvalidAnswer, InvalidArgument
+from backend_client.results import ChatResult
 
 # Names come back in messages and logs.
 _NAME_CHARS = 256
 _NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_NAME_CHARS}}}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INVALID = object()
 # Returns the value as it is sent, or _INVALID.
@@ -67,6 +73,48 @@ def ordered(values: Iterable[str]) -> Iterable[str]:
     raise InvalidArgument(f"texts is {_type(values)}, {problem}", param="texts")
 
 
+def messages(values: object) -> list[Any]:
+    """OpenAI's messages: a list of mappings, or of the SDK's objects, that is not empty."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+        hint = (
+            "; for a prompt call generate, or give [{'role': 'user', 'content': …}]" if isinstance(values, str) else ""
+        )
+        raise InvalidArgument(f"messages is {_type(values)}, not a list of messages{hint}", param="messages")
+    if not values:
+        raise InvalidArgument("messages is empty", param="messages")
+    read: list[Any] = []
+    for index, value in enumerate(values):
+        message = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidArgument(f"messages[{index}] is {_type(value)}, not a mapping with a role", param="messages")
+        read.append(dict(message))
+    return read
+
+
+def no_answer(schema: str, result: ChatResult) -> InvalidAnswer:
+    """The error for an answer that is a tool call where an object was asked for."""
+    return InvalidAnswer(
+        f"the answer of {result.model} is not a valid {schema}; the model called a tool instead",
+        text=result.text,
+        finish_reason=result.finish_reason,
+        attempts=result.attempts,
+        request_id=result.request_id,
+    )
+
+
+def _headers(value: object) -> None:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str)
+        and _HEADER_NAME.fullmatch(name)
+        and isinstance(text, str)
+        and _HEADER_TEXT.fullmatch(text)
+        for name, text in value.items()
+    ):
+        raise InvalidArgument(
+            "extra_headers maps names of headers to texts of printable ASCII characters", param="extra_headers"
+        )
+
+
 def plain_function(value: object, name: str) -> None:
     """Check a callback: a function that may be called without being awaited, or None."""
     if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
@@ -87,6 +135,10 @@ def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, 
         if value is None:
             continue
         read[name] = rule[0](value)
+        if name == "extra_headers":
+            _headers(value)
+        if name == "request_id" and not (isinstance(value, str) and _REQUEST_ID.fullmatch(value)):
+            raise InvalidArgument("request_id must be 1 to 128 letters, digits and ._:/+=@-", param=name)
         if name == "model" and isinstance(value, str) and not _NAME.fullmatch(value):
             raise InvalidArgument(f"model must be a name of 1 to {_NAME_CHARS} printable characters", param=name)
         if read[name] is _INVALID:
@@ -127,7 +179,7 @@ def _rule(hint: Any) -> tuple[_Reader, str]:
     if hint in known:
         return known[hint]
     kind = origin or hint
-    if not isinstance(kind, type):
+    if kind is Any or not isinstance(kind, type):
         return lambda value: value, "anything"
     return lambda value: value if isinstance(value, kind) else _INVALID, f"a {kind.__name__}"
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from backend_client._api import arguments
 from backend_client._api.batching import Progress, embed_in_batches, embed_windowed
+from backend_client._api.chat_methods import ChatMethods
+from backend_client._api.chat_reply import origin_fields
 from backend_client._api.token_stream import TokenStream
-from backend_client._protocol.jobs import Backend, EmbedJob, GenerateJob, split_options
-from backend_client._resilience.deadline import Clock, Deadline
-from backend_client.options import ClientOptions
+from backend_client._protocol.jobs import EmbedJob, GenerateJob, split_options
 from backend_client.results import (
     EmbedBatch,
     EmbedManyResult,
@@ -27,41 +25,28 @@ from backend_client.results import (
 )
 
 
-class BaseClient:
-    """Embedding and generation over a backend. Use as `async with`, or `close()` it.
+class BaseClient(ChatMethods):
+    """Embedding, generation and chat over a backend. Use as `async with`, or `close()` it.
 
     Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
     RequestRejected for a request that would be refused again, and NPUUnavailableError (of which
     DeadlineExceeded is one) when nobody could serve it; see `backend_client.errors`.
     """
 
-    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
-        self._backend = backend
-        self._options = options
-        self._clock = clock
-
     async def embed(self, text: str, **options: Unpack[EmbedOptions]) -> list[float]:
         """The vector of a text."""
-        batch = await self._backend.embed(self._one_text("embed", text, options))
+        batch = await self._core.backend.embed(self._one_text("embed", text, options))
         vector: list[float] = batch.vectors[0].tolist()
         return vector
 
     async def embed_result(self, text: str, **options: Unpack[EmbedOptions]) -> EmbedResult:
         """The vector of a text, its vector space, and who made it."""
-        batch = await self._backend.embed(self._one_text("embed_result", text, options))
+        batch = await self._core.backend.embed(self._one_text("embed_result", text, options))
         return EmbedResult(
             vector=batch.vectors[0].tolist(),
             space=batch.space,
             usage=batch.usage,
-            source=batch.source,
-            node=batch.node,
-            model=batch.model,
-            device=batch.device,
-            request_id=batch.request_id,
-            attempts=batch.attempts,
-            route_reason=batch.route_reason,
-            npu_busy_delta_us=batch.npu_busy_delta_us,
-            emulated=batch.emulated,
+            **origin_fields(batch),
         )
 
     async def embed_many(
@@ -79,7 +64,7 @@ class BaseClient:
         when some batches failed, with the vectors of the others; EmbedManyUnavailable, which is also an
         NPUUnavailableError, when that was for want of a node.
         """
-        given = arguments.options("embed_many", options, EmbedOptions)
+        given = self._given("embed_many", options, EmbedOptions)
         arguments.plain_function(progress, "progress")
         every = arguments.text_list(texts)
         # One deadline for all, made once; the batches get what remains of it when they start.
@@ -87,14 +72,14 @@ class BaseClient:
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
             job = self._embed_job(part, given)
-            return await self._backend.embed(job.within(whole) if whole else job)
+            return await self._core.backend.embed(job.within(whole) if whole else job)
 
         return await embed_in_batches(
             every,
             embed,
-            options=self._options.batch,
-            concurrency=self._backend.concurrency(),
-            probing=max(1, self._backend.concurrency() // self._options.batch.per_node),
+            options=self._core.options.batch,
+            concurrency=self._core.backend.concurrency(),
+            probing=max(1, self._core.backend.concurrency() // self._core.options.batch.per_node),
             progress=progress,
         )
 
@@ -105,19 +90,21 @@ class BaseClient:
 
         `timeout` bounds each batch. Raises what a batch failed with when its turn comes; all before it were yielded.
         """
-        given = arguments.options("embed_stream", options, EmbedOptions)
+        given = self._given("embed_stream", options, EmbedOptions)
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
-            return await self._backend.embed(self._embed_job(part, given))
+            return await self._core.backend.embed(self._embed_job(part, given))
 
-        batches = embed_windowed(_each(texts), embed, options=self._options.batch, window=self._backend.concurrency())
+        batches = embed_windowed(
+            _each(texts), embed, options=self._core.options.batch, window=self._core.backend.concurrency()
+        )
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
-        return await self._backend.generate(self._generate_job("generate", prompt, options))
+        return await self._core.backend.generate(self._generate_job("generate", prompt, options))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TokenStream:
         """The answer to a prompt, piece by piece: `async for piece in client.stream(prompt)`.
@@ -125,38 +112,21 @@ class BaseClient:
         Raises StreamInterrupted, which holds the text so far, when the answer stops after its first piece.
         """
         job = self._generate_job("stream", prompt, options)
-        return TokenStream(lambda: self._backend.open_stream(job))
-
-    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
-        """Put something around the backend; see `backend_client.observability`."""
-        self._backend = wrap(self._backend)
-
-    async def close(self) -> None:
-        """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
-        await self._backend.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
-        return Deadline.after(given.get("timeout", default), self._clock)
+        return TokenStream(lambda: self._core.backend.open_stream(job))
 
     def _one_text(self, method: str, text: str, options: EmbedOptions) -> EmbedJob:
-        given = arguments.options(method, options, EmbedOptions)
+        given = self._given(method, options, EmbedOptions)
         return self._embed_job([arguments.text(text, "text")], given)
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
         common, others = split_options(given)
-        return EmbedJob(texts=texts, deadline=self._deadline(given, self._options.timeouts.embed), **common, **others)
+        return EmbedJob(
+            texts=texts, deadline=self._deadline(given, self._core.options.timeouts.embed), **common, **others
+        )
 
     def _generate_job(self, method: str, prompt: str, options: GenerateOptions) -> GenerateJob:
-        given = arguments.options(method, options, GenerateOptions)
-        deadline = self._deadline(given, self._options.timeouts.generate)
+        given = self._given(method, options, GenerateOptions)
+        deadline = self._deadline(given, self._core.options.timeouts.generate)
         common, sampling = split_options(given)
         return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
 

@@ -79,7 +79,7 @@ class NPUClient(BaseClient):
     @property
     def options(self) -> ClientOptions:
         """What the client was made with."""
-        return self._options
+        return self._core.options
 
     @property
     def spaces(self) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.util.types import AttributeValue
 
-from backend_client._protocol.jobs import EmbedJob, GenerateJob, Job
+from backend_client._protocol.jobs import EmbedJob, Exchange, GenerateJob, Job
 from backend_client.results import Origin, Source, Usage
 
 Attributes = dict[str, AttributeValue]
@@ -20,6 +20,12 @@ EMBEDDINGS: Final = "embeddings"
 
 # The conventions' own value for whatever speaks OpenAI's API; there is none for nodes.
 _PROVIDERS: Final[dict[Source, str]] = {"npu": "npu-node", "cloud": "openai"}
+_OTHER_OPERATIONS: Final = {
+    "/v1/completions": "text_completion",
+    "/tokenize": "tokenize",
+    "/v1/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription",
+}
 _PORTS: Final = {"http": 80, "https": 443}
 _SAMPLING: Final = (
     ("max_tokens", "max_new_tokens"),
@@ -32,8 +38,10 @@ _SAMPLING: Final = (
 
 def operation_name(job: Job) -> str:
     """`embeddings`, `chat`, or `text_completion` for a prompt that is continued as it stands; as nodes call it."""
-    if isinstance(job, EmbedJob):
+    if isinstance(job, EmbedJob) or (isinstance(job, Exchange) and job.kind == "embedding"):
         return EMBEDDINGS
+    if isinstance(job, Exchange) and job.path in _OTHER_OPERATIONS:
+        return _OTHER_OPERATIONS[job.path]
     return "text_completion" if isinstance(job, GenerateJob) and job.sampling.get("raw") else "chat"
 
 
@@ -44,6 +52,10 @@ def of_request(job: Job, operation: str, asked: Source, *, stream: bool) -> Attr
         found["gen_ai.request.model"] = job.model
     if stream:
         found["gen_ai.request.stream"] = True
+    if isinstance(job, Exchange):
+        body = job.body or {}
+        names = [name for _, name in _SAMPLING if name != "max_new_tokens"]
+        found |= {f"gen_ai.request.{name}": body[name] for name in names if isinstance(body.get(name), int | float)}
     if isinstance(job, GenerateJob):
         given = job.sampling
         found |= {f"gen_ai.request.{name}": given[ours] for name, ours in _SAMPLING if ours in given}

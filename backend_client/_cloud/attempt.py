@@ -16,8 +16,8 @@ from backend_client._protocol.jobs import Job
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.closing import OpenCalls
 from backend_client._resilience.deadline import Clock, Deadline
-from backend_client.errors import CloudError, CloudRejected, CloudUnavailable, FailureKind
-from backend_client.results import Attempt, Usage
+from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
+from backend_client.results import Attempt, FailureKind, Usage
 
 R = TypeVar("R")
 
@@ -61,6 +61,11 @@ class CloudAttempt:
         self._ticket = state.breaker.begin()
         self._began = state.clock()
         self._settled = False
+
+    @property
+    def state_name(self) -> str:
+        """What attempts call the cloud."""
+        return self._state.name
 
     @property
     def bound(self) -> Usage:

@@ -10,13 +10,14 @@ import numpy.typing as npt
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from backend_client._cloud.attempt import CloudAttempt, CloudState
+from backend_client._cloud.exchanges import CloudExchanges
 from backend_client._cloud.reply import NotAnAnswer, reading, text_in, usage_in
-from backend_client._protocol.jobs import Answer, EmbedJob, GenerateJob, Job
+from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.names import plain_name
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
-from backend_client.results import EmbedBatch, GenerateResult, Timing, Usage
+from backend_client.results import EmbedBatch, GenerateResult, RawReply, Timing, Usage
 from backend_client.settings import CloudSettings
 
 # No tokenizer makes more than one token of a byte; a chat template and special tokens add a few.
@@ -39,6 +40,7 @@ class CloudBackend:
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
         self._sdk = _sdk(settings)
+        self._exchanges = CloudExchanges(settings, self._client, self._attempt)
 
     @property
     def breaker(self) -> Breaker:
@@ -55,6 +57,8 @@ class CloudBackend:
             return self._embedding_refusal(job)
         if isinstance(job, GenerateJob):
             return self._chat_refusal(job)
+        if isinstance(job, Exchange):
+            return self._exchanges.refusal(job)
         return "it serves embeddings and generation only"
 
     def concurrency(self) -> int:
@@ -93,6 +97,14 @@ class CloudBackend:
         pieces = self._pieces(attempt)
         first = await attempt.run(anext(pieces), opened_by)
         return self._answer(attempt, pieces, first)
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """A chat in OpenAI's dialect. Raises CloudError."""
+        return await self._exchanges.exchange(job)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream. Raises CloudError."""
+        return await self._exchanges.open_exchange(job, opened_by)
 
     async def _answer(
         self, attempt: CloudAttempt, pieces: AsyncGenerator[str | _End, None], item: str | _End
@@ -160,7 +172,7 @@ class CloudBackend:
         yield reason, usage
 
     def _client(self, job: Job) -> AsyncOpenAI:
-        return self._sdk.with_options(timeout=job.deadline.remaining())
+        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=dict(job.extra_headers) or None)
 
     def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:
         refusal = self.refusal(job)

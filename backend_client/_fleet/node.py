@@ -18,12 +18,16 @@ _ALIAS_REPORTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a request asks of the node that serves it. `model` None: the node's default of that kind."""
+    """What a request asks of the node that serves it. `model` None: the node's default of that kind.
+
+    `node`: only this one will do, because it stores what the request refers to.
+    """
 
     kind: ModelKind
     model: str | None = None
     device: str | None = None
     space: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from backend_client._resilience.deadline import Clock
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
-    FailureKind,
     KeyRefused,
     ModelMissing,
     NodeError,
@@ -27,6 +26,7 @@ from backend_client.errors import (
     SpaceChanged,
 )
 from backend_client.options import ClientOptions
+from backend_client.results import FailureKind
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from backend_client.errors import (
     AuthenticationFailed,
     FleetOverloaded,
     ModelNotFound,
+    NotOffered,
     NPUError,
     NPUUnavailableError,
     VectorSpaceMismatch,
@@ -30,6 +31,7 @@ class RefusalReason(Enum):
     LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
     KEY_REFUSED = auto()
+    OTHER_NODE = auto()
 
 
 # A node in its slow start gets at least a request in so many seconds.
@@ -48,6 +50,12 @@ class Refusal:
 
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
+    if need.node is not None and need.node != node.url:
+        return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
+    return _node_refusal(node, need, now)
+
+
+def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     report = node.report
     if node.stale:
         return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
@@ -153,13 +161,14 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     """The error for a request that no node can take, with every node's reason."""
     if not refusals:
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
+    # With a node prescribed, the others' reasons say nothing.
+    refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
     reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
     kinds = {item.reason for item in refusals}
     if RefusalReason.KEY_REFUSED in kinds and kinds <= {RefusalReason.KEY_REFUSED, RefusalReason.LACKS_MODEL}:
         return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
     if kinds == {RefusalReason.LACKS_MODEL}:
-        name = need.model or f"for {need.kind}"
-        return ModelNotFound(f"no node serves the model {name}: {reasons}", code="model_not_found", status=404)
+        return _model_not_found(need, reasons)
     untils = [item.until for item in refusals if item.until is not None]
     retry_after = min(untils) - now if untils else None
     if RefusalReason.BUSY in kinds:
@@ -167,3 +176,9 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     if RefusalReason.OTHER_SPACE in kinds:
         return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
     return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)
+
+
+def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:
+    if need.model is None:
+        return NotOffered(f"no node offers {need.kind}: {reasons}", code="model_not_found", status=404)
+    return ModelNotFound(f"no node serves the model {need.model}: {reasons}", code="model_not_found", status=404)

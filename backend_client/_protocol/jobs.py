@@ -7,8 +7,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
+from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
+from backend_client._protocol.report import ModelKind
+from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
-from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority
+from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply
 
 J = TypeVar("J", bound="Job")
 
@@ -22,7 +25,11 @@ def new_request_id() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """What all calls have. `trace` are the headers that tie a node's spans to the caller's (W3C trace context)."""
+    """What all calls have.
+
+    `extra_headers` are the caller's, for nodes and cloud; `trace` are those that tie a node's spans to the caller's
+    (W3C trace context).
+    """
 
     deadline: Deadline
     request_id: str = field(default_factory=new_request_id)
@@ -31,6 +38,12 @@ class Job:
     require_device: str | None = None
     local_only: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
+    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def node_headers(self) -> Mapping[str, str]:
+        """The headers that nodes get beside the usual ones."""
+        return {**self.extra_headers, **self.trace} if self.extra_headers else self.trace
 
     def within(self, deadline: Deadline) -> Self:
         """The same job with less time."""
@@ -58,6 +71,31 @@ class GenerateJob(Job):
     sampling: Mapping[str, Any]
 
 
+@dataclass(slots=True, kw_only=True)
+class Exchange(Job):
+    """A request in OpenAI's dialect, sent as it is but for the model's name.
+
+    `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
+    only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
+    """
+
+    path: str
+    kind: ModelKind = "generation"
+    method: str = "POST"
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
+    file: tuple[str, bytes] | None = field(default=None, repr=False)
+    node: str | None = None
+    refused: list[Reply] = field(default_factory=list, repr=False)
+
+    @property
+    def form(self) -> StreamForm | None:
+        """How its answer is streamed; None where it comes whole."""
+        return FORMS.get(self.path) if self.method == "POST" and self.file is None else None
+
+
+EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]
+"""Events as they come; the last item is who answered, with the usage and without a body."""
+
 Answer: TypeAlias = AsyncGenerator[str | GenerateResult, None]
 """Pieces of text, as they come; the result is the last item."""
 
@@ -77,6 +115,14 @@ class Backend(Protocol):
         """Return once the first piece of the answer is there, at the latest at `opened_by` (else the deadline)."""
         ...
 
+    async def exchange(self, job: Exchange) -> RawReply:
+        """The whole reply to a request in OpenAI's dialect."""
+        ...
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """Return once a part of the answer is there; what came before it is among the first events."""
+        ...
+
     def concurrency(self) -> int:
         """How many batches of one `embed_many` may be under way at once."""
         ...
@@ -87,7 +133,7 @@ class Backend(Protocol):
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Common options without `timeout`, and the others."""
+    """Common options as fields of a Job, and the others."""
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
     others = {name: value for name, value in options.items() if name not in _COMMON}
     return common, others

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-ModelKind = Literal["embedding", "generation"]
+ModelKind = Literal["embedding", "generation", "rerank", "transcription"]
+# The names that nodes give the kinds beside those above.
+_KINDS = {"reranking": "rerank", "reranker": "rerank", "transcribe": "transcription", "audio": "transcription"}
 SERVING = frozenset({"ready", "degraded"})
 # A request to such a model has it loaded, and waits for that.
 UNLOADED = "unloaded"
@@ -41,6 +43,11 @@ class ModelReport(_Part):
     space: str | None = None
     queue_depth: int = Field(default=0, ge=0)
     in_flight: int = Field(default=0, ge=0)
+
+    @field_validator("kind")
+    @classmethod
+    def _one_name_a_kind(cls, value: str) -> str:
+        return _KINDS.get(value, value)
 
     @property
     def serving(self) -> bool:

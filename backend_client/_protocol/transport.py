@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from typing import Protocol
 
 import aiohttp
@@ -13,7 +14,7 @@ from yarl import URL
 from backend_client._protocol import wire
 from backend_client._protocol.report import HealthReport
 from backend_client._protocol.sse import Event, EventParser, MalformedStream
-from backend_client._protocol.wire import Done, EmbedReply, WireCall
+from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
 from backend_client._resilience import connection_wait, connection_watch
 from backend_client._resilience.connection_watch import ConnectionWatch
@@ -46,6 +47,14 @@ class Transport(Protocol):
 
     def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
         """POST /inference as a stream; each piece of text as it comes, `Done` last."""
+        ...
+
+    async def exchange(self, node: str, call: WireCall) -> Reply:
+        """A request in OpenAI's dialect; the reply of any status."""
+        ...
+
+    def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """The same as a stream: the head of the reply, then its events."""
         ...
 
     async def close(self) -> None:
@@ -103,35 +112,58 @@ class HttpTransport:
 
     async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
         """POST /inference as server-sent events."""
+        call.path = "/inference"
+        async with aclosing(self.events(node, call)) as items:
+            head = Reply(200, {})
+            async for item in items:
+                if isinstance(item, Event):
+                    found = self._stream_item(node, head.headers, item, call)
+                    if found:
+                        yield found
+                    if isinstance(found, Done):
+                        return
+                    continue
+                head = item
+                if head.body:
+                    # A proxy, or an older node, that does not stream.
+                    for part in _whole_answer(node, head):
+                        yield part
+                    return
+        raise ConnectionLost("the stream ended before the answer did", node=node)
+
+    async def exchange(self, node: str, call: WireCall) -> Reply:
+        """Send a request to `call.path`; returns the reply, whatever its status."""
+        status, headers, body = await self._exchange(
+            self._session, node, call.method, call.path, call.encoded or None, call.headers("*/*"), self._max_reply
+        )
+        return Reply(status, {name.lower(): value for name, value in headers.items()}, body)
+
+    async def events(self, node: str, call: WireCall) -> AsyncGenerator[Reply | Event, None]:
+        """POST to `call.path` and follow the stream: the reply's head, then its events.
+
+        The head of a reply that is JSON instead has a body. `call.refused` is the
+        reply of another status than 200, which raises its error.
+        """
         problem: NPUError
         try:
             async with await self._request(
-                self._session, node, "POST", "/inference", call.encoded, call.headers(_EVENTS), self._stream_timeout
+                self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
             ) as response:
+                headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
                     body = await _read(response, _SMALL)
+                    call.refused = Reply(response.status, headers, body)
                     problem = status_error(node, response.status, response.headers, body, call.model)
                 elif response.content_type == "application/json":
-                    # A proxy, or an older node, that does not stream.
-                    data = wire.parse_json(node, await _read(response, self._max_reply))
-                    done = wire.done(node, response.headers, data)
-                    text = data.get("text")
-                    if not isinstance(text, str):
-                        raise BadReply("the reply has no text", node=node)
-                    if text:
-                        yield text
-                    yield done
+                    yield Reply(200, headers, await _read(response, self._max_reply))
                     return
                 elif response.content_type != _EVENTS:
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
+                    yield Reply(200, headers)
                     async for event in _events(response.content):
-                        item = self._stream_item(node, response.headers, event, call)
-                        if item:
-                            yield item
-                        if isinstance(item, Done):
-                            return
-                    problem = ConnectionLost("the stream ended before the answer did", node=node)
+                        yield event
+                    return
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = _connection_error(node, error)
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
@@ -230,6 +262,18 @@ def _connection_waits() -> aiohttp.TraceConfig:
     trace.on_connection_queued_start.append(begin)
     trace.on_connection_queued_end.append(end)
     return trace
+
+
+def _whole_answer(node: str, reply: Reply) -> Iterator[str | Done]:
+    """What a reply of /inference that is not streamed holds. Raises BadReply."""
+    data = wire.parse_json(node, reply.body)
+    done = wire.done(node, reply.headers, data)
+    text = data.get("text")
+    if not isinstance(text, str):
+        raise BadReply("the reply has no text", node=node)
+    if text:
+        yield text
+    yield done
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +27,8 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 class WireCall:
     """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
 
-    `model` is the name in the body; a 404 for it is another node's chance.
+    `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `path` is
+    that of an exchange in OpenAI's dialect.
     """
 
     encoded: bytes = field(repr=False)
@@ -36,11 +39,15 @@ class WireCall:
     priority: str = "interactive"
     require_device: str | None = None
     trace: Mapping[str, str] = field(default_factory=dict)
+    method: str = "POST"
+    path: str = ""
+    content_type: str = "application/json"
+    refused: Reply | None = None
 
     def headers(self, accept: str) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
         headers = {
-            "Content-Type": "application/json",
+            "Content-Type": self.content_type,
             "Accept": accept,
             "X-Request-ID": self.request_id,
             "X-Request-Timeout-Ms": str(min(self.deadline.remaining_ms(), _LONGEST_MS)),
@@ -53,6 +60,15 @@ class WireCall:
         return headers
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP reply of any status. The names of its headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+
 class RouteInfo(NamedTuple):
     """What the headers of an inference reply say."""
 
@@ -62,6 +78,7 @@ class RouteInfo(NamedTuple):
     prompt_tokens: int
     busy_delta_us: int | None
     emulated: bool
+    headers: Mapping[str, str] = {}
 
 
 @dataclass(slots=True)
@@ -98,15 +115,31 @@ def encode(body: Mapping[str, Any]) -> bytes:
     raise RequestRejected("the request has a value that JSON cannot carry, or text that is not Unicode")
 
 
+def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:
+    """A multipart form with the fields and a file; its bytes and its content type."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
+        for field, value in fields.items()
+    ]
+    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{plain}"\r\n'
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    body = b"".join([*parts, head.encode(), content, f"\r\n--{boundary}--\r\n".encode()])
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
 def route_info(headers: Mapping[str, str]) -> RouteInfo:
-    """Read the reply headers; a number that is none counts as missing."""
+    """Read the reply headers; invalid numbers count as missing."""
+    found = {name.lower(): value for name, value in headers.items()}
     return RouteInfo(
-        headers.get("X-Model"),
-        headers.get("X-NPU-Node-Device"),
-        headers.get("X-NPU-Node-Route-Reason"),
-        integer(headers.get("X-NPU-Node-Token-Count")) or 0,
-        integer(headers.get("X-NPU-Busy-Delta-Us")),
-        headers.get("X-NPU-Emulated") == "true",
+        found.get("x-model"),
+        found.get("x-npu-node-device"),
+        found.get("x-npu-node-route-reason"),
+        integer(found.get("x-npu-node-token-count")) or 0,
+        integer(found.get("x-npu-busy-delta-us")),
+        found.get("x-npu-emulated") == "true",
+        found,
     )
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 from enum import StrEnum
 
 from backend_client._resilience.deadline import Clock
-from backend_client.errors import FailureKind
 from backend_client.options import BreakerOptions
+from backend_client.results import FailureKind
 
 
 class BreakerState(StrEnum):

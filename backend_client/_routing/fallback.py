@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from backend_client._cloud.ledger import Ledger
-from backend_client._protocol.jobs import Answer, EmbedJob, GenerateJob, J, Job
+from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
 from backend_client._resilience.deadline import Deadline
 from backend_client._routing.fleet_backend import FleetBackend
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
 from backend_client.options import FallbackOptions
-from backend_client.results import Attempt, EmbedBatch, GenerateResult
+from backend_client.results import Attempt, EmbedBatch, GenerateResult, RawReply
 
 if TYPE_CHECKING:
     from backend_client._cloud.backend import CloudBackend
 
 log = logging.getLogger(__name__)
-A = TypeVar("A", EmbedBatch, GenerateResult)
+A = TypeVar("A", EmbedBatch, GenerateResult, RawReply)
 R = TypeVar("R")
 
 
@@ -85,6 +85,31 @@ class FallbackBackend:
         finally:
             await answer.aclose()
 
+    async def exchange(self, job: Exchange) -> RawReply:
+        """A request in OpenAI's dialect on a node; a chat else in the cloud."""
+        return await self._whole(job, self._fleet.exchange, lambda cloud: cloud.exchange)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream; whichever sends the first part of the answer sends all."""
+        before: tuple[Attempt, ...] = ()
+
+        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> EventStream:
+            nonlocal before
+            before = spent.attempts
+            return await cloud.open_exchange(self._for_cloud(job, cloud), opened_by)
+
+        events = await self._first(job, lambda until: self._fleet.open_exchange(job, until), in_cloud)
+        return self._counted_events(events, before)
+
+    async def _counted_events(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
+        try:
+            async for item in events:
+                if isinstance(item, RawReply) and item.source == "npu":
+                    self._ledger.kept_local(item.usage)
+                yield replace(item, attempts=before + item.attempts) if isinstance(item, RawReply) else item
+        finally:
+            await events.aclose()
+
     async def _whole(
         self,
         job: J,
@@ -146,7 +171,7 @@ class FallbackBackend:
         wanted = self._for_cloud(job, cloud)
         if isinstance(wanted, EmbedJob) and wanted.space is None:
             return "no node has told the vector space yet; bind it with spaces.<model>"
-        if isinstance(wanted, GenerateJob) and wanted.model is None:
+        if wanted.model is None and (isinstance(wanted, GenerateJob) or _is_chat(wanted)):
             if job.model is None:
                 return "cloud.chat_model is not set"
             return f"no cloud model is declared for {job.model} (cloud.chat_models)"
@@ -157,7 +182,13 @@ class FallbackBackend:
         if isinstance(job, EmbedJob):
             known = self._fleet.runtime.bindings.known(job.model)
             return replace(job, model=None, **known._asdict())
-        return replace(job, model=cloud.chat_model_for(job.model))
+        if isinstance(job, GenerateJob) or _is_chat(job):
+            return replace(job, model=cloud.chat_model_for(job.model))
+        return job
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+
+
+def _is_chat(job: Job) -> bool:
+    return isinstance(job, Exchange) and job.path == "/v1/chat/completions"

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Lease
 from backend_client._protocol import wire
-from backend_client._protocol.jobs import Answer, EmbedJob, GenerateJob, Job
+from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.report import ModelKind
 from backend_client._protocol.wire import Done, EmbedReply, RouteInfo, WireCall
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.hedging import Latencies, hedged
-from backend_client._routing.dispatcher import Call, Dispatcher
+from backend_client._routing.dispatcher import Call
+from backend_client._routing.exchanges import FleetExchanges
 from backend_client._routing.runtime import Running, Runtime
-from backend_client.errors import NPUError, StreamInterrupted
+from backend_client._routing.streaming import Opened, Reading, follow, open_stream, read_whole
+from backend_client.errors import BadReply
 from backend_client.options import ClientOptions
-from backend_client.results import EmbedBatch, GenerateResult, Usage
+from backend_client.results import EmbedBatch, GenerateResult, RawReply, Usage
 
-
-@dataclass(slots=True)
-class _Opened:
-    """A stream whose first piece has come."""
-
-    items: AsyncGenerator[str | Done, None]
-    first: str | Done
+_READING: Reading[str | Done] = Reading(
+    begins=lambda _: True,
+    ends=lambda item: isinstance(item, Done),
+    text=lambda item: item if isinstance(item, str) else "",
+)
 
 
 class FleetBackend:
@@ -37,6 +35,7 @@ class FleetBackend:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self.runtime = runtime
         self._options = options
+        self._exchanges = FleetExchanges(runtime, options)
         # By the size of the request, in powers of two: a batch is not slow for taking longer than a single text.
         self._latencies = defaultdict[int, Latencies](lambda: Latencies(options.hedge))
 
@@ -103,31 +102,25 @@ class FleetBackend:
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """One POST /inference, on one node after another until one serves it.
 
-        Streamed, so that a hung engine is told from a long answer. Nothing has reached the caller before the end, so a
-        failure in the middle is retried like any other.
+        Streamed, so that a hung engine is distinguished from a long answer. Nothing has reached the caller before the
+        end, so a failure in the middle is retried like any other.
         """
         running = self.runtime.start()
         call = self._call("generation", job, None, len(job.prompt))
         encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
-        parts: list[str] = []
 
-        async def send(lease: Lease) -> Done:
-            parts.clear()
+        async def send(lease: Lease) -> tuple[str, Done]:
             opened = await self._open(running, call, lease, encode)
-            item = opened.first
-            try:
-                while not isinstance(item, Done):
-                    parts.append(item)
-                    item = await anext(opened.items)
-                    self.runtime.pool.heard(lease)
-            finally:
-                await opened.items.aclose()
-            self._learn(lease, item.model)
-            return item
+            *parts, done = await read_whole(self.runtime.pool, lease, opened, _READING)
+            if not isinstance(done, Done):
+                raise BadReply("the stream has no end", node=lease.node.url)
+            self._learn(lease, done.model)
+            return "".join(map(_READING.text, parts)), done
 
         served = await running.dispatcher.run(call, send)
         running.dispatcher.settle(call, served.lease, None)
-        return _generated(call, served.lease, served.value, "".join(parts))
+        text, done = served.value
+        return _generated(call, served.lease, done, text)
 
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Open a stream on one node after another; once a piece has come, that node's answer is the answer."""
@@ -136,51 +129,40 @@ class FleetBackend:
         call.deadline = opened_by or job.deadline
         encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
 
-        async def send(lease: Lease) -> _Opened:
+        async def send(lease: Lease) -> Opened[str | Done]:
             return await self._open(running, call, lease, encode)
 
         served = await running.dispatcher.run(call, send)
         call.deadline = job.deadline
-        return self._answer(running.dispatcher, call, served.lease, served.value)
+        items = follow(self.runtime.pool, running.dispatcher, call, served.lease, served.value, _READING)
+        return self._answer(call, served.lease, items)
 
-    async def _open(self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]) -> _Opened:
+    async def exchange(self, job: Exchange) -> RawReply:
+        """One request in OpenAI's dialect, on one node after another until one serves it."""
+        return await self._exchanges.exchange(job)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """The same as a stream; once the answer has begun, that node's answer is the answer."""
+        return await self._exchanges.open_exchange(job, opened_by)
+
+    async def _open(
+        self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]
+    ) -> Opened[str | Done]:
         items = running.transport.stream(lease.node.url, encode(call))
-        try:
-            first = await anext(items)
-        except BaseException:
-            await items.aclose()
-            raise
-        self.runtime.pool.heard(lease)
-        return _Opened(items, first)
+        return await open_stream(self.runtime.pool, lease, items, _READING)
 
-    async def _answer(self, dispatcher: Dispatcher, call: Call, lease: Lease, opened: _Opened) -> Answer:
+    async def _answer(self, call: Call, lease: Lease, items: AsyncGenerator[str | Done, None]) -> Answer:
         parts: list[str] = []
-        item = opened.first
-        # What holds when the caller leaves in the middle: it says nothing of the node.
-        ended: BaseException | None = asyncio.CancelledError()
         try:
-            while not isinstance(item, Done):
-                parts.append(item)
-                yield item
-                async with dispatcher.calls.open():
-                    item = await dispatcher.guard(call, lease, anext(opened.items))
-                self.runtime.pool.heard(lease)
-            self._learn(lease, item.model)
-            ended = None
-        except NPUError as error:
-            ended = error
+            async for item in items:
+                if isinstance(item, str):
+                    parts.append(item)
+                    yield item
+                else:
+                    self._learn(lease, item.model)
+                    yield _generated(call, lease, item, "".join(parts))
         finally:
-            dispatcher.settle(call, lease, ended)
-            await opened.items.aclose()
-        if isinstance(item, Done):
-            yield _generated(call, lease, item, "".join(parts))
-        elif isinstance(ended, NPUError):
-            raise StreamInterrupted(
-                f"the answer stopped after {sum(map(len, parts))} characters: {ended.message}",
-                partial_text="".join(parts),
-                attempts=call.attempts,
-                request_id=call.request_id,
-            )
+            await items.aclose()
 
     def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None, length: int) -> Call:
         need = Requirement(kind, job.model, job.require_device)
@@ -204,6 +186,7 @@ def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:
         "route_reason": route.reason,
         "npu_busy_delta_us": route.busy_delta_us,
         "emulated": route.emulated,
+        "headers": route.headers,
     }
 
 
@@ -233,7 +216,7 @@ def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], 
                 model,
                 job.priority,
                 job.require_device,
-                job.trace,
+                job.node_headers,
             )
         return encoded
 

@@ -55,6 +55,7 @@ class ScriptedNode:
         self.max_texts = 2048
         self.requests = []
         self.bodies = []
+        self.more_routes = []
         self.probes = 0
         self.token_pause = asyncio.sleep
         self.url = ""
@@ -68,6 +69,7 @@ class ScriptedNode:
                 web.get("/health", self._health),
                 web.post("/embeddings", self._embeddings),
                 web.post("/inference", self._inference),
+                *self.more_routes,
             ]
         )
         self._server = TestServer(app, host="127.0.0.1", port=port)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from backend_client._resilience.breaker import Breaker, BreakerState
 from backend_client._resilience.budget import RetryBudget
 from backend_client._resilience.deadline import Deadline
-from backend_client.errors import FailureKind
 from backend_client.options import BreakerOptions, RetryOptions
+from backend_client.results import FailureKind
 
 
 class Clock:

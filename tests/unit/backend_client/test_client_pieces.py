@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client import ClientSettings, CloudSettings, ConfigurationError, SpendCapReached, Usage
@@ -238,6 +238,7 @@ def test_a_node_is_not_left_out_for_longer_than_any_node_asks():
     assert status_error("n", 429, {"retry-after-ms": "1500", "Retry-After": "9"}, b"{}", None).retry_after == 1.5
 
 
+@settings(max_examples=50)
 @given(st.sampled_from([400, 401, 404, 408, 413, 418, 422, 429, 500, 503, 504]), st.data())
 def test_no_text_of_a_reply_gets_into_its_error(status, data):
     marked = st.text(max_size=30).map(lambda text: f"canary{text}")

@@ -8,13 +8,15 @@ import backend_client
 from backend_client import errors
 
 PUBLIC = """
-    Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure ClientClosed ClientOptions ClientSettings
-    CloudClient CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost
+    AsyncInferenceClient AsyncNPUClient Attempt AttemptTimeout AuthenticationFailed BadReply BatchFailure
+    ChatChoice ChatDelta ChatOptions ChatResult ChatStream ClientClosed ClientOptions ClientSettings CloudClient
+    CloudError CloudRejected CloudSettings CloudUnavailable ConfigurationError ConnectionLost
     ContextLengthExceeded DeadlineExceeded EmbedManyFailed EmbedManyResult EmbedManyUnavailable EmbedOptions
-    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidArgument KeyRefused Ledger
-    ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed NodeLost NodeNotServing
-    NodeOverloaded NodeStatus NodeUnreachable PayloadTooLarge RequestRejected SpaceChanged SpendCapReached
-    StreamInterrupted Tally Timing TokenStream Usage VectorSpaceMismatch
+    EmbedResult FleetOverloaded GenerateOptions GenerateResult InferenceClient InvalidAnswer InvalidArgument
+    KeyRefused Ledger ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed
+    NodeLost NodeNotServing NodeOverloaded NodeStatus NodeUnreachable NotOffered PayloadTooLarge RankedDocument
+    RawReply RequestRejected RerankOptions RerankResult SpaceChanged SpendCapReached StreamInterrupted Tally
+    Timing TokenStream ToolCall ToolCallDelta TranscribeOptions Transcription Usage VectorSpaceMismatch
 """
 
 

@@ -1,0 +1,67 @@
+"""What all methods of a client share: the backend, the defaults of a view, the deadline, and closing."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from backend_client._api import arguments
+from backend_client._protocol.jobs import Backend
+from backend_client._resilience.deadline import Clock, Deadline
+from backend_client.options import ClientOptions
+from backend_client.results import CallOptions
+
+
+@dataclass(slots=True)
+class Core:
+    """What a client and all its views share."""
+
+    backend: Backend
+    options: ClientOptions
+    clock: Clock
+
+
+class ClientBase:
+    """Use as `async with`, or `close()` it."""
+
+    def __init__(self, backend: Backend, options: ClientOptions, clock: Clock = time.monotonic) -> None:
+        self._core = Core(backend, options, clock)
+        self._defaults: Mapping[str, Any] = {}
+
+    def with_options(self, **options: Unpack[CallOptions]) -> Self:
+        """A view on this client whose calls have these options unless they are given others.
+
+        It costs nothing: nodes, connections and budgets are the same, and closing it closes the client.
+        """
+        given = arguments.options("with_options", options, CallOptions)
+        view = copy.copy(self)
+        vars(view)["_defaults"] = {**self._defaults, **given}
+        return view
+
+    def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
+        """Put something around the backend; see `backend_client.observability`."""
+        self._core.backend = wrap(self._core.backend)
+
+    async def close(self) -> None:
+        """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
+        await self._core.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _given(self, method: str, options: Mapping[str, Any], declared: type) -> dict[str, Any]:
+        """The options of a call, checked, with the defaults of this view. Raises InvalidArgument."""
+        given = arguments.options(method, options, declared)
+        return {**self._defaults, **given} if self._defaults else given
+
+    def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
+        return Deadline.after(given.get("timeout", default), self._core.clock)

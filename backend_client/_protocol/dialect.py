@@ -1,0 +1,218 @@
+"""Streams of OpenAI's dialect: when an answer begins, ends or fails, and what it is as a whole. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from backend_client._protocol.sse import Event
+
+Json = dict[str, Any]
+DONE = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream; `data` is its JSON, None for `[DONE]`."""
+
+    name: str
+    data: Json | None = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The text that it adds to the first answer; "" for none."""
+        if self.data is None:
+            return ""
+        if self.data.get("type") == "response.output_text.delta":
+            found = self.data.get("delta")
+        else:
+            choice = _first(self.data.get("choices"))
+            found = choice.get("text") or _object(choice.get("delta")).get("content")
+        return found if isinstance(found, str) else ""
+
+    def encode(self) -> bytes:
+        """As it stands in a stream."""
+        head = "" if self.name == "message" else f"event: {self.name}\n"
+        data = DONE if self.data is None else json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
+        return f"{head}data: {data}\n\n".encode(errors="replace")
+
+
+class StreamForm(Protocol):
+    """How the streams of one route read."""
+
+    def begins(self, event: StreamEvent) -> bool:
+        """Whether the event has a part of the answer: after it there is no second attempt."""
+        ...
+
+    def ends(self, event: StreamEvent) -> bool:
+        """Whether it is the last event of a complete answer."""
+        ...
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """The body that asks for a stream with its usage."""
+        ...
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The reply that a request without a stream gets. Raises ValueError when the events are not an answer."""
+        ...
+
+
+class ChunkForm:
+    """Chunks with `choices`: chat completions, and completions of a prompt (`kind` text_completion)."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def begins(self, event: StreamEvent) -> bool:
+        """A chunk with text, reasoning, a tool call, or a finish reason."""
+        return event.data is None or any(
+            choice.get("finish_reason")
+            or choice.get("text")
+            or any(_object(choice.get("delta")).get(name) for name in ("content", "reasoning_content", "tool_calls"))
+            for choice in _objects(event.data.get("choices"))
+        )
+
+    def ends(self, event: StreamEvent) -> bool:
+        """`[DONE]`."""
+        return event.data is None
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """With `stream_options.include_usage`."""
+        return {**body, "stream": True, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """A chat.completion, or a text_completion."""
+        reply: Json = {}
+        choices: dict[int, Json] = {}
+        for event in events:
+            data = event.data or {}
+            for name, value in data.items():
+                if name not in {"choices", "object"} and value is not None:
+                    reply[name] = value
+            for part in _objects(data.get("choices")):
+                self._add(choices, part)
+        if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
+            raise ValueError("a choice has no end")
+        reply["object"] = self._kind
+        reply["choices"] = [self._finished(choices[index]) for index in sorted(choices)]
+        return reply
+
+    def _add(self, choices: dict[int, Json], part: Json) -> None:
+        index = part.get("index") or 0
+        choice = choices.setdefault(index, {"index": index, "finish_reason": None, "logprobs": None, "parts": []})
+        choice["parts"].append(part)
+        choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+        for name, values in _object(part.get("logprobs")).items():
+            if isinstance(values, list):
+                joined = choice["logprobs"] = choice["logprobs"] or {}
+                joined[name] = [*(joined.get(name) or []), *values]
+
+    def _finished(self, choice: Json) -> Json:
+        parts = choice.pop("parts")
+        if self._kind == "text_completion":
+            return {**choice, "text": "".join(part.get("text") or "" for part in parts)}
+        deltas = [_object(part.get("delta")) for part in parts]
+        calls = _calls(deltas)
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        message: Json = {"role": "assistant", "content": None if calls and not content.strip() else content}
+        message["refusal"] = None
+        if reasoning := "".join(delta.get("reasoning_content") or "" for delta in deltas):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {**choice, "message": message}
+
+
+class ResponsesForm:
+    """Events of /v1/responses: the last one holds the whole response."""
+
+    _ENDS = frozenset({"response.completed", "response.incomplete"})
+    _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
+
+    def begins(self, event: StreamEvent) -> bool:
+        """Anything after the announcements."""
+        return event.data is None or event.data.get("type") not in self._BEFORE
+
+    def ends(self, event: StreamEvent) -> bool:
+        """The response is complete, or as complete as it gets."""
+        return event.data is None or event.data.get("type") in self._ENDS
+
+    def request(self, body: Mapping[str, Any]) -> Json:
+        """With `stream`."""
+        return {**body, "stream": True}
+
+    def whole(self, events: Sequence[StreamEvent]) -> Json:
+        """The response that the last event holds."""
+        response = (events[-1].data or {}).get("response") if events else None
+        if not isinstance(response, dict):
+            raise ValueError("the last event has no response")
+        return response
+
+
+FORMS: Mapping[str, StreamForm] = {
+    "/v1/chat/completions": ChunkForm("chat.completion"),
+    "/v1/completions": ChunkForm("text_completion"),
+    "/v1/responses": ResponsesForm(),
+}
+"""The routes whose answers can be streamed."""
+
+
+def read_event(event: Event) -> StreamEvent:
+    """Raises ValueError for data that is no JSON object."""
+    if event.data.strip() == DONE:
+        return StreamEvent(event.name, None)
+    data = json.loads(event.data)
+    if not isinstance(data, dict):
+        raise ValueError("an event is no object")
+    return StreamEvent(event.name, data)
+
+
+def failure_in(event: StreamEvent) -> Json | None:
+    """The error object of an event that reports a failure, in the form of error replies; else None."""
+    data = event.data or {}
+    kind = data.get("type")
+    if isinstance(kind, str) and kind == "response.failed":
+        return {"error": _object(data.get("response")).get("error")}
+    if kind == "error" and "error" not in data:
+        return {"error": data}
+    return data if data.get("error") is not None and not str(kind).startswith("response.") else None
+
+
+def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens in and out that a reply names, 0 for what it does not."""
+    usage = _object(body.get("usage"))
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    completion = usage.get("completion_tokens", usage.get("output_tokens"))
+    return _count(prompt), _count(completion)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _calls(deltas: Iterable[Json]) -> list[Json]:
+    calls: dict[int, Json] = {}
+    for delta in deltas:
+        for part in _objects(delta.get("tool_calls")):
+            call = calls.setdefault(
+                part.get("index") or 0, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            call["id"] = part.get("id") or call["id"]
+            function = _object(part.get("function"))
+            call["function"]["name"] += function.get("name") or ""
+            call["function"]["arguments"] += function.get("arguments") or ""
+    return [calls[index] for index in sorted(calls)]
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _first(value: object) -> Json:
+    return next(iter(_objects(value)), {})

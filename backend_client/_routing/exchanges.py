@@ -1,0 +1,245 @@
+"""Requests in OpenAI's dialect on the nodes of a runtime: routed, retried and followed like every other call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from backend_client._fleet.node import Requirement
+from backend_client._fleet.pool import Lease
+from backend_client._protocol import wire
+from backend_client._protocol.dialect import StreamEvent, StreamForm, failure_in, read_event, usage_of
+from backend_client._protocol.jobs import EventStream, Exchange
+from backend_client._protocol.wire import Reply, WireCall
+from backend_client._protocol.wire_errors import event_error, status_error
+from backend_client._resilience.deadline import Deadline
+from backend_client._routing.dispatcher import Call
+from backend_client._routing.runtime import Running, Runtime
+from backend_client._routing.streaming import Opened, Reading, follow, open_stream, read_whole
+from backend_client.errors import BadReply, RequestRejected
+from backend_client.options import ClientOptions
+from backend_client.results import RawReply, Usage
+
+_Item = Reply | StreamEvent
+
+
+class FleetExchanges:
+    """Sends exchanges to nodes. Every error has the call's attempts; see `Dispatcher.run`."""
+
+    def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
+        self._runtime = runtime
+        self._options = options
+
+    async def exchange(self, job: Exchange) -> RawReply:
+        """The whole reply.
+
+        Where the route can stream, it is streamed between node and client, so that a hung engine is told from a long
+        answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any other.
+        """
+        running = self._runtime.start()
+        form = job.form
+        call = self._call(job, None if form or job.kind == "transcription" else self._options.timeouts.attempt)
+        encode = _encoder(job, form)
+
+        async def send(lease: Lease) -> tuple[Reply, Any]:
+            wired = encode(call)
+            if form is None:
+                return await self._send(running, lease, wired, job)
+            opened = await self._open(running, lease, wired, job, form)
+            head, *events = await read_whole(self._runtime.pool, lease, opened, _reading(form))
+            try:
+                body = form.whole([event for event in events if isinstance(event, StreamEvent)])
+            except (ValueError, TypeError, AttributeError, KeyError):
+                body = None
+            if body is None or not isinstance(head, Reply):
+                raise BadReply("the stream is not an answer of this route", node=lease.node.url)
+            return head, body
+
+        served = await running.dispatcher.run(call, send)
+        running.dispatcher.settle(call, served.lease, None)
+        head, body = served.value
+        return _raw_reply(call, served.lease, head, body)
+
+    async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
+        """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
+        running = self._runtime.start()
+        form = job.form
+        if form is None:
+            raise RequestRejected(f"{job.path} cannot be streamed")
+        call = self._call(job, None)
+        call.deadline = opened_by or job.deadline
+        encode = _encoder(job, form)
+
+        async def send(lease: Lease) -> Opened[_Item]:
+            return await self._open(running, lease, encode(call), job, form)
+
+        served = await running.dispatcher.run(call, send)
+        call.deadline = job.deadline
+        items = follow(self._runtime.pool, running.dispatcher, call, served.lease, served.value, _reading(form))
+        return _events(call, served.lease, items)
+
+    async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
+        node = lease.node.url
+        reply = await running.transport.exchange(node, wired)
+        if reply.status != 200:
+            job.refused.append(reply)
+            raise status_error(node, reply.status, _Headers(reply), reply.body, wired.model)
+        body: Any = reply.body
+        if "json" in reply.headers.get("content-type", ""):
+            body = wire.parse_json(node, reply.body)
+        if job.kind == "embedding":
+            self._check_space(lease, reply, body)
+        return reply, body
+
+    async def _open(
+        self, running: Running, lease: Lease, wired: WireCall, job: Exchange, form: StreamForm
+    ) -> Opened[_Item]:
+        wired.refused = None
+        try:
+            items = _read(lease.node.url, running.transport.events(lease.node.url, wired), wired)
+            return await open_stream(self._runtime.pool, lease, items, _reading(form))
+        finally:
+            if wired.refused is not None:
+                job.refused.append(wired.refused)
+
+    def _check_space(self, lease: Lease, reply: Reply, body: Any) -> None:
+        """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
+        space = reply.headers.get("x-space")
+        model = reply.headers.get("x-model") or lease.model
+        rows = body.get("data") if isinstance(body, dict) else None
+        first = rows[0].get("embedding") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
+        if not space or not isinstance(first, str | list):
+            raise BadReply(
+                "the reply lacks X-Space or vectors: this is not a node's /v1/embeddings", node=lease.node.url
+            )
+        # base64 of float32: 4 bytes a number, 3 bytes in 4 characters.
+        dimensions = len(first) if isinstance(first, list) else (len(first.rstrip("=")) * 3 // 4) // 4
+        self._runtime.bindings.check(
+            lease.node.url, requested=lease.need.model or model, answered=model, space=space, dimensions=dimensions
+        )
+
+    def _call(self, job: Exchange, attempt_timeout: float | None) -> Call:
+        need = Requirement(job.kind, job.model, job.require_device, node=job.node)
+        size = len(job.file[1] if job.file else str(job.body or ""))
+        return Call(need, job.deadline, job.request_id, attempt_timeout, self._runtime.pool.clock(), size.bit_length())
+
+
+class _Headers(dict[str, str]):
+    """The headers of a reply, by names in any case."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.headers)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key.lower(), default)
+
+
+def _reading(form: StreamForm) -> Reading[_Item]:
+    return Reading(
+        begins=lambda item: isinstance(item, StreamEvent) and form.begins(item),
+        ends=lambda item: isinstance(item, StreamEvent) and form.ends(item),
+        text=lambda item: item.text if isinstance(item, StreamEvent) else "",
+    )
+
+
+async def _read(node: str, items: AsyncGenerator[Any, None], wired: WireCall) -> AsyncGenerator[_Item, None]:
+    """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
+    try:
+        async for item in items:
+            if isinstance(item, Reply):
+                if item.body:
+                    raise BadReply("the reply is not an event stream", node=node)
+                yield item
+                continue
+            event = None
+            with contextlib.suppress(ValueError, RecursionError):
+                event = read_event(item)
+            if event is None:
+                raise BadReply("an event of the stream is not JSON", node=node)
+            failure = failure_in(event)
+            if failure is not None:
+                raise event_error(node, failure, wired.model)
+            yield event
+    finally:
+        await items.aclose()
+
+
+async def _events(call: Call, lease: Lease, items: AsyncGenerator[_Item, None]) -> EventStream:
+    head = Reply(200, {})
+    usage: dict[str, Any] = {}
+    last: StreamEvent | None = None
+    try:
+        async for item in items:
+            if isinstance(item, Reply):
+                head = item
+                continue
+            for part in (item.data or {}, (item.data or {}).get("response")):
+                if isinstance(part, dict) and isinstance(part.get("usage"), dict):
+                    usage = part
+            if item.data is not None and "npu_busy_delta_us" in item.data:
+                usage = usage | {"npu_busy_delta_us": item.data["npu_busy_delta_us"]}
+            last = item
+            yield item
+    finally:
+        await items.aclose()
+    if last is not None:
+        yield _raw_reply(call, lease, head, usage, keep_body=False)
+
+
+def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: bool = True) -> RawReply:
+    route = wire.route_info(head.headers)
+    told = body if isinstance(body, dict) else {}
+    model = route.model or lease.model
+    if lease.need.model is not None and route.model and lease.need.model != route.model:
+        lease.node.learn(lease.need.model, route.model)
+    busy = told.get("npu_busy_delta_us")
+    prompt, completion = usage_of(told)
+    return RawReply(
+        source="npu",
+        node=lease.node.url,
+        model=model,
+        device=route.device,
+        request_id=call.request_id,
+        attempts=tuple(call.attempts),
+        route_reason=route.reason,
+        # A stream's busy time is known only at its end, so the body goes before the headers.
+        npu_busy_delta_us=busy if type(busy) is int else route.busy_delta_us,
+        emulated=route.emulated,
+        headers=head.headers,
+        status=head.status,
+        body=body if keep_body else None,
+        usage=Usage(prompt or route.prompt_tokens, completion),
+    )
+
+
+def _encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCall]:
+    """Encodes the request on its first attempt, when the model is known, and keeps it for the others."""
+    encoded: WireCall | None = None
+
+    def encode(call: Call) -> WireCall:
+        nonlocal encoded
+        if encoded is None:
+            content, content_type = b"", "application/json"
+            if job.body is not None:
+                body = form.request(job.body) if form else dict(job.body)
+                body |= {"model": call.need.model} if call.need.model else {}
+                content = wire.encode(body) if job.file is None else b""
+                if job.file is not None:
+                    content, content_type = wire.encode_form(body, *job.file)
+            encoded = WireCall(
+                content,
+                (),
+                job.deadline,
+                job.request_id,
+                call.need.model,
+                job.priority,
+                job.require_device,
+                job.node_headers,
+                job.method,
+                job.path,
+                content_type,
+            )
+        return encoded
+
+    return encode

@@ -1,0 +1,240 @@
+"""Chats over real sockets: tools, schemas, streams, failures in the middle, the cloud behind the nodes."""
+
+import pickle
+
+import pytest
+from pydantic import BaseModel
+
+from backend_client import (
+    CloudClient,
+    CloudSettings,
+    InferenceClient,
+    InvalidAnswer,
+    InvalidArgument,
+    NotOffered,
+    NPUClient,
+    NPUUnavailableError,
+    RequestRejected,
+    SpendCapReached,
+    StreamInterrupted,
+)
+from tests.faults.chat_node import TOOL, ChatNode
+from tests.faults.scripted_node import ANSWER, WRITER, ScriptedNode, error_response
+
+QUESTION = [{"role": "user", "content": "Where?"}]
+TEXT = "".join(ANSWER)
+
+
+class Person(BaseModel):
+    name: str
+    age: int = 0
+
+
+@pytest.fixture
+async def chats():
+    """Two scripted nodes with chats, as (node, chat) pairs."""
+    pairs = []
+    nodes = [ScriptedNode(), ScriptedNode()]
+    for node in nodes:
+        chat = ChatNode()
+        node.more_routes = chat.routes()
+        pairs.append((node, chat))
+    async with nodes[0].running(), nodes[1].running():
+        yield pairs
+
+
+@pytest.fixture
+async def client(chats):
+    async with NPUClient([node.url for node, _ in chats]) as running:
+        yield running
+
+
+def bodies(chats):
+    return [body for _, chat in chats for body in chat.bodies]
+
+
+async def test_a_chat_has_its_text_its_usage_and_who_answered(client, chats):
+    reply = await client.chat(
+        QUESTION, temperature=0, max_tokens=9, top_k=4, request_id="mine", extra_headers={"X-A": "b"}
+    )
+    assert (reply.text, reply.finish_reason, reply.tool_calls, reply.model) == (TEXT, "stop", (), WRITER)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (7, len(ANSWER))
+    assert (reply.device, reply.npu_busy_delta_us, reply.request_id) == ("CPU", 1234, "mine")
+    assert reply.message == {"role": "assistant", "content": TEXT}
+    assert reply.headers["x-npu-node-device"] == "CPU"
+    assert [attempt.outcome for attempt in reply.attempts] == ["ok"]
+    [body] = bodies(chats)
+    assert {name: body[name] for name in ("messages", "temperature", "max_tokens", "top_k", "model")} == {
+        "messages": QUESTION,
+        "temperature": 0,
+        "max_tokens": 9,
+        "top_k": 4,
+        "model": WRITER,
+    }
+    [headers] = [headers for _, chat in chats for headers in chat.headers]
+    assert (headers["X-Request-ID"], headers["X-A"]) == ("mine", "b")
+    assert pickle.loads(pickle.dumps(reply)) == reply  # noqa: S301
+
+
+async def test_image_parts_pass_as_they_are(client, chats):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    await client.chat([{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}])
+    assert bodies(chats)[0]["messages"][0]["content"][1] == image
+
+
+async def test_tool_calls_are_typed(client):
+    reply = await client.chat(QUESTION, tools=[TOOL], tool_choice="auto")
+    [call] = reply.tool_calls
+    assert (call.id, call.name, call.parsed_arguments()) == ("call_1", "weather", {"city": "Bonn"})
+    assert (reply.finish_reason, reply.text) == ("tool_calls", "")
+    assert reply.message["tool_calls"][0]["function"]["arguments"] == '{"city":"Bonn"}'
+
+
+async def test_a_stream_of_deltas_ends_with_the_result(client):
+    async with client.stream_chat(QUESTION) as stream:
+        texts = [delta.text async for delta in stream]
+    assert texts == ANSWER
+    assert stream.result.text == TEXT
+    assert stream.result.usage.completion_tokens == len(ANSWER)
+    async with client.stream_chat(QUESTION, tools=[TOOL]) as stream:
+        parts = [call async for delta in stream for call in delta.tool_calls]
+    assert (parts[0].name, "".join(part.arguments for part in parts)) == ("weather", '{"city":"Bonn"}')
+    assert stream.result.tool_calls[0].name == "weather"
+
+
+async def test_an_answer_is_an_object_of_the_model(client, chats):
+    assert await client.parse(QUESTION, Person) == Person(name="Ada", age=36)
+    reply = await client.chat(QUESTION, response_format=Person)
+    assert reply.parsed == Person(name="Ada", age=36)
+    schema = bodies(chats)[0]["response_format"]["json_schema"]
+    assert schema["schema"]["required"] == ["name", "age"]
+    assert schema["schema"]["additionalProperties"] is False
+
+
+async def test_an_answer_that_is_no_such_object_is_an_error_with_the_text(client):
+    class Planet(BaseModel):
+        moons: int
+
+    with pytest.raises(InvalidAnswer, match="moons") as caught:
+        await client.parse(QUESTION, Planet)
+    assert caught.value.text == '{"name": "Ada", "age": 36}'
+    assert "Ada" not in str(caught.value)
+    with pytest.raises(InvalidAnswer, match="called a tool instead"):
+        await client.parse(QUESTION, Planet, tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "told"),
+    [
+        ("Where?", {}, "call generate"),
+        ([], {}, "empty"),
+        ([{"content": "no role"}], {}, r"messages\[0\]"),
+        (QUESTION, {"temprature": 1}, "did you mean temperature"),
+        (QUESTION, {"temperature": "hot"}, "finite number"),
+        (QUESTION, {"tools": TOOL}, "list"),
+        (QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
+        (QUESTION, {"request_id": "with space"}, "request_id"),
+        ([{"role": "user", "content": {1, 2}}], {}, "JSON"),
+    ],
+)
+async def test_mistakes_are_found_before_anything_is_sent(client, chats, messages, options, told):
+    with pytest.raises(RequestRejected, match=told):
+        await client.chat(messages, **options)
+    assert not bodies(chats)
+    with pytest.raises(InvalidArgument, match="pydantic"):
+        await client.parse(QUESTION, dict)
+
+
+async def test_a_stream_cut_before_its_answer_began_is_retried_and_after_it_is_interrupted(client, chats):
+    # The role comes first; it is no part of the answer.
+    for _, chat in chats:
+        chat.cut_after = 1
+    with pytest.raises(NPUUnavailableError):
+        [delta async for delta in client.stream_chat(QUESTION, timeout=5)]
+    assert len(bodies(chats)) >= 2
+    chats[1][1].cut_after = chats[0][1].cut_after = 3
+    sent = len(bodies(chats))
+    await client.health()
+    with pytest.raises(StreamInterrupted) as caught:
+        [delta async for delta in client.stream_chat(QUESTION, timeout=5)]
+    assert caught.value.partial_text == "".join(ANSWER[:2])
+    assert len(bodies(chats)) == sent + 1
+
+
+async def test_a_whole_answer_is_retried_although_a_part_of_it_had_come(client, chats):
+    chats[0][1].cut_after = chats[1][1].cut_after = 3
+
+    async def heal(_):
+        if len(bodies(chats)) > 1:
+            for _, chat in chats:
+                chat.cut_after = None
+
+    for _, chat in chats:
+        chat.respond = heal
+    reply = await client.chat(QUESTION)
+    assert reply.text == TEXT
+    assert [attempt.outcome for attempt in reply.attempts] == ["ConnectionLost", "ok"]
+
+
+async def test_tokens_are_counted_by_the_node(client, chats):
+    assert await client.count_tokens(QUESTION) > 10
+    assert await client.count_tokens("Where?") == 8
+    assert sorted([*body] for body in bodies(chats)) == [["messages", "model"], ["prompt", "model"]]
+
+
+async def test_what_no_node_offers_is_refused_before_anything_is_sent(client, chats):
+    for call in (client.rerank("q", ["a", "b"]), client.transcribe(b"RIFF")):
+        with pytest.raises(NotOffered, match="no node offers"):
+            await call
+    assert not bodies(chats)
+
+
+async def test_a_raw_reply_has_its_headers(client):
+    reply = await client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION})
+    assert reply.body["choices"][0]["message"]["content"] == TEXT
+    assert (reply.status, reply.headers["x-model"]) == (200, WRITER)
+    with pytest.raises(InvalidArgument, match="path"):
+        await client.post("/api/delete", {})
+
+
+async def test_a_view_has_other_defaults_and_the_same_connections(client, chats):
+    view = client.with_options(request_id="view", timeout=5)
+    assert (await view.chat(QUESTION)).request_id == "view"
+    assert (await view.with_options(request_id="inner").chat(QUESTION)).request_id == "inner"
+    assert (await client.chat(QUESTION)).request_id != "view"
+    assert view.backend is client.backend
+    with pytest.raises(InvalidArgument, match="temperature"):
+        client.with_options(temperature=1)
+
+
+def settings_of(cloud, **more):
+    return CloudSettings(base_url=cloud.url, api_key="k", chat_model="chat", **more)
+
+
+async def test_a_chat_goes_to_the_cloud_when_no_node_can_serve(chats, cloud):
+    async def fail(_):
+        return error_response(503, "engine_unavailable")
+
+    for _, chat in chats:
+        chat.respond = fail
+    npu = NPUClient([node.url for node, _ in chats])
+    async with InferenceClient(npu, CloudClient(settings_of(cloud))) as client:
+        reply = await client.chat(QUESTION, timeout=4)
+        assert (reply.text, reply.source, reply.usage.prompt_tokens) == (TEXT, "cloud", 13)
+        assert len(reply.attempts) > 1
+        stream = client.stream_chat(QUESTION, timeout=4)
+        assert "".join([delta.text async for delta in stream]) == TEXT
+        assert stream.result.source == "cloud"
+        assert (client.ledger.cloud.calls, client.ledger.cloud.prompt_tokens) == (2, 26)
+        with pytest.raises(NPUUnavailableError, match="local_only"):
+            await client.chat(QUESTION, timeout=4, local_only=True)
+    assert cloud.bodies[0]["messages"] == QUESTION
+
+
+async def test_an_image_is_reserved_at_what_it_may_cost(cloud):
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    prices = {"chat": {"input": 1, "output": 1}}
+    async with CloudClient(settings_of(cloud, prices=prices, spend_cap="0.02")) as client:
+        assert (await client.chat(QUESTION)).text == TEXT
+        with pytest.raises(SpendCapReached):
+            await client.chat([{"role": "user", "content": [image]}])
