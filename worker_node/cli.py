@@ -11,7 +11,22 @@ from worker_node import __version__
 from worker_node.errors import NodeError
 
 # In the order in which a user meets them. Each module keeps its heavy imports inside `run`.
-COMMANDS = ("serve", "pull", "models", "convert", "run", "smoke", "doctor", "bench")
+COMMANDS = (
+    "serve",
+    "run",
+    "pull",
+    "list",
+    "ps",
+    "show",
+    "stop",
+    "rm",
+    "models",
+    "convert",
+    "job",
+    "smoke",
+    "doctor",
+    "bench",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

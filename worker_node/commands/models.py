@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from worker_node.commands.tables import megabytes, table
 from worker_node.errors import ConfigurationError
 from worker_node.models.catalog import CatalogEntry
 from worker_node.models.directory import read_directory
@@ -84,7 +85,7 @@ def _table(rows: list[Row]) -> str:
             row.name,
             row.kind,
             row.state.partition(":")[0],
-            "" if row.size is None else f"{row.size / 1e6:.0f} MB",
+            megabytes(row.size),
             "" if row.context is None else str(row.context),
             row.quantization or "",
             row.licence,
@@ -93,7 +94,5 @@ def _table(rows: list[Row]) -> str:
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in [head, *cells]]
     damage = [f"{row.name}: {row.state}" for row in rows if row.state.startswith("damaged")]
-    return "\n".join(line.rstrip() for line in [*lines, *damage])
+    return "\n".join([table(head, cells), *damage])

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from worker_node.models.progress import Progress
+
+if TYPE_CHECKING:
+    from worker_node.commands.node_client import NodeClient
 
 
 class _Lines:
@@ -34,3 +38,15 @@ def progress_display(title: str) -> Iterator[Progress]:
 
     with bar(title) as progress:
         yield progress
+
+
+def follow_pull(node: NodeClient, name: str, progress: Progress) -> None:
+    """Have the node pull a model, and show how far it is. Raises NodeCallFailed."""
+    stage: str | None = None
+    with node.lines("/api/pull", {"model": name}) as lines:
+        for line in lines:
+            if line["status"] != stage:
+                stage = line["status"]
+                progress.stage(stage, line.get("total"))
+            if line.get("completed"):
+                progress.update(line["completed"])

@@ -1,13 +1,20 @@
-"""`npu-node pull`: put models into the store, from the catalog, a hub, a URL or local files."""
+"""`npu-node pull`: install models from the catalog, a hub, a URL or local files.
+
+The running node does it (NPU_NODE_URL); where none runs, or an option needs it, they go into this user's store.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from worker_node.commands.progress import progress_display
+from worker_node.commands.progress import follow_pull, progress_display
 from worker_node.models.catalog import Catalog, Quantization
 from worker_node.models.store import ModelStore
+
+if TYPE_CHECKING:
+    from worker_node.commands.node_client import NodeClient
 
 _EXAMPLES = """examples:
   npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
@@ -47,6 +54,24 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
+    if not (args.embedded or args.name or args.quantization or args.insecure_no_hash or args.model_store):
+        from worker_node.commands.node_client import on_node
+
+        return on_node(lambda node: _pull_by_node(node, args.names), lambda: _pull_to_store(args, names, catalog))
+    return _pull_to_store(args, names, catalog)
+
+
+def _pull_by_node(node: NodeClient, names: list[str]) -> int:
+    for name in names:
+        # The node knows its own directories, not the one that this command was started in.
+        source = str(Path(name).resolve()) if name.startswith(("./", "../", "~")) or name.endswith(".gguf") else name
+        with progress_display(name) as progress:
+            follow_pull(node, source, progress)
+        print(f"{name}: ready at {node.url}", flush=True)
+    return 0
+
+
+def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog) -> int:
     store = ModelStore(args.model_store, catalog)
     wishes = [
         store.wish(

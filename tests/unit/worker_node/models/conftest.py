@@ -133,6 +133,7 @@ def store_root(tmp_path, monkeypatch):
     """A store of the test's own, also for the commands and child processes that it starts."""
     root = tmp_path / "store"
     monkeypatch.setenv(STORE_VARIABLE, str(root))
+    monkeypatch.setenv("NPU_NODE_URL", "none")
     return root
 
 

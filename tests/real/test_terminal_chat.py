@@ -1,0 +1,73 @@
+"""`npu-node run` as a person and a script use it: on a running node, and on one that it starts for itself."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(600)]
+
+COMMAND = [sys.executable, "-m", "worker_node", "run"]
+
+
+def run(*arguments, stdin="", **environment):
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env=os.environ | environment,
+    )
+
+
+def test_a_prompt_is_answered_by_the_running_node(node):
+    done = run("smollm2", "What is the capital of France?", "--verbose", NPU_NODE_URL=node.url)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert " tokens, " in done.stderr
+    done = run("smollm2", stdin="What is the capital of France?\n", NPU_NODE_URL=node.url)
+    assert "Paris" in done.stdout
+
+
+def test_a_terminal_gets_a_conversation(node):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "smollm2"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"NPU_NODE_URL": node.url, "TERM": "dumb"},
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, b'"""What is the capital\nof France?"""\n/bye\n')
+        out, _ = process.communicate(timeout=500)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert process.returncode == 0
+    assert "Paris" in out
+
+
+# Starts a node and loads a model: about 8 s.
+def test_without_a_node_it_starts_one_and_ends_it():
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    done = run("all-minilm", "a cat", NPU_NODE_URL="none", NPU_NODE_API_KEYS="of-the-service")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip().strip("[]").split(",")) == 384
+    assert "starting one for this chat" in done.stderr
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_node_that_does_not_start_says_why():
+    done = run("all-minilm", "x", NPU_NODE_URL="none", NPU_NODE_DRAIN_TIMEOUT_S="never")
+    assert done.returncode == 1
+    assert "did not start" in done.stderr
+    assert "drain_timeout_s" in done.stderr.lower()

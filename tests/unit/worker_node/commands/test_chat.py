@@ -1,0 +1,156 @@
+"""A chat in the terminal, against a scripted node: what is sent, what is shown, and how it ends."""
+
+import contextlib
+
+import pytest
+
+from worker_node.cli import main
+from worker_node.commands.chat import Chat, converse
+from worker_node.commands.node_client import NodeCallFailed
+
+
+class ScriptedNode:
+    """Answers each message with the next list of parts; an exception among them is raised there."""
+
+    def __init__(self, *answers, capabilities=("completion",), missing=False):
+        self.answers = list(answers)
+        self.asked, self.pulled, self.closed = [], [], 0
+        self.capabilities, self.missing = list(capabilities), missing
+
+    def post(self, path, body):
+        if path == "/api/embed":
+            return {"embeddings": [[0.5, -0.5]]}
+        if self.missing and not self.pulled:
+            raise NodeCallFailed(f"model '{body['model']}' not found", 404)
+        return {"capabilities": self.capabilities}
+
+    @contextlib.contextmanager
+    def lines(self, path, body):
+        if path == "/api/pull":
+            self.pulled.append(body["model"])
+            yield iter([{"status": "downloading x", "total": 9, "completed": 9}, {"status": "success"}])
+            return
+        self.asked.append([dict(message) for message in body["messages"]])
+        try:
+            yield self._stream(self.answers.pop(0))
+        finally:
+            self.closed += 1
+
+    def _stream(self, parts):
+        for part in parts:
+            if isinstance(part, BaseException):
+                raise part
+            yield {"message": {"content": part}, "done": False}
+        yield {"done": True, "device": "NPU", "prompt_eval_count": 7, "eval_count": 2, "eval_duration": 10**9}
+
+
+def type_in(*lines):
+    """What `input` would return, line by line; KeyboardInterrupt stands for Ctrl-C, the end for Ctrl-D."""
+    remaining = list(lines)
+
+    def read(_prompt):
+        if not remaining:
+            raise EOFError
+        line = remaining.pop(0)
+        if line is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return line
+
+    return read
+
+
+def chat_with(node, **options):
+    shown = []
+    return Chat(node, "m", write=shown.append, **options), shown
+
+
+def test_a_conversation_is_streamed_and_remembered():
+    node = ScriptedNode(["Par", "is"], ["Seine"])
+    chat, shown = chat_with(node, system="be brief")
+    assert converse(chat, type_in("capital?", "", "river?")) == 0
+    assert shown == ["Par", "is", "\n", "Seine", "\n"]
+    assert node.asked[1] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "capital?"},
+        {"role": "assistant", "content": "Paris"},
+        {"role": "user", "content": "river?"},
+    ]
+
+
+def test_bye_ends_it_and_clear_forgets(capsys):
+    node = ScriptedNode(["a"], ["b"])
+    chat, _ = chat_with(node)
+    assert converse(chat, type_in("one", "/clear", "two", "/?", "/nothing", "/bye", "never read")) == 0
+    assert node.asked[1] == [{"role": "user", "content": "two"}]
+    err = capsys.readouterr().err
+    assert "/clear" in err
+    assert "/nothing is no command" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (('"""one', "two", 'three"""'), "one\ntwo\nthree"),
+        (('"""', "one", "", "two", '"""'), "one\n\ntwo\n"),
+        (('"""one line"""',), "one line"),
+        (("/etc/hosts is a file",), "/etc/hosts is a file"),
+    ],
+)
+def test_a_message_may_have_several_lines(typed, message):
+    node = ScriptedNode(["ok"])
+    converse(chat_with(node)[0], type_in(*typed))
+    assert node.asked == [[{"role": "user", "content": message}]]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat():
+    node = ScriptedNode(["half", KeyboardInterrupt(), "never"], ["next"])
+    chat, shown = chat_with(node)
+    converse(chat, type_in("one", KeyboardInterrupt, "two"))
+    assert shown == ["half", "\n", "next", "\n"]
+    assert node.closed == 2, "the stream is left, so that the node stops working on it"
+    assert node.asked[1][1] == {"role": "assistant", "content": "half"}
+
+
+def test_an_error_of_the_node_is_shown_and_the_message_taken_back(capsys):
+    node = ScriptedNode([NodeCallFailed("too long")], ["fine"])
+    converse(chat_with(node)[0], type_in("long", "short"))
+    assert "npu-node: too long" in capsys.readouterr().err
+    assert node.asked[1] == [{"role": "user", "content": "short"}]
+
+
+def test_a_model_that_is_missing_is_pulled_first(capsys):
+    node = ScriptedNode(missing=True)
+    chat_with(node)[0].prepare()
+    assert node.pulled == ["m"]
+    assert "downloading x" in capsys.readouterr().err
+
+
+def test_the_speed_is_told_only_when_asked_for(capsys):
+    chat_with(ScriptedNode(["a"]))[0].answer("x")
+    assert capsys.readouterr().err == ""
+    chat_with(ScriptedNode(["a"]), verbose=True)[0].answer("x")
+    assert "[NPU: 7 + 2 tokens, 2.0 tokens/s]" in capsys.readouterr().err
+
+
+def test_an_embedding_model_answers_with_a_vector():
+    chat, shown = chat_with(ScriptedNode(capabilities=["embedding"]))
+    chat.prepare()
+    assert chat.answer("a cat")
+    assert shown == ["[0.5, -0.5]\n"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--job", "title"], ["--input", "x"], ["m", "--job", "title", "--input", "x"]]
+)
+def test_wrong_usage_of_run_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *arguments])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["job", "run"])
+def test_the_bounded_job_has_a_command_of_its_own_and_the_old_spelling(command, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr("worker_node.commands.job.run", lambda args: ran.append((args.job, args.input)) or 0)
+    assert main([command, "--job", "title", "--input", "text", "--json"]) == 0
+    assert ran == [("title", "text")]

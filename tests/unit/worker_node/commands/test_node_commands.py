@@ -1,0 +1,161 @@
+"""`list`, `ps`, `show`, `stop`, `rm` and `pull` with a node that answers, with one that refuses, and without one."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from aiohttp import web
+
+from worker_node.cli import main
+
+MODEL = {
+    "name": "tiny:latest",
+    "model": "tiny:latest",
+    "size": 42_000_000,
+    "digest": "0",
+    "details": {"family": "bert", "quantization_level": "f32"},
+}
+LOADED = MODEL | {"device": "NPU", "context_length": 48, "expires_at": "2318-01-01T00:00:00Z"}
+SHOWN = {
+    "license": "mit",
+    "modelfile": "# hub maker/tiny@main\nFROM tiny\n",
+    "details": MODEL["details"],
+    "model_info": {"general.name": "tiny", "bert.context_length": 48, "bert.embedding_length": 32},
+    "capabilities": ["embedding"],
+    "modified_at": "2026-01-01T00:00:00Z",
+}
+
+
+class ScriptedApi:
+    """The routes that the commands call; `asked` lists (method, path, body, key)."""
+
+    def __init__(self):
+        self.asked = []
+        self.refuse = None
+
+    async def answer(self, request):
+        body = await request.json() if request.can_read_body else None
+        key = request.headers.get("Authorization")
+        if request.path == "/health/live":
+            return web.json_response({"status": "alive"})
+        self.asked.append((request.method, request.path, body, key))
+        if self.refuse is not None:
+            return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
+        if request.path == "/api/pull":
+            lines = [{"status": "pulling manifest"}, {"status": "downloading x", "total": 5}, {"status": "success"}]
+            return web.Response(text="".join(json.dumps(line) + "\n" for line in lines))
+        replies = {"/api/tags": {"models": [MODEL]}, "/api/ps": {"models": [LOADED]}, "/api/show": SHOWN}
+        return web.json_response(replies.get(request.path, {}))
+
+    def run(self, started):
+        asyncio.run(self._serve(started))
+
+    async def _serve(self, started):
+        self.loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        started.set()
+        await self.stop.wait()
+        await runner.cleanup()
+
+
+@pytest.fixture
+def api(monkeypatch):
+    api, started = ScriptedApi(), threading.Event()
+    thread = threading.Thread(target=api.run, args=(started,))
+    thread.start()
+    assert started.wait(20)
+    monkeypatch.setenv("NPU_NODE_URL", api.url)
+    yield api
+    api.loop.call_soon_threadsafe(api.stop.set)
+    thread.join(20)
+
+
+@pytest.fixture
+def no_node(monkeypatch, tmp_path):
+    monkeypatch.setenv("NPU_NODE_URL", "none")
+    monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path))
+
+
+def test_list_shows_what_is_installed_and_what_of_it_is_loaded(api, capsys):
+    assert main(["list"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "SIZE", "WEIGHTS", "FAMILY", "STATE"]
+    assert row.split() == ["tiny", "42", "MB", "f32", "bert", "loaded", "on", "NPU"]
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "tiny"
+
+
+def test_list_all_shows_the_catalog(no_node, capsys):
+    assert main(["list", "--all"]) == 0
+    assert "smollm2-135m-instruct" in capsys.readouterr().out
+
+
+def test_ps_shows_where_and_until_when(api, capsys):
+    assert main(["ps"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["tiny", "42", "MB", "NPU", "48"]
+    assert main(["ps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["until"] is None
+
+
+def test_show_tells_the_facts_one_a_line(api, capsys):
+    assert main(["show", "tiny"]) == 0
+    facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (facts["dimensions"], facts["source"], facts["licence"]) == ("32", "hub maker/tiny@main", "mit")
+
+
+def test_stop_and_rm_ask_the_node(api, capsys):
+    assert main(["stop", "tiny"]) == 0
+    assert main(["rm", "tiny", "other"]) == 0
+    assert [(method, path, body["model"]) for method, path, body, _ in api.asked] == [
+        ("POST", "/api/generate", "tiny"),
+        ("DELETE", "/api/delete", "tiny"),
+        ("DELETE", "/api/delete", "other"),
+    ]
+    assert api.asked[0][2]["keep_alive"] == 0
+
+
+def test_pull_asks_the_node_and_names_local_files_by_their_absolute_path(api, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pull", "smollm2", "maker/model", "./mine"]) == 0
+    assert [body["model"] for _, _, body, _ in api.asked] == ["smollm2", "maker/model", str(tmp_path / "mine")]
+    assert "downloading x" in capsys.readouterr().err
+
+
+def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
+    api.refuse = (404, "model 'x' not found")
+    assert main(["show", "x"]) == 1
+    assert capsys.readouterr().err == "npu-node: model 'x' not found\n"
+    api.refuse = (401, {"message": "no API key", "code": "invalid_api_key"})
+    assert main(["list"]) == 1
+    assert "no API key (set NPU_NODE_API_KEY)" in capsys.readouterr().err
+
+
+def test_the_key_goes_along(api, monkeypatch, capsys):
+    monkeypatch.setenv("NPU_NODE_API_KEY", "k-1")
+    main(["ps"])
+    assert {key for *_, key in api.asked} == {"Bearer k-1"}
+
+
+def test_without_a_node_the_commands_work_on_the_store(no_node, capsys):
+    assert main(["list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["ps"]) == 0
+    assert "nothing is loaded" in capsys.readouterr().err
+    for command in (["show", "x"], ["rm", "x"], ["stop", "x"]):
+        assert main(command) == 1
+        assert capsys.readouterr().err.startswith("npu-node: ")
+
+
+def test_a_node_that_was_named_and_does_not_answer_is_an_error(monkeypatch, capsys):
+    monkeypatch.setenv("NPU_NODE_URL", "http://127.0.0.1:9")
+    assert main(["list"]) == 1
+    assert "no node answers at http://127.0.0.1:9" in capsys.readouterr().err
+    monkeypatch.setenv("NPU_NODE_URL", "http://[")
+    assert main(["list"]) == 1
+    assert "NPU_NODE_URL" in capsys.readouterr().err

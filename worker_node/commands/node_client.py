@@ -1,0 +1,143 @@
+"""A running node as the commands see it: over HTTP, by `NPU_NODE_URL`, with the server's own words on failure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import orjson
+
+from worker_node.errors import ConfigurationError, NodeError
+
+DEFAULT_URL = "http://127.0.0.1:8081"
+URL_VARIABLE = "NPU_NODE_URL"
+# The value that keeps commands from looking for a node: they work on the store.
+NO_NODE = "none"
+# A model may have to be loaded before the first byte; the node itself ends what takes too long.
+_TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
+
+
+class NodeCallFailed(NodeError):
+    """A node answered a call with an error, or the connection to it broke; `http_status` 0 then."""
+
+    def __init__(self, message: str, http_status: int = 0) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class NodeClient:
+    """Calls to one node. Every call raises NodeCallFailed when it fails."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # A proxy of the environment is not meant for a node of one's own.
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def is_up(self) -> bool:
+        """Whether a node answers at the address."""
+        try:
+            return self._http.get("/health/live", timeout=2.0).status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET."""
+        return self._call("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON of a POST."""
+        return self._call("POST", path, body)
+
+    def delete(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON of a DELETE; None for an empty answer."""
+        return self._call("DELETE", path, body)
+
+    @contextmanager
+    def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+        """The JSON lines of a streamed POST; leaving the block early cancels the request."""
+        with self._explained(), self._http.stream("POST", path, json=body) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise _refused(response)
+            yield self._decoded(response)
+
+    def _decoded(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
+        for line in response.iter_lines():
+            if not line:
+                continue
+            decoded = orjson.loads(line)
+            if isinstance(decoded, dict) and "error" in decoded:
+                raise NodeCallFailed(str(decoded["error"]), response.status_code)
+            yield decoded
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        with self._explained():
+            response = self._http.request(method, path, json=body)
+        if response.status_code >= 400:
+            raise _refused(response)
+        return orjson.loads(response.content) if response.content else None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.HTTPError as error:
+            raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
+        except orjson.JSONDecodeError as error:
+            raise NodeCallFailed(f"{self.url} answers what no node answers: is it one?") from error
+
+
+def find_node() -> NodeClient | None:
+    """The node of `NPU_NODE_URL`, else the local one if it runs; the key is `NPU_NODE_API_KEY`.
+
+    Raises ConfigurationError when the variable names a node that does not answer.
+    """
+    url = os.environ.get(URL_VARIABLE, "")
+    if url.lower() == NO_NODE:
+        return None
+    try:
+        client = NodeClient(url or DEFAULT_URL, os.environ.get("NPU_NODE_API_KEY"))
+    except httpx2.InvalidURL as error:
+        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
+    if client.is_up():
+        return client
+    client.close()
+    if url:
+        raise ConfigurationError(f"no node answers at {url} ({URL_VARIABLE}); start it, or unset the variable")
+    return None
+
+
+@contextmanager
+def node_or_none() -> Iterator[NodeClient | None]:
+    """As `find_node`, closed after the block."""
+    client = find_node()
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()
+
+
+def on_node(work: Callable[[NodeClient], int], otherwise: Callable[[], int]) -> int:
+    """The exit status of `work` with the running node, or of `otherwise` when none runs."""
+    with node_or_none() as node:
+        return otherwise() if node is None else work(node)
+
+
+def _refused(response: httpx2.Response) -> NodeCallFailed:
+    try:
+        error = orjson.loads(response.content)["error"]
+        message = error["message"] if isinstance(error, dict) else str(error)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = f"the node answered {response.status_code}"
+    if response.status_code == 401:
+        message += " (set NPU_NODE_API_KEY)"
+    return NodeCallFailed(message, response.status_code)

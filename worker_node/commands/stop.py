@@ -1,0 +1,29 @@
+"""`npu-node stop MODEL…`: unload models of the running node; they stay installed."""
+
+from __future__ import annotations
+
+import argparse
+
+from worker_node.errors import ConfigurationError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser("stop", help="unload models of the running node", description=__doc__)
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Unload each model: now, or when it has done what it is at."""
+    from worker_node.commands.node_client import DEFAULT_URL, node_or_none
+
+    with node_or_none() as node:
+        if node is None:
+            raise ConfigurationError(
+                f"no node runs at {DEFAULT_URL}, so nothing is loaded (NPU_NODE_URL names another)"
+            )
+        for name in args.models:
+            node.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+            print(f"{name}: unloaded")
+    return 0
