@@ -194,7 +194,10 @@ class Pool:
         node, now = lease.node, self.clock()
         said = False
         silence = node.silences.setdefault(lease.model, Silence())
-        excused = lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
+        breaker = node.breakers.get(lease.model)
+        # What was under way when the model was ejected tells nothing new.
+        ejected = breaker is not None and not breaker.closed and not lease.model_ticket
+        excused = ejected or lease.lost or lease.queued or lease.loading or (lease.late and silence.excuse())
         if lease.waiting_since is not None and not excused:
             usual = self.usual.get(lease.model, lease.size)
             said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
@@ -294,7 +297,8 @@ class Pool:
         node.holds = {key: hold for key, hold in node.holds.items() if hold.busy}
         if back and not first:
             node.returned_at = self.clock()
-        if recovered and report.serving:
+        # A node that was started again first says that it does not serve yet.
+        if (recovered or back) and report.serving:
             node.breaker.shorten_quarantine()
 
     def probe_failed(self, node: Node, why: str, *, began: float, silent: bool) -> None:

@@ -58,6 +58,23 @@ async def test_it_costs_half_of_the_deadline_and_is_ejected_after_two_attempts(c
         assert len(nodes[0].requests) - before <= 2 + 3
 
 
+@in_virtual_time
+async def test_many_calls_that_wait_when_it_hangs_eject_it_once():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        for _ in range(10):
+            await embed(client, 1.0)
+        hang_engine(nodes[0])
+        calls = (embed(client, 1.0 + index / 1000) for index in range(60))
+        await asyncio.gather(*calls, return_exceptions=True)  # the budget has no retry for most
+        recovered, before = now(), len(nodes[0].requests)
+        nodes[0].revive()
+        while len(nodes[0].requests) == before:
+            await embed(client, 1.0)
+            await asyncio.sleep(0.05)
+        assert now() - recovered <= 1.3  # the first quarantine, and not the longest
+
+
 @CALLS
 @in_virtual_time
 async def test_it_is_found_also_when_the_fleet_was_never_timed(call):

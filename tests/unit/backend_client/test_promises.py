@@ -107,6 +107,21 @@ async def test_2_a_recovered_node_serves_within_five_seconds_of_its_first_good_p
 
 
 @in_virtual_time
+async def test_2_a_node_that_was_started_again_serves_within_a_second_of_its_models_being_loaded():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        nodes[0].die()
+        assert not await load(client, every=0.1, seconds=100)
+        nodes[0].revive()  # in the middle of its longest quarantine
+        nodes[0].health = report("starting", state="loading")
+        assert not await load(client, every=0.1, seconds=3)
+        nodes[0].health = report()
+        before, loaded = len(nodes[0].requests), now()
+        assert not await load(client, every=0.1, seconds=5)
+        assert nodes[0].requests[before] - loaded <= 2.2  # a probe, and what remains of a quarantine
+
+
+@in_virtual_time
 async def test_2_quarantines_of_a_dead_node_double_up_to_thirty_seconds_with_a_fifth_of_jitter():
     [node] = nodes = fleet(1)
     async with warm(nodes) as client:
