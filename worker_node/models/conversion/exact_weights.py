@@ -2,7 +2,7 @@
 
 The graph does not say which constant is which tensor. Both come from the same numbers, though, and no two
 tensors of a trained model are alike, so each constant is matched to the tensor of its shape that it is
-nearest to.
+nearest to, and where a tied matrix is stored twice, by what reads it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _SMALL = 16
 # Rows of a matrix that are compared.
 _SAMPLE_ROWS = 8
 
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
 _DEQUANTISATION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
 
 
@@ -53,7 +55,7 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
     for weight in _find_weights(model):
         values = _fold(weight.output)
         shape = _squeeze(values.shape)
-        candidates = [name for name, known in shapes.items() if known == shape]
+        candidates = _candidates(weight, shape, shapes)
         if not candidates and shape == rotary:
             continue  # frequencies of the rotary embedding, computed by GenAI from the metadata
         sample = _sample(values.reshape(shape))
@@ -65,6 +67,18 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
     if left:
         raise ConversionFailed(f"{gguf.path}: no constant of the graph matches {', '.join(sorted(left))}")
     return len(shapes)
+
+
+def _candidates(weight: _Weight, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    """The tensors that a constant may be: those of its shape, and of two nearly equal ones the one for its reader.
+
+    Files may store the tied matrix twice, in two quantizations: the embedding looks rows up, the output multiplies.
+    """
+    names = [name for name, known in shapes.items() if known == shape]
+    if _EMBEDDING in names and _OUTPUT in names:
+        looked_up = any(reader.get_node().get_type_name() == "Gather" for reader in weight.readers)
+        names.remove(_OUTPUT if looked_up else _EMBEDDING)
+    return names
 
 
 def _find_weights(model: ov.Model) -> list[_Weight]:

@@ -18,6 +18,7 @@ from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import PROBE_TEXTS, compare, teacher_forced_logits
 from worker_node.models.conversion.genai_import import import_graph
 from worker_node.models.conversion.gguf_file import GgufFile
+from worker_node.models.conversion.gguf_rewriting import readable_file
 from worker_node.models.conversion.job import Job
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.conversion.result import Converted
@@ -38,7 +39,7 @@ def convert_gguf(job: Job, stage: Callable[[str], None]) -> Converted:
     quantization = job.quantization or DEFAULT_QUANTIZATION
     gguf = GgufFile(_only_gguf(Path(job.source)))
     stage("importing the graph and the tokenizer")
-    model = import_graph(gguf.path, target, Path(job.scratch))
+    model = import_graph(readable_file(gguf, Path(job.scratch)), target, Path(job.scratch))
     stage("restoring the exact weights")
     restore_exact_weights(model, gguf)
     repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, ReaderTensor, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, ReaderField, ReaderTensor, dequantize
 from numpy.typing import NDArray
 
 from worker_node.errors import ConversionFailed
@@ -45,6 +45,25 @@ class GgufFile:
     def hyperparameter(self, name: str) -> int:
         """A whole number that describes the architecture, such as `attention.head_count`."""
         return int(self.field(f"{self.architecture}.{name}"))
+
+    def types(self) -> dict[str, GGMLQuantizationType]:
+        """How each tensor is quantized."""
+        return {name: tensor.tensor_type for name, tensor in self._tensors.items()}
+
+    def packed(self, name: str) -> NDArray[Any]:
+        """A tensor as the file holds it."""
+        data: NDArray[Any] = self._tensors[name].data
+        return data
+
+    def stored_values(self, name: str) -> NDArray[np.float32]:
+        """A tensor, dequantised exactly, in the file's own row order."""
+        tensor = self._tensors[name]
+        values: NDArray[np.float32] = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        return values
+
+    def fields(self) -> dict[str, ReaderField]:
+        """All metadata, by name."""
+        return dict(self._reader.fields)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor by name, with its shape in row-major order."""

@@ -89,15 +89,30 @@ def llama_shapes(vocabulary):
 
 @pytest.fixture(scope="session")
 def make_gguf(tmp_path_factory):
-    """Writes a tiny Llama as a GGUF file with Q4_1 matrices, as the embedded model has them; returns its path."""
+    """Writes a tiny Llama as a GGUF file with Q4_1 matrices, as the embedded model has them; returns its path.
 
-    def make(name="tiny.gguf", *, seed=0, architecture="llama", chat_template=CHATML, left_out=()):
+    `stored_twice`: the tied matrix is there for the output, too, in another quantization.
+    """
+
+    def make(
+        name="tiny.gguf",
+        *,
+        seed=0,
+        architecture="llama",
+        chat_template=CHATML,
+        left_out=(),
+        quantization=gguf.GGMLQuantizationType.Q4_1,
+        stored_twice=False,
+    ):
         path = tmp_path_factory.mktemp("gguf") / name
         writer = gguf.GGUFWriter(path, architecture)
         add_hyperparameters(writer)
         vocabulary = add_tokenizer(writer, chat_template)
         random = np.random.default_rng(seed)
-        q4_1 = gguf.GGMLQuantizationType.Q4_1
+
+        def add(tensor, values, kind):
+            writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
         for tensor, shape in llama_shapes(vocabulary).items():
             values = random.standard_normal(shape).astype(np.float32)
             if tensor in left_out:
@@ -105,7 +120,9 @@ def make_gguf(tmp_path_factory):
             if len(shape) == 1:
                 writer.add_tensor(tensor, 1 + np.float32(0.3) * values)
             else:
-                writer.add_tensor(tensor, gguf.quants.quantize(np.float32(0.2) * values, q4_1), raw_dtype=q4_1)
+                add(tensor, np.float32(0.2) * values, quantization)
+            if stored_twice and tensor == "token_embd.weight":
+                add("output.weight", np.float32(0.2) * values, gguf.GGMLQuantizationType.Q8_0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

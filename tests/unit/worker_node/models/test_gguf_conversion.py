@@ -5,6 +5,7 @@ import re
 import numpy as np
 import openvino_genai
 import pytest
+from gguf import GGMLQuantizationType
 
 from worker_node.domain import ModelKind
 from worker_node.errors import ConversionFailed, SourceRejected
@@ -13,20 +14,26 @@ from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
 from worker_node.models.conversion.genai_import import import_graph
 from worker_node.models.conversion.gguf_file import GgufFile
+from worker_node.models.conversion.gguf_rewriting import readable_file
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
 
-@pytest.fixture
-def imported(make_gguf, tmp_path):
-    """GenAI's graph of a tiny Llama, as it imports it, and the file."""
+def import_gguf(path, tmp_path):
+    """GenAI's graph of a file, as it imports it, and the file."""
     target, scratch = tmp_path / "target", tmp_path / "scratch"
     target.mkdir()
     scratch.mkdir()
-    path = make_gguf()
-    return import_graph(path, target, scratch), GgufFile(path)
+    gguf = GgufFile(path)
+    return import_graph(readable_file(gguf, scratch), target, scratch), gguf
+
+
+@pytest.fixture
+def imported(make_gguf, tmp_path):
+    """The graph and the file of a tiny Llama."""
+    return import_gguf(make_gguf(), tmp_path)
 
 
 def constants(model):
@@ -148,6 +155,50 @@ def test_the_repeat_of_grouped_queries_names_no_length(imported):
     np.testing.assert_allclose(teacher_forced_logits(model, [[5, 6, 7]])[0], before[0], atol=1e-5)
     with pytest.raises(ConversionFailed, match="repeats"):
         repeat_by_constant(model, 3)
+
+
+def test_a_tied_matrix_that_is_stored_twice_is_matched_by_what_reads_it(make_gguf, tmp_path):
+    path = make_gguf(stored_twice=True)
+    model, gguf = import_gguf(path, tmp_path)
+    assert restore_exact_weights(model, gguf) == 21
+    found = constants(model)
+    for name in ("token_embd.weight", "output.weight"):
+        np.testing.assert_array_equal(np.array(found[name].data), gguf.tensor(name).astype(np.float16))
+    readers = {name: {reader_type(found[name])} for name in ("token_embd.weight", "output.weight")}
+    assert readers == {"token_embd.weight": {"Gather"}, "output.weight": {"MatMul"}}
+
+
+def reader_type(constant):
+    """The operation that reads a constant through its conversion."""
+    (convert,) = constant.output(0).get_target_inputs()
+    (reader,) = convert.get_node().output(0).get_target_inputs()
+    return reader.get_node().get_type_name()
+
+
+@pytest.mark.parametrize("quantization", ["Q5_0", "Q5_1"])
+def test_quantizations_that_genai_cannot_read_are_imported_exactly(make_gguf, tmp_path, quantization):
+    path = make_gguf(quantization=GGMLQuantizationType[quantization])
+    model, gguf = import_gguf(path, tmp_path)
+    assert restore_exact_weights(model, gguf) == 20
+    ids = np.array([7, 80, 9, 33, 120])
+    logits = teacher_forced_logits(model, [ids.tolist()])[0]
+    np.testing.assert_allclose(logits, llama(gguf, ids), atol=0.02, rtol=0.02)
+
+
+def test_a_file_that_genai_can_read_is_not_rewritten(make_gguf, tmp_path):
+    path = make_gguf()
+    assert readable_file(GgufFile(path), tmp_path) == path
+
+
+def test_a_rewritten_file_keeps_all_metadata(make_gguf, tmp_path):
+    original = GgufFile(make_gguf(quantization=GGMLQuantizationType.Q5_0))
+    rewritten = GgufFile(readable_file(original, tmp_path))
+    for name, field in original.fields().items():
+        if not name.startswith("GGUF."):
+            assert rewritten.get(name) == field.contents(), name
+    assert rewritten.shapes() == original.shapes()
+    for name in original.shapes():
+        np.testing.assert_allclose(rewritten.tensor(name), original.tensor(name), atol=0.01)
 
 
 @pytest.mark.parametrize("damage", [b"", b"GGUF", b"junk" * 100])
