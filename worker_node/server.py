@@ -24,7 +24,7 @@ from worker_node.api.middleware import note_refusal
 from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.errors import ConfigurationError
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
@@ -32,6 +32,7 @@ from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
 from worker_node.serving.build import Machine, build_model, build_on_demand
 from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.installed import installed_model
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
@@ -61,18 +62,11 @@ class Profile:
 
 def configured_models(machine: Machine) -> list[ServedModel]:
     """The models that the settings name. Raises ConfigurationError when one is not installed or does not fit."""
-    settings = machine.settings
-    store = ModelStore(settings.model_store)
-    models: list[ServedModel] = []
-    for wanted in settings.models:
-        try:
-            installed = store.get(wanted.name)
-        except ModelNotFound as error:
-            raise ConfigurationError(
-                f"model {wanted.name} is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
-            ) from error
-        models.append(build_model(installed, wanted, machine))
-    return models
+    store = ModelStore(machine.settings.model_store)
+    return [
+        build_model(installed_model(wanted, store, machine.settings), wanted, machine)
+        for wanted in machine.settings.models
+    ]
 
 
 FULL = Profile(configured_models, make_app)

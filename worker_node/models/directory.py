@@ -48,7 +48,7 @@ def read_directory(path: Path) -> InstalledModel:
 
 
 def _without_manifest(path: Path) -> InstalledModel:
-    config = _read_config(path / "config.json")
+    config = read_config(path / "config.json")
     files = sizes(path)
     return InstalledModel(
         id=path.resolve().name.lower(),
@@ -80,7 +80,7 @@ def chat_template(path: Path) -> str:
     if (file := path / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
     if (file := path / "tokenizer_config.json").is_file():
-        return str(_read_config(file).get("chat_template", ""))
+        return str(read_config(file).get("chat_template", ""))
     return ""
 
 
@@ -102,7 +102,8 @@ def compression_of(graph: Path) -> str:
     return match[1] if match else "unknown"
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON file of a model directory; raises ConfigurationError, naming the file, when it is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:

@@ -86,7 +86,13 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(description="the model's name, as `npu-node models` lists it")
+    name: str = Field(
+        description="the model's name, as `npu-node models` lists it; with a path any name; default: that of the "
+        "directory"
+    )
+    path: Path | None = Field(
+        default=None, description="a directory that is served where it is; nothing is written to it (docs/models.md)"
+    )
     aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         default=(), description="further names for it in requests, for tools that ask for one model only"
     )
@@ -130,6 +136,8 @@ class ModelSettings(BaseModel):
             return handler(data)
         known = known_options()
         core = {key: value for key, value in data.items() if key not in known and key != "options"}
+        if "name" not in core and core.get("path"):
+            core["name"] = Path(core["path"]).name.lower()
         wrong = [custom_error("extra_forbidden", ("options",), "unknown key")] if "options" in data else []
         try:
             core["options"] = validated({key: value for key, value in data.items() if key in known})

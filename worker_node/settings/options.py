@@ -16,7 +16,7 @@ from worker_node.engines import (
     generation_continuous_options,  # noqa: F401
     generation_stateful_options,  # noqa: F401
 )
-from worker_node.options import generation  # noqa: F401
+from worker_node.options import embedding, generation  # noqa: F401
 from worker_node.options.declaration import (
     Declared,
     EngineOptions,

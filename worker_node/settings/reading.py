@@ -53,6 +53,8 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
     Raises InvalidSettings with every problem.
     """
     document = _parse(text, file or "settings")
+    if file is not None:
+        _anchor_paths(document, Path(file).parent)
     variables = given_variables(os.environ)
     given = Given(file, text, document, variables, flags)
     problems = check_variables(os.environ)
@@ -70,6 +72,15 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         for index, model in enumerate(settings.models):
             model.read_from(Origin(file, text, index))
     return settings
+
+
+def _anchor_paths(document: dict[str, Any], directory: Path) -> None:
+    """Relative paths of models are meant from the file's directory."""
+    models = document.get("models")
+    for model in models if isinstance(models, list) else []:
+        path = model.get("path") if isinstance(model, dict) else None
+        if isinstance(path, str) and path:
+            model["path"] = str(directory / Path(path).expanduser())
 
 
 def _parse(text: str, file: str) -> dict[str, Any]:

@@ -37,15 +37,20 @@ def main() -> int:
 
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     try:
-        converted = _convert(job, lambda name: send(Stage(name)))
-        if job.kind not in (None, converted.kind):
-            raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
-        _write_manifest(job, converted)
+        perform(job, lambda name: send(Stage(name)))
     except ModelError as error:
         send(Failed(error.message))
         return 1
     send(Done())
     return 0
+
+
+def perform(job: Job, stage: Callable[[str], None]) -> None:
+    """Make the model directory that the job describes. Raises a ModelError."""
+    converted = _convert(job, stage)
+    if job.kind not in (None, converted.kind):
+        raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
+    _write_manifest(job, converted)
 
 
 def _convert(job: Job, stage: Callable[[str], None]) -> Converted:

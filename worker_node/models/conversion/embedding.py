@@ -19,7 +19,7 @@ from worker_node.models.conversion.job import Job
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
 from worker_node.models.conversion.result import Converted
 from worker_node.models.conversion.safetensors_file import read_tensors
-from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config
+from worker_node.models.conversion.sentence_config import read_bert_config, sentence_config_of
 from worker_node.models.conversion.space import space_fingerprint
 from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.download import file_sha256
@@ -32,7 +32,7 @@ def convert_encoder(job: Job, stage: Callable[[str], None]) -> Converted:
     if job.quantization not in (None, Quantization.F32):
         raise ConversionFailed(f"{job.id}: embedding models are kept in f32, not {job.quantization}")
     stage("building the encoder")
-    bert, sentence = read_bert_config(source), read_sentence_config(source)
+    bert, sentence = read_bert_config(source), sentence_config_of(source, job)
     weights = source / "model.safetensors"
     model = build_encoder(bert, sentence, read_tensors(weights))
     return finish_embedding_model(

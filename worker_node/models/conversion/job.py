@@ -13,6 +13,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
+    `pooling` (a `pooling.Pooling`) and `normalize` count for encoders whose files do not specify them.
     `movable` files may be moved out of `source` instead of copied.
     """
 
@@ -31,6 +32,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     context_limit: int | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
     aliases: tuple[str, ...] = ()
 
 

@@ -18,7 +18,7 @@ from worker_node.models.conversion.embedding import finish_embedding_model
 from worker_node.models.conversion.job import Job
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS, finish, pool
 from worker_node.models.conversion.result import Converted
-from worker_node.models.conversion.sentence_config import read_json, read_sentence_config
+from worker_node.models.conversion.sentence_config import read_json, sentence_config_of
 from worker_node.models.directory import read_directory
 from worker_node.models.download import file_sha256
 from worker_node.models.manifest import MODEL_FILE
@@ -77,9 +77,11 @@ def _adopt_encoder(job: Job, source: Path, model: ov.Model, stage: Callable[[str
     hidden = next((found for name in _HIDDEN if (found := _output(model, name)) is not None), None)
     parameters = _text_inputs(job, model)
     if pooled is not None:
+        if (job.pooling, job.normalize) != (None, None):
+            raise ConversionFailed(f"{source / MODEL_FILE}: the graph pools by itself; remove pooling and normalize")
         finished = finish(pooled.get_node(), parameters)
     elif hidden is not None:
-        sentence = read_sentence_config(source)
+        sentence = sentence_config_of(source, job)
         max_tokens = min(max_tokens, sentence.max_tokens)
         normalised = sentence.normalise
         layout = sentence.layout

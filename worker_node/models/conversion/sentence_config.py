@@ -8,12 +8,21 @@ from typing import Any, TypeVar
 import msgspec
 
 from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.job import Job
 from worker_node.models.conversion.pooling import Pooling
 
 _T = TypeVar("_T")
 
 # The names that Hugging Face configurations use, and OpenVINO's approximation mode of Gelu for each.
 GELU_MODES = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+_POOLING_NAMES = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
+    "mean": Pooling.MEAN,
+    "cls": Pooling.CLS,
+}
 
 
 class BertConfig(msgspec.Struct, frozen=True):
@@ -64,7 +73,7 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 class _SentenceBert(msgspec.Struct, frozen=True):
-    max_seq_length: int
+    max_seq_length: int | None = None
     do_lower_case: bool = False
 
 
@@ -96,6 +105,34 @@ def read_bert_config(directory: Path) -> BertConfig:
     return config
 
 
+class _Positions(msgspec.Struct, frozen=True):
+    max_position_embeddings: int
+
+
+class _TokenizerLimits(msgspec.Struct, frozen=True):
+    model_max_length: float | None = None
+
+
+def sentence_config_of(directory: Path, job: Job) -> SentenceConfig:
+    """What follows the encoder, from the directory's files, or from the job where they do not specify it.
+
+    Raises ConversionFailed when neither does, when they contradict each other, or for what is not known.
+    """
+    if (directory / "modules.json").is_file():
+        found = read_sentence_config(directory)
+        if job.pooling not in (None, found.pooling) or job.normalize not in (None, found.normalise):
+            raise ConversionFailed(
+                f"{directory / 'modules.json'}: vectors are {found.layout} by these files; remove pooling and normalize"
+            )
+        return found
+    if job.pooling is None:
+        known = " or ".join(f'"{pooling}"' for pooling in Pooling)
+        raise ConversionFailed(
+            f"{directory}: no modules.json says how token vectors become one vector; set pooling = {known}"
+        )
+    return SentenceConfig(Pooling(job.pooling), job.normalize is not False, _token_limit(directory, None))
+
+
 def read_sentence_config(directory: Path) -> SentenceConfig:
     """Read the modules that sentence-transformers would run after the encoder.
 
@@ -108,9 +145,9 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
             f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
             "known are Transformer, Pooling and, after these, Normalize"
         )
-    limits = read_json(directory / "sentence_bert_config.json", _SentenceBert)
+    path = directory / "sentence_bert_config.json"
+    limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
     if limits.do_lower_case:
-        path = directory / "sentence_bert_config.json"
         raise ConversionFailed(f"{path}: do_lower_case is not known; it is tokenizer.json that should lower-case")
     prompts = directory / "config_sentence_transformers.json"
     if prompts.exists() and read_json(prompts, _SentenceTransformers).default_prompt_name is not None:
@@ -118,8 +155,18 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
     return SentenceConfig(
         pooling=_read_pooling(directory / modules[1].path / "config.json"),
         normalise="Normalize" in kinds,
-        max_tokens=limits.max_seq_length,
+        max_tokens=_token_limit(directory, limits.max_seq_length),
     )
+
+
+def _token_limit(directory: Path, stated: int | None) -> int:
+    """The most tokens of a text: as stated, else what the tokenizer says, and never more than there are positions."""
+    positions = read_json(directory / "config.json", _Positions).max_position_embeddings
+    path = directory / "tokenizer_config.json"
+    if stated is None and path.is_file():
+        # Tokenizers without a limit have 1e30 here.
+        stated = int(min(read_json(path, _TokenizerLimits).model_max_length or positions, positions))
+    return min(stated or positions, positions)
 
 
 def read_json(path: Path, kind: type[_T]) -> _T:
@@ -133,8 +180,8 @@ def read_json(path: Path, kind: type[_T]) -> _T:
 def _read_pooling(path: Path) -> Pooling:
     options = read_json(path, dict[str, Any])
     chosen = sorted(name for name, value in options.items() if name.startswith("pooling_mode_") and value is True)
-    if chosen == ["pooling_mode_mean_tokens"]:
-        return Pooling.MEAN
-    if chosen == ["pooling_mode_cls_token"]:
-        return Pooling.CLS
+    # Newer versions of sentence-transformers write one name.
+    chosen = chosen or [str(options.get("pooling_mode"))]
+    if len(chosen) == 1 and chosen[0] in _POOLING_NAMES:
+        return _POOLING_NAMES[chosen[0]]
     raise ConversionFailed(f"{path}: pooling {chosen} is not known; known are mean_tokens and cls_token, one of them")

@@ -1,0 +1,86 @@
+"""Directories of other tools are served where they are: their vectors and texts are those of other libraries."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import openvino_genai as genai
+import pytest
+
+from tests.support.directories import exported_minilm, exported_smollm, published_minilm
+from tests.support.nodes import start_node
+
+pytestmark = pytest.mark.real
+
+# Made by sentence-transformers in float32.
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def state(directory):
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")]}
+
+
+@pytest.fixture(scope="module")
+def served(store, tmp_path_factory):
+    """A node that serves three directories, and the directories."""
+    room = tmp_path_factory.mktemp("directories")
+    published = published_minilm(room)
+    directories = {
+        "published": published,
+        "exported": exported_minilm(store, published, room / "exported"),
+        "Chat": exported_smollm(store, room / "Chat"),
+    }
+    before = {directory: state(directory) for directory in directories.values()}
+    config = room / "node.toml"
+    config.write_text(
+        f"""
+compile_cache = "{room / "compiled"}"
+[[models]]
+name = "published"
+path = "{published}"
+placements = ["CPU"]
+[[models]]
+path = "exported"   # relative to this file
+pooling = "mean"
+placements = ["CPU"]
+[[models]]
+path = "{directories["Chat"]}"
+placements = ["CPU"]
+"""
+    )
+    with start_node("--config", str(config)) as node:
+        yield node, directories
+    assert {directory: state(directory) for directory in directories.values()} == before
+
+
+# Starts the node, which builds two encoders and loads three models.
+@pytest.mark.parametrize("model", ["published", "exported"])
+async def test_the_vectors_of_an_encoder_are_those_of_sentence_transformers(served, http, model):
+    node, _ = served
+    body = {"texts": REFERENCE["texts"], "model": model, "truncate": True}
+    async with http.post(node.url + "/embeddings", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        vectors = np.asarray((await reply.json())["embeddings"])
+    cosines = np.einsum("nd,nd->n", vectors, np.asarray(REFERENCE["vectors"]))
+    assert cosines.min() >= 0.9999
+
+
+async def test_the_text_of_a_generation_model_is_that_of_its_own_library(served, http):
+    node, directories = served
+    body = {"model": "chat", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        answered = await reply.json()
+    pipeline = genai.LLMPipeline(directories["Chat"], "CPU")
+    expected = pipeline.generate([QUESTION[0]["content"]], max_new_tokens=8, do_sample=False).texts[0]
+    assert answered["choices"][0]["message"]["content"] == expected
+
+
+async def test_health_says_what_they_are(served, http):
+    node, _ = served
+    async with http.get(node.url + "/health") as reply:
+        models = {model["id"]: model for model in (await reply.json())["models"]}
+    assert models.keys() == {"published", "exported", "chat"}
+    assert models["exported"]["dimensions"] == 384
+    assert models["exported"]["context_limit"] == 256
+    assert models["published"]["space"] != models["exported"]["space"], "nobody knows that the weights are equal"

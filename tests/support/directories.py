@@ -1,0 +1,72 @@
+"""Model directories as other tools write them, of the two models of the store."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as op
+
+from worker_node.models.catalog import Catalog
+from worker_node.models.download import fetch_package
+from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.progress import Silent
+
+
+def published_minilm(scratch):
+    """all-MiniLM-L6-v2 as sentence-transformers publishes it; downloaded once and kept."""
+    entry = Catalog.load().resolve("all-minilm-l6-v2")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu-node" / "test-environments"
+    directory = cache / f"{entry.source.name}-{entry.source.version}"
+    if not directory.is_dir():
+        arrived = scratch / "arrived"
+        arrived.mkdir()
+        (scratch / "work").mkdir()
+        fetch_package(entry.source, arrived, scratch / "work", Silent())
+        cache.mkdir(parents=True, exist_ok=True)
+        made = cache / f".{directory.name}-{os.getpid()}"
+        _copy(arrived, made)
+        try:
+            made.rename(directory)
+        except OSError:
+            assert directory.is_dir(), "another test process should have made it"
+    return directory
+
+
+def exported_minilm(store, published, target):
+    """The encoder as optimum exports it: three inputs, hidden states, no word about pooling."""
+    model = ov.Core().read_model(store.get("all-minilm-l6-v2").path / "openvino_model.xml")
+    node = model.output(0).get_node()
+    while node.get_type_name() != "ReduceSum" or node.input_value(0).get_partial_shape().rank.get_length() != 3:
+        node = node.input_value(0).get_node()
+    hidden = node.input_value(0).get_node().input_value(0)
+    types = op.parameter([-1, -1], np.int64, name="token_type_ids")
+    types.output(0).set_names({"token_type_ids"})
+    added = op.multiply(op.unsqueeze(op.convert(types, "f32"), op.constant(np.int64(2))), np.float32(0))
+    states = op.add(hidden, added)
+    states.output(0).set_names({"last_hidden_state"})
+    target.mkdir()
+    inputs = [port.get_node() for port in model.inputs]
+    exported = ov.Model([op.result(states)], [*inputs, types], "export")
+    ov.save_model(exported, target / "openvino_model.xml", compress_to_fp16=False)
+    for name in ("config.json", "tokenizer.json"):
+        (target / name).write_bytes((published / name).read_bytes())
+    (target / "tokenizer_config.json").write_text('{"model_max_length": 256}')
+    return target
+
+
+def exported_smollm(store, target, without=()):
+    """The generation model as optimum-intel exports it: the same files, and no manifest."""
+    target.mkdir()
+    for path in store.get("smollm2-135m-instruct").path.iterdir():
+        if path.name not in {MANIFEST_FILE, *without}:
+            (target / path.name).symlink_to(path)
+    return target
+
+
+def _copy(source, target):
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())

@@ -1,0 +1,146 @@
+"""Directories that are served where they are: what is read and made of them; they themselves never change."""
+
+import json
+import shutil
+
+import numpy as np
+import openvino as ov
+import pytest
+from tokenizers import Tokenizer
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError
+from worker_node.models import in_place
+from worker_node.models.conversion.__main__ import perform
+from worker_node.models.in_place import open_directory
+from worker_node.models.store import ModelStore
+
+
+def state(directory):
+    """Everything in the directory, with its size and times."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in [directory, *directory.rglob("*")]}
+
+
+def embed(model, text):
+    compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    ids = np.array([Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(text).ids], dtype=np.int64)
+    return compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})["embedding"][0]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Convert in this process: starting one takes seconds, and what it makes is the same."""
+    monkeypatch.setattr(in_place, "convert", lambda job, progress: perform(job, progress.stage))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a directory and checks that nothing in it has changed."""
+
+    def open_it(directory, name="mine", **options):
+        before = state(directory)
+        try:
+            return open_directory(directory, name, tmp_path / "prepared", **options)
+        finally:
+            assert state(directory) == before
+
+    return open_it
+
+
+def test_a_sentence_transformers_directory_is_served_as_the_store_would(store_root, make_bert, opened):
+    directory, _ = make_bert()
+    installed, found = ModelStore().convert(directory, "stored"), opened(directory)
+    assert (found.id, found.kind, found.context_limit) == ("mine", ModelKind.EMBEDDING, 48)
+    assert (found.space, found.canary) == (installed.space, installed.canary)
+    assert found.source == f"directory {directory}"
+    assert directory not in found.path.parents
+
+
+def test_it_is_prepared_once_and_again_when_a_file_or_an_option_changes(in_process, make_bert, opened):
+    directory, _ = make_bert()
+    first = opened(directory)
+    made = state(first.path)
+    assert opened(directory).path == first.path
+    assert state(first.path) == made
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    again = opened(directory)
+    assert (again.context_limit, again.path == first.path, first.path.exists()) == (16, False, False)
+    other = opened(directory, "other")
+    assert again.path.exists()
+    assert other.path != again.path
+
+
+def without_modules(make_bert):
+    """An encoder as a plain BertModel is published."""
+    directory, _ = make_bert("plain")
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (directory / name).unlink()
+    shutil.rmtree(directory / "1_Pooling")
+    (directory / "tokenizer_config.json").write_text('{"model_max_length": 32}')
+    return directory
+
+
+def test_pooling_counts_where_the_files_do_not_specify_it(in_process, make_bert, opened):
+    plain = without_modules(make_bert)
+    with pytest.raises(ConfigurationError, match=r'plain: no modules.json .* set pooling = "mean" or "cls"'):
+        opened(plain)
+    for pooling, mode in (("mean", "mean_tokens"), ("cls", "cls_token")):
+        reference = opened(make_bert(mode, pooling=mode)[0], mode)
+        found = opened(plain, pooling, pooling=pooling)
+        assert found.context_limit == 32
+        np.testing.assert_allclose(embed(found, "the cats"), embed(reference, "the cats"), atol=1e-6)
+    raw = embed(opened(plain, pooling="cls", normalize=False), "the cats")
+    assert np.linalg.norm(raw) != pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(raw / np.linalg.norm(raw), embed(found, "the cats"), atol=1e-6)
+
+
+def test_a_tokenizer_without_a_limit_leaves_that_of_the_positions(in_process, make_bert, opened):
+    plain = without_modules(make_bert)
+    (plain / "tokenizer_config.json").write_text(json.dumps({"model_max_length": int(1e30)}))
+    assert opened(plain, pooling="mean").context_limit == 64
+
+
+@pytest.mark.parametrize("options", [{"pooling": "cls"}, {"normalize": False}])
+def test_an_option_that_contradicts_the_files_is_refused(in_process, make_bert, opened, options):
+    with pytest.raises(ConfigurationError, match=r"modules.json: vectors are mean, normalised by these files"):
+        opened(make_bert()[0], **options)
+    opened(make_bert("same")[0], pooling="mean", normalize=True)
+
+
+def test_newer_names_of_poolings_are_known(in_process, make_bert, opened):
+    directory, _ = make_bert()
+    (directory / "1_Pooling/config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "mean"}')
+    assert opened(directory).space == opened(make_bert("older")[0], "older").space
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "model.safetensors"]
+)
+def test_a_broken_file_of_an_encoder_is_named(in_process, make_bert, opened, tmp_path, name):
+    directory, _ = make_bert()
+    (directory / name).write_bytes(b"\x00{broken")
+    with pytest.raises(ConfigurationError, match=str(directory / name)):
+        opened(directory)
+    assert not list((tmp_path / "prepared").glob("mine-*"))
+
+
+def test_a_manifest_is_read_where_it_is(in_process, store_root, make_bert, opened):
+    installed = ModelStore().convert(make_bert()[0], "stored")
+    found = opened(installed.path, "renamed")
+    assert (found.id, found.path, found.space) == ("renamed", installed.path, installed.space)
+    with pytest.raises(ConfigurationError, match="has its own pooling"):
+        opened(installed.path, pooling="cls")
+
+
+def test_what_is_no_model_is_told(in_process, opened, tmp_path):
+    with pytest.raises(ConfigurationError, match="nowhere is not a directory"):
+        open_directory(tmp_path / "nowhere", "mine", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match=r"empty: holds neither openvino_model.xml nor model.safetensors"):
+        opened(tmp_path / "empty")
+
+
+def test_a_place_for_what_is_prepared_that_cannot_be_written_is_told(in_process, make_bert, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/prepared cannot be written .* set compile_cache"):
+        open_directory(make_bert()[0], "mine", tmp_path / "file/prepared")

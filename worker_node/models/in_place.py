@@ -1,0 +1,149 @@
+"""Model directories that are served where they are, with or without a manifest of ours; nothing is written to them.
+
+A generation model in OpenVINO form is loaded from its directory. An encoder needs a graph that ends in one vector for
+each text, with its canary and the name of its space: these are made once, in a directory of their own, and made again
+when the files or the options change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError, ModelError
+from worker_node.models import staging
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.conversion.job import Job
+from worker_node.models.convert import convert
+from worker_node.models.directory import read_config, read_directory
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model
+from worker_node.models.progress import Progress, Silent
+from worker_node.models.sources.selection import SAFETENSORS_FILE
+
+log = logging.getLogger(__name__)
+
+# Raised when the same files would be prepared in another way.
+_VERSION = 1
+_LOGITS = re.compile(rb'names="[^"]*\blogits\b')
+_SAFE = re.compile(r"[^a-z0-9._-]+")
+
+
+def open_directory(
+    path: Path,
+    name: str,
+    prepared: Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> InstalledModel:
+    """Return the model of a directory anywhere on this machine, under `name`.
+
+    What has to be made of an encoder is kept below `prepared`. `pooling` (mean, cls) and `normalize` count for encoders
+    whose files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be used.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is not a directory")
+    path = path.resolve()
+    if (path / MANIFEST_FILE).is_file() or _generates(path):
+        found = replace(read_directory(path), id=name)
+        if found.kind is ModelKind.EMBEDDING and (pooling, normalize) != (None, None):
+            raise ConfigurationError(
+                f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
+            )
+        return found
+    if not any((path / file).is_file() for file in (MODEL_FILE, SAFETENSORS_FILE)):
+        raise ConfigurationError(
+            f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node convert makes a model of a GGUF "
+            "file, optimum-cli export openvino of other published models"
+        )
+    try:
+        made = _prepare(path, name, prepared, pooling, normalize, progress or Silent())
+    except ModelError as error:
+        raise ConfigurationError(error.message) from error
+    except OSError as error:
+        raise ConfigurationError(f"{prepared} cannot be written ({error.strerror}); set compile_cache") from error
+    return replace(read_model(made), id=name, source=f"directory {path}")
+
+
+def _generates(path: Path) -> bool:
+    """Whether it is an OpenVINO model that ends in the probabilities of tokens."""
+    graph = path / MODEL_FILE
+    if not graph.is_file() or _LOGITS.search(graph.read_bytes()) is None:
+        return False
+    config: dict[str, Any] = read_config(path / "config.json")
+    names = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith("Classification") for name in names):
+        raise ConfigurationError(
+            f"{path}: {', '.join(names)} classifies texts; only embedding and generation are served"
+        )
+    return True
+
+
+def _prepare(
+    path: Path, name: str, root: Path, pooling: str | None, normalize: bool | None, progress: Progress
+) -> Path:
+    """The directory of what is made of an encoder: the one that is there, or a new one."""
+    identity = repr((_VERSION, str(path), pooling, normalize, list(_stamps(path))))
+    label = _SAFE.sub("-", name.lower()).strip("-.") or "model"
+    target = root / f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    root.mkdir(parents=True, exist_ok=True)
+    with staging.exclusive(root, label):
+        if not (target / MANIFEST_FILE).is_file():
+            log.info("model %s: preparing the encoder in %s", name, path)
+            work = staging.partial(root, label)
+            try:
+                staging.publish(_converted(path, name, pooling, normalize, work, progress), target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        for old in root.glob(f"{label}-" + "[0-9a-f]" * 16):
+            if old != target and _made_of(old) == f"directory {path}":
+                shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _made_of(directory: Path) -> str | None:
+    """The source of a prepared directory; None for one that is not complete."""
+    try:
+        return read_model(directory).source
+    except ConfigurationError:
+        return None
+
+
+def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Names, sizes and times of the files that decide: hashing gigabytes at every start would take seconds."""
+    for file in sorted((*path.glob("*.*"), *path.glob("*/config.json"))):
+        if file.is_file():
+            found = file.stat()
+            yield str(file.relative_to(path)), found.st_size, found.st_mtime_ns
+
+
+def _converted(
+    path: Path, name: str, pooling: str | None, normalize: bool | None, work: Path, progress: Progress
+) -> Path:
+    target, scratch = work / "model", work / "scratch"
+    target.mkdir()
+    scratch.mkdir()
+    in_openvino_form = (path / MODEL_FILE).is_file()
+    job = Job(
+        source=str(path),
+        target=str(target),
+        scratch=str(scratch),
+        id=name,
+        format=SourceFormat.OPENVINO if in_openvino_form else SourceFormat.SAFETENSORS,
+        licence="unknown",
+        origin=f"directory {path}",
+        source_sha256={},
+        kind=ModelKind.EMBEDDING,
+        pooling=pooling,
+        normalize=normalize,
+    )
+    convert(job, progress)
+    return target

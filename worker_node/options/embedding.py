@@ -1,0 +1,27 @@
+"""Options of embedding models that do not depend on the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from worker_node.domain import ModelKind
+from worker_node.options.declaration import Option, Options, declare
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(Options):
+    """How token vectors become the vector of a text."""
+
+    title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
+    task: ClassVar[ModelKind] = ModelKind.EMBEDDING
+
+    pooling: Annotated[
+        Literal["mean", "cls"] | None,
+        Option("the mean of the token vectors, or the first one", default="as the directory's modules.json says"),
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Option("scale vectors to length 1", default="as modules.json says; true with pooling", also=("normalise",)),
+    ] = None

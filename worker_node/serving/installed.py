@@ -1,0 +1,40 @@
+"""The model that a table `[[models]]` stands for: installed in the store, or in a directory of its own."""
+
+from __future__ import annotations
+
+from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.models.in_place import open_directory
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
+from worker_node.options.embedding import VectorOptions
+from worker_node.settings import ModelSettings, NodeSettings
+
+PREPARED = "prepared"
+
+
+def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
+    """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
+
+    Raises ConfigurationError, with the place of the setting, when there is no such model or its files are damaged.
+    """
+    vectors = wanted.of(VectorOptions)
+    if wanted.path is not None:
+        cache = (wanted.compile_cache or settings.compile_cache).expanduser()
+        try:
+            return open_directory(
+                wanted.path.expanduser(),
+                wanted.name,
+                cache / PREPARED,
+                pooling=vectors.pooling,
+                normalize=vectors.normalize,
+            )
+        except ConfigurationError as error:
+            raise wanted.error("path", error.message) from error
+    if vectors != VectorOptions():
+        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
+    try:
+        return store.get(wanted.name)
+    except ModelNotFound as error:
+        raise wanted.error(
+            "name", f"it is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
+        ) from error
