@@ -1,39 +1,47 @@
 """One run of one seed: the world, the load, the faults, and a look at what is left behind."""
 
 import asyncio
-import contextlib
 import os
 import time
 
 import psutil
 
-from backend_client import NPUClient
-from benchmarks.chaos.invariants import LoopLag, References, Report, TrafficWatch
+from backend_client import ClientOptions, NPUClient
+from benchmarks.chaos.invariants import Report, TrafficWatch
+from benchmarks.chaos.lateness import Lateness
+from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
 from benchmarks.chaos.load import Load
-from benchmarks.chaos.schedule import NODES, schedule
-from benchmarks.chaos.world import FLEET_NAME, FrozenResolver, world
+from benchmarks.chaos.schedule import WARM_UP_S, schedule
+from benchmarks.chaos.world import FLEET_NAME, HOSTS, FrozenResolver, world
 
 RATE = 8.0
-BURST = 300
-SETTLE_S = 30.0
+# Three times as many calls as connections are allowed, so that pools are full; so many begin in one turn of the loop.
+CONNECTIONS_PER_NODE = 16
+BURST = 150
+AT_ONCE = 5
 
 
 async def run(seed, seconds, root, store, *, rate=RATE, log=None):
     """Run a seed for so many seconds in the directory `root`; returns the report."""
     report = Report(seed, seconds)
     faults = schedule(seed, seconds)
-    tasks_before = asyncio.all_tasks()
-    async with world(root, store) as (nodes, port):
-        descriptors = {node.number: node.process.num_fds() for node in nodes}
-        resolver = FrozenResolver([f"127.0.0.{number + 2}" for number in range(NODES)])
-        lag = LoopLag()
+    async with world(root, store) as (nodes, proxies, port):
+        resolver = FrozenResolver(HOSTS)
+        references = await asyncio.to_thread(Load.references, seed, nodes[0].store)
+        before = [NodeBaseline(node) for node in nodes]
+        ours = ClientBaseline()
+        lateness = Lateness()
         with resolver.installed():
-            client = NPUClient([f"dns://{FLEET_NAME}:{port}"])
-            load = Load(client, nodes, References(), report, lag, seed)
-            await load.take_references(nodes[0].node.url)
+            client = NPUClient(
+                [f"dns://{FLEET_NAME}:{port}"], options=ClientOptions(connections_per_node=CONNECTIONS_PER_NODE)
+            )
+            load = Load(client, nodes, references, report, lateness, seed)
             load.began = began = time.monotonic()
-            traffic = TrafficWatch(nodes, faults, report, began)
-            watchers = [asyncio.create_task(lag.watch()), asyncio.create_task(traffic.watch())]
+            traffic = TrafficWatch(nodes, faults, report, began, client)
+            watchers = [
+                asyncio.create_task(watch)
+                for watch in (lateness.watch(), traffic.watch(), proxies.watch(), _machine(report), _warm(ours))
+            ]
 
             def counted():
                 traffic.calls += 1
@@ -46,12 +54,27 @@ async def run(seed, seconds, root, store, *, rate=RATE, log=None):
                 for watcher in watchers:
                     watcher.cancel()
                 await asyncio.gather(*watchers, return_exceptions=True)
-        await _nothing_left(nodes, descriptors, report)
-    await asyncio.sleep(0.1)
-    left = asyncio.all_tasks() - tasks_before
-    if left:
-        report.violated(f"tasks left after close: {[task.get_name() for task in left]}")
+        report.machine["longest wait for a core"] = f"{lateness.longest_wait * 1e3:.0f} ms"
+        for problem in await asyncio.gather(*(baseline.left() for baseline in before)):
+            if problem:
+                report.violated(problem)
+        for problem in ours.left(HOSTS):
+            report.violated(f"left of the closed client: {problem}")
     return report
+
+
+async def _machine(report):
+    """The load of the machine, as a mean over the run."""
+    loads = []
+    while True:
+        loads.append(psutil.getloadavg()[0])
+        report.machine["load"] = round(sum(loads) / len(loads), 1)
+        await asyncio.sleep(5)
+
+
+async def _warm(ours):
+    await asyncio.sleep(WARM_UP_S)
+    ours.warmed_up()
 
 
 async def _strike(fault, nodes, load, resolver, report, began, log):
@@ -69,50 +92,15 @@ async def _strike(fault, nodes, load, resolver, report, began, log):
         await asyncio.sleep(fault.seconds)
         resolver.thaw()
     elif fault.kind == "event_loop_stall":
+        stalled = time.monotonic()
         time.sleep(fault.seconds)  # noqa: ASYNC251  (that is the fault)
+        load.lateness.stalled(stalled, time.monotonic())
     else:
-        await asyncio.gather(*(load.call(load.embed, timeout=20.0) for _ in range(BURST)))
-
-
-async def _nothing_left(nodes, descriptors, report):
-    """After the load: our connections are closed; every node is idle, has each engine once, and no more descriptors."""
-    ours = [
-        c
-        for c in psutil.Process().net_connections("tcp")
-        if c.raddr and c.raddr.ip in {f"127.0.0.{n + 2}" for n in range(NODES)}
-    ]
-    open_ones = [c for c in ours if c.status == "ESTABLISHED" and c.laddr.ip == "127.0.0.1"]
-    if open_ones:
-        report.violated(f"{len(open_ones)} connections of the client are still open")
-    deadline = time.monotonic() + SETTLE_S
-    for node in nodes:
-        problem = "it does not answer"
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                problem = await asyncio.to_thread(_unsettled, node, descriptors[node.number])
-                if problem is None:
-                    break
-            await asyncio.sleep(0.25)
-        if problem is not None:
-            report.violated(f"node {node.number}, {SETTLE_S:.0f} s after the load: {problem}")
-
-
-def _unsettled(node, descriptors):
-    status, body = node.node.health()
-    if status != 200 or body["status"] != "ready":
-        return f"/health is {status} {body.get('status')} {[(m['id'], m['state']) for m in body.get('models', [])]}"
-    for model in body["models"]:
-        if model["in_flight"] or model["queue_depth"]:
-            return f"{model['id']} has {model['in_flight']} jobs in flight, {model['queue_depth']} waiting"
-    wanted = {engine["pid"] for model in body["models"] for engine in model["engines"] if engine["pid"]}
-    children = {
-        child.pid for child in node.process.children() if "worker_node.hosting.child" in " ".join(child.cmdline())
-    }
-    if children - wanted:
-        return f"{len(children - wanted)} engine processes that it does not know of"
-    if (now := node.process.num_fds()) > descriptors + 24:
-        return f"{now} descriptors, {descriptors} before the load"
-    return None
+        async with asyncio.TaskGroup() as group:
+            for number in range(BURST):
+                group.create_task(load.call(load.embed, timeout=20.0))
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
 
 def seeds_from(first, count):

@@ -34,20 +34,21 @@ class Fault:
 
 MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
-# kind -> (weight, shortest, longest duration in seconds, how its detail is drawn)
+# kind -> (how many of it are in a deck, shortest, longest duration in seconds, how its detail is drawn)
 NODE_FAULTS = {
-    "engine_kill": (4, 0.1, 0.1, lambda rng: rng.choice(MODELS)),
-    "engine_hang": (3, 2.0, 20.0, lambda rng: rng.choice(MODELS)),
-    "node_freeze": (2, 1.0, 12.0, None),
-    "node_kill": (2, 0.5, 5.0, None),
-    "node_restart": (2, 0.5, 0.5, None),
+    "engine_kill": (2, 0.1, 0.1, lambda rng: rng.choice(MODELS)),
+    "engine_hang": (2, 2.0, 20.0, lambda rng: rng.choice(MODELS)),
+    "node_freeze": (1, 1.0, 12.0, None),
+    "node_kill": (1, 0.5, 5.0, None),
+    "node_restart": (1, 0.5, 0.5, None),
     "alias_change": (1, 0.5, 0.5, None),
-    "slow_replies": (2, 2.0, 10.0, lambda rng: rng.choice([0.1, 0.5, 2.0])),
-    "cut_replies": (2, 1.0, 6.0, lambda rng: rng.choice([0, 1, 17, 200, 2000])),
-    "silent_network": (2, 1.0, 8.0, None),
-    "refused_connections": (2, 1.0, 8.0, None),
-    "unwritable_disk": (2, 5.0, 15.0, None),
-    "damaged_store": (2, 5.0, 15.0, lambda rng: rng.choice(["truncated", "garbage", "missing"])),
+    "slow_replies": (1, 2.0, 10.0, lambda rng: rng.choice([0.1, 0.5, 2.0])),
+    "cut_replies": (1, 1.0, 6.0, lambda rng: rng.choice([0, 1, 17, 200, 2000])),
+    "silent_network": (1, 1.0, 8.0, None),
+    "refused_connections": (1, 1.0, 8.0, None),
+    "full_disk": (1, 5.0, 15.0, lambda rng: rng.choice(MODELS)),
+    "damaged_store": (1, 5.0, 15.0, lambda rng: rng.choice(["truncated", "garbage", "missing"])),
+    "damaged_weights": (1, 5.0, 10.0, None),
 }
 CALLER_FAULTS = {
     "frozen_resolver": (2, 2.0, 10.0, None),
@@ -63,15 +64,19 @@ def schedule(seed, seconds):
     rng = random.Random(seed)
     faults, at = [], WARM_UP_S
     free_at = dict.fromkeys([*range(NODES), None], 0.0)
+    decks = {kinds: [] for kinds in ("node", "caller")}
     while at < seconds - RECOVERY_S:
         node = rng.choice([*range(NODES), None])
-        kinds = CALLER_FAULTS if node is None else NODE_FAULTS
-        kind = rng.choices(list(kinds), [weight for weight, *_ in kinds.values()])[0]
-        _, shortest, longest, draw = kinds[kind]
+        kinds, deck = (CALLER_FAULTS, decks["caller"]) if node is None else (NODE_FAULTS, decks["node"])
+        if not deck:
+            # Drawn from a shuffled deck, so that three minutes have every kind.
+            deck += [kind for kind, (count, *_) in kinds.items() for _ in range(count)]
+            rng.shuffle(deck)
+        _, shortest, longest, draw = kinds[deck[-1]]
         lasting = round(rng.uniform(shortest, longest), 2)
         detail = draw(rng) if draw else None
         if free_at[node] <= at and at + lasting < seconds - RECOVERY_S:
-            faults.append(Fault(round(at, 2), lasting, kind, node, detail))
+            faults.append(Fault(round(at, 2), lasting, deck.pop(), node, detail))
             free_at[node] = at + lasting + (0.0 if node is None else RECOVERY_S)
         at += rng.uniform(0.5, 4.0)
     return faults

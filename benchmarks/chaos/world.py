@@ -13,15 +13,16 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.chaos.oracle import FULL_PRECISION
+from benchmarks.chaos.proxies import Proxies, Proxy
 from benchmarks.chaos.schedule import NODES
-from tests.faults.proxy import Fault as Reply
-from tests.faults.proxy import FaultProxy
 from tests.support.nodes import start_node
 from tests.support.tiny_encoder import write_encoder
 from worker_node.models.store import ModelStore
 
 FLEET_NAME = "fleet.chaos.invalid"
 SECOND_ENCODER = "tiny-encoder"
+HOSTS = tuple(f"127.0.0.{number + 2}" for number in range(NODES))
 EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 
 
@@ -50,23 +51,26 @@ def _link(source, target):
 class Node:
     """One node and what can happen to it. All methods that wait are coroutines."""
 
-    def __init__(self, stack, number, root, port):
+    def __init__(self, stack, number, root, proxy):
         self.number = number
         self.store = root / f"store{number}"
-        self.proxy = FaultProxy("http://127.0.0.1:1", listen_on=(f"127.0.0.{number + 2}", port))
+        self.proxy = proxy
         self.alias_of = EMBEDDER
         self.one_fault = asyncio.Lock()
         self._stack = stack
         self._compiled = root / f"compiled{number}"
+        self.temporary = root / f"temporary{number}"
+        self.temporary.mkdir()
         self.node = None
 
     async def start(self, *, ready=False):
         """Start the process, and let the proxy through to it."""
         models = [
-            {"name": name, "streams": 1, "aliases": ["prod"] if name == self.alias_of else []}
+            {"name": name, "streams": 1, "precision": "f32", "aliases": ["prod"] if name == self.alias_of else []}
             for name in (EMBEDDER, SECOND_ENCODER)
         ]
-        models.append({"name": GENERATOR, "cache_size_gb": 1})
+        precise = [{"device": "CPU", "plugin_config": FULL_PRECISION}]
+        models.append({"name": GENERATOR, "cache_size_gb": 1, "placements": precise})
         self.node = await asyncio.to_thread(
             self._stack.enter_context,
             start_node(
@@ -81,11 +85,13 @@ class Node:
                 NPU_NODE_QUARANTINE_S="10",
                 NPU_NODE_CRASH_LIMIT="1000",
                 NPU_NODE_CANARY_INTERVAL_S="10",
+                TMPDIR=str(self.temporary),
             ),
         )
-        self.proxy.port = int(self.node.url.rpartition(":")[2])
-        if not self.proxy.listening:
-            await self.proxy.listen()
+        await self._connect()
+
+    async def _connect(self):
+        await self.proxy.listen(int(self.node.url.rpartition(":")[2]))
 
     @property
     def process(self):
@@ -137,43 +143,61 @@ class Node:
         await self.node_restart(seconds, detail)
 
     async def slow_replies(self, seconds, delay):
-        await self._replies(seconds, Reply(latency=delay))
+        await self._replies(seconds, latency=delay)
 
     async def cut_replies(self, seconds, after):
-        await self._replies(seconds, Reply(cut_after=after))
+        await self._replies(seconds, cut_after=after)
 
     async def silent_network(self, seconds, _detail):
-        await self._replies(seconds, Reply(silent=True, probes=True))
+        await self._replies(seconds, silent=True, probes=True)
 
     async def refused_connections(self, seconds, _detail):
         await self.proxy.stop()
         await asyncio.sleep(seconds)
-        await self.proxy.listen()
+        await self._connect()
 
-    async def unwritable_disk(self, seconds, _detail):
-        # What a full disk does to a process, for this process only: no file can grow.
+    async def full_disk(self, seconds, model):
+        # What a full disk does to a process, for this node only: no file can grow. An engine has to restart so.
         pid = self.node.process.pid
         limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
-        await asyncio.sleep(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        try:
+            await self.engine_kill(0, model)
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.to_thread(self._allow_files, limits)
+
+    def _allow_files(self, limits):
+        for process in [self.process, *self.process.children(recursive=True)]:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
 
     async def damaged_store(self, seconds, how):
-        # The one that nothing is served from by its own name: what is loaded must not be disturbed either.
-        manifest = self.store / SECOND_ENCODER / "npu-node.json"
-        content = manifest.read_bytes()
-        if how == "missing":
-            manifest.unlink()
-        else:
-            manifest.write_bytes(content[: len(content) // 2] if how == "truncated" else b"\x00garbage")
-        await asyncio.sleep(seconds)
-        manifest.write_bytes(content)
+        # What is loaded must not be disturbed: neither this model nor the others.
+        content = None if how == "missing" else b"\x00garbage"
+        await self._damaged(seconds, self.store / SECOND_ENCODER / "npu-node.json", content, half=how == "truncated")
 
-    async def _replies(self, seconds, fault):
-        self.proxy.fault = fault
+    async def damaged_weights(self, seconds, _detail):
+        # Its engine cannot load again before they are repaired. The other models go on.
+        await self._damaged(seconds, self.store / SECOND_ENCODER / "openvino_model.bin", b"", kill=True)
+
+    async def _damaged(self, seconds, path, content, *, half=False, kill=False):
+        # Moved away and not written to: the file may be mapped by an engine, and shared with another store.
+        whole = path.with_name(path.name + ".whole")
+        path.rename(whole)
+        if half:
+            content = whole.read_bytes()[: whole.stat().st_size // 2]
+        if content is not None:
+            path.write_bytes(content)
+        if kill:
+            await self.engine_kill(0, SECOND_ENCODER)
         await asyncio.sleep(seconds)
-        self.proxy.fault = Reply()
+        whole.replace(path)
+
+    async def _replies(self, seconds, **fault):
+        await self.proxy.set(**fault)
+        await asyncio.sleep(seconds)
+        await self.proxy.set()
 
 
 class FrozenResolver:
@@ -209,19 +233,22 @@ class FrozenResolver:
 
 @contextlib.asynccontextmanager
 async def world(root, store):
-    """Three nodes that serve, under the addresses 127.0.0.2 to .4 at one port."""
+    """Three nodes that serve, under the addresses of HOSTS at one port. Yields them, their proxies and the port."""
     await asyncio.to_thread(prepare_stores, root, store)
+    with socket.socket() as probe:
+        probe.bind((HOSTS[0], 0))
+        port = probe.getsockname()[1]
     with contextlib.ExitStack() as stack:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.2", 0))
-            port = probe.getsockname()[1]
-        nodes = [Node(stack, number, root, port) for number in range(NODES)]
-        for node in nodes:
-            await node.start(ready=True)
-        try:
-            yield nodes, port
-        finally:
-            for node in nodes:
-                with contextlib.suppress(ProcessLookupError):
-                    node.node.process.send_signal(signal.SIGCONT)
-                await node.proxy.stop()
+        async with Proxies(HOSTS, port) as proxies:
+            nodes = [
+                Node(stack, number, root, Proxy(proxies, number, f"http://{host}:{port}"))
+                for number, host in enumerate(HOSTS)
+            ]
+            try:
+                for node in nodes:
+                    await node.start(ready=True)
+                yield nodes, proxies, port
+            finally:
+                for node in nodes:
+                    with contextlib.suppress(ProcessLookupError, AttributeError):
+                        node.node.process.send_signal(signal.SIGCONT)

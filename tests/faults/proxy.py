@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ NO_FAULT = Fault()
 class FaultProxy:
     """Stands in front of one server. Set `fault`; it holds from the next request on, also on open connections.
 
-    `requests` counts requests other than probes. `listen_on`: host and port, 0 for a free one.
+    `requests` counts requests other than probes, `paths` all by their path. `listen_on`: host and port, 0 for a free
+    one.
     """
 
     def __init__(self, upstream: str, *, listen_on: tuple[str, int] = ("127.0.0.1", 0)):
@@ -48,6 +50,7 @@ class FaultProxy:
         self.port = int(port)
         self.fault = NO_FAULT
         self.requests = 0
+        self.paths: Counter[str] = Counter()
         self.url = ""
         self._listen_host, self._listen_port = listen_on
         self._server = None
@@ -68,7 +71,8 @@ class FaultProxy:
 
     async def listen(self):
         """Take connections, again on the same port after `stop`."""
-        self._server = await asyncio.start_server(self._accept, self._listen_host, self._listen_port)
+        # As many as a node lets wait: with fewer, a burst of connections is slowed down by repeated SYNs.
+        self._server = await asyncio.start_server(self._accept, self._listen_host, self._listen_port, backlog=1024)
         self._listen_port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://{self._listen_host}:{self._listen_port}"
 
@@ -125,6 +129,7 @@ class _Reply:
         if data.startswith((b"GET ", b"POST ")):
             probe = data.startswith(b"GET /health")
             self.proxy.requests += not probe
+            self.proxy.paths[data.split(b" ", 2)[1].decode(errors="replace")] += 1
             self.fault = self.proxy.fault if self.proxy.fault.probes or not probe else NO_FAULT
             self.sent, self.begun = 0, False
 

@@ -1,0 +1,281 @@
+"""Each invariant of a chaos run, broken once: the harness must report it."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from backend_client import RequestRejected
+from benchmarks.chaos import invariants, leaks
+from benchmarks.chaos.invariants import Report, TrafficWatch
+from benchmarks.chaos.lateness import Lateness
+from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
+from benchmarks.chaos.load import Load
+from benchmarks.chaos.oracle import References
+from benchmarks.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
+
+SEED = 1
+PROMPTS = [f"prompt {number}" for number in range(9)]
+
+
+class Client:
+    """Answers as `vector`, `space` and `text` say, after `seconds`; raises `error`."""
+
+    def __init__(self):
+        self.vector, self.space, self.text = [1.0, 0.0], "a", "right"
+        self.seconds, self.error = 0.0, None
+
+    async def embed_result(self, _text, **_options):
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(vector=self.vector, space=self.space)
+
+    async def generate(self, _prompt, **_options):
+        return SimpleNamespace(text=self.text, node="n", finish_reason="stop", usage=None, timing=None)
+
+
+@pytest.fixture
+def load():
+    texts, short = Load._texts(SEED)
+    known = {text: np.float32([1, 0]) for text in texts + short}
+    references = References({"a": known, "b": known}, dict.fromkeys(PROMPTS, "right"))
+    return Load(Client(), [], references, Report(SEED, 1), Lateness(), SEED)
+
+
+async def test_right_answers_in_time_violate_nothing(load):
+    for kind in (load.embed, load.embed_alias, load.generate):
+        await load.call(kind, timeout=30.0)
+    assert load.report.answered == 3
+    assert not load.report.violations
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reported"),
+    [
+        ({"vector": [0.99, 0.14]}, "embed: cosine"),
+        ({"vector": [float("nan"), 0.0]}, "embed: cosine"),
+        ({"vector": [1.0, 0.0, 0.0]}, "embed: shape"),
+        ({"space": "c"}, "a vector space that no model here has"),
+        ({"error": KeyError("x")}, "KeyError is not an error of the client"),
+        ({"error": TimeoutError()}, "TimeoutError is not an error of the client"),
+        ({"error": RequestRejected("no")}, "nothing was wrong with the call"),
+    ],
+)
+async def test_a_wrong_vector_or_error_is_reported(load, wrong, reported):
+    for name, value in wrong.items():
+        setattr(load.client, name, value)
+    await load.call(load.embed, timeout=30.0)
+    [violation] = load.report.violations
+    assert reported in violation
+
+
+async def test_a_wrong_text_is_reported(load):
+    load.client.text = "righ"
+    await load.call(load.generate, timeout=30.0)
+    assert "answer 'righ', not 'right'" in load.report.violations[0]
+
+
+async def test_a_second_space_under_one_name_is_reported(load):
+    await load.call(load.embed, timeout=30.0)
+    load.client.space = "b"
+    await load.call(load.embed, timeout=30.0)
+    assert "was in a and is now in b" in load.report.violations[0]
+
+
+async def test_a_late_answer_is_reported(load):
+    load.client.seconds = 0.2
+    await load.call(load.embed, timeout=0.01)
+    assert "after the deadline of 0.01 s" in load.report.violations[0]
+
+
+async def test_lateness_by_a_stall_on_purpose_is_excused_and_by_other_work_is_not(load):
+    async def busy(_timeout):
+        time.sleep(0.3)  # noqa: ASYNC251
+        return "ok"
+
+    async def stalled(timeout):
+        began = time.monotonic()
+        await busy(timeout)
+        load.lateness.stalled(began, time.monotonic())
+        return "ok"
+
+    await load.call(stalled, timeout=0.1)
+    assert not load.report.violations
+    await load.call(busy, timeout=0.1)
+    assert "busy: ok came" in load.report.violations[0]
+
+
+async def test_what_blocked_the_loop_is_told():
+    lateness = Lateness()
+    watching = asyncio.create_task(lateness.watch())
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    time.sleep(0.2)  # noqa: ASYNC251
+    assert "test_what_blocked_the_loop_is_told" in lateness.blocked_by(began, time.monotonic())[0]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+class Watched:
+    """A node to the traffic watch; `ready` is what its /health says."""
+
+    def __init__(self, number=0, *, ready=True, answers=True):
+        self.number = number
+        self.one_fault = asyncio.Lock()
+        self.proxy = SimpleNamespace(requests=0)
+        self.node = self
+        self._ready, self._answers = ready, answers
+
+    def health(self):
+        if not self._answers:
+            raise ConnectionRefusedError
+        return 200, {"models": [{"state": "ready" if self._ready else "loading"}]}
+
+
+async def watch_traffic(monkeypatch, node, faults, *, traffic=False):
+    """Have a traffic watch look for a moment; returns what it reports."""
+    monkeypatch.setattr(invariants, "LONGEST_SILENCE_S", 0.5)
+    report = Report(SEED, 1)
+    client = SimpleNamespace(_pool=SimpleNamespace(nodes={}))
+    watch = TrafficWatch([node], faults, report, time.monotonic(), client)
+    watching = asyncio.create_task(watch.watch())
+    end = time.monotonic() + 1.6
+    while time.monotonic() < end and not report.violations:
+        watch.calls += 10
+        node.proxy.requests += traffic
+        await asyncio.sleep(0.02)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    return report.violations
+
+
+async def test_a_healthy_node_without_traffic_is_reported_also_during_a_fault_of_the_caller(monkeypatch):
+    faults = [Fault(0.0, 100.0, "frozen_resolver", None), Fault(0.0, 100.0, "node_freeze", 1)]
+    assert "healthy node 0 got none of" in (await watch_traffic(monkeypatch, Watched(), faults))[0]
+
+
+async def test_a_node_that_does_not_answer_is_reported_unless_a_fault_strikes_it(monkeypatch):
+    silent = Watched(answers=False)
+    assert "does not answer /health" in (await watch_traffic(monkeypatch, silent, []))[0]
+    assert not await watch_traffic(monkeypatch, silent, [Fault(0.0, 100.0, "node_kill", 0)])
+
+
+async def test_nodes_with_traffic_or_with_models_that_load_are_left_in_peace(monkeypatch):
+    assert not await watch_traffic(monkeypatch, Watched(), [], traffic=True)
+    assert not await watch_traffic(monkeypatch, Watched(ready=False), [])
+
+
+async def test_what_is_left_of_a_client_is_reported(monkeypatch):
+    before = ClientBaseline()
+    assert not list(before.left({"127.0.0.9"}))
+    task = asyncio.create_task(asyncio.sleep(60), name="left behind")
+    go_on = threading.Event()
+    thread = threading.Thread(target=go_on.wait, name="left thread")
+    thread.start()
+    with socket.create_server(("127.0.0.9", 0)) as server, socket.create_connection(server.getsockname()):
+        problems = " ".join(before.left({"127.0.0.9"}))
+    task.cancel()
+    go_on.set()
+    thread.join()
+    assert "left behind" in problems
+    assert "left thread" in problems
+    assert "connections" in problems
+    before.warmed_up()
+    monkeypatch.setattr(leaks, "_CLIENT_MB", 16)
+    kept = np.ones(64 * 1024 * 1024, np.uint8)
+    assert "MB of memory" in " ".join(before.left({"127.0.0.9"}))
+    del kept
+
+
+@pytest.fixture
+def idle_node(tmp_path):
+    """A node whose process starts a child, opens a file or takes memory when a line on its standard input says so."""
+    script = """
+import os, subprocess, sys
+kept = []
+for line in sys.stdin:
+    if line == "child\\n":
+        command = [sys.executable, "-c", "input()", "worker_node.hosting.child"]
+        kept.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+    elif line == "dead child\\n":
+        kept.append(subprocess.Popen([sys.executable, "-c", ""]))
+        os.waitid(os.P_PID, kept[-1].pid, os.WEXITED | os.WNOWAIT)
+    elif line == "files\\n":
+        kept += [open(os.devnull) for _ in range(40)]
+    elif line == "memory\\n":
+        kept.append(b"x" * 100_000_000)
+    print("done", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    body = {
+        "status": "ready",
+        "models": [{"id": "m", "state": "ready", "in_flight": 0, "queue_depth": 0, "engines": []}],
+    }
+
+    def do(what):
+        process.stdin.write(what + "\n")
+        assert process.stdout.readline() == "done\n"
+
+    do("")
+    node = SimpleNamespace(health=lambda: (200, body))
+    yield SimpleNamespace(
+        number=0, process=psutil.Process(process.pid), node=node, store=tmp_path, temporary=tmp_path, body=body, do=do
+    )
+    children = psutil.Process(process.pid).children()
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("what", "reported"),
+    [
+        ("child", "engine processes that it does not know of"),
+        ("dead child", "have ended and were not waited for"),
+        ("files", "descriptors"),
+        ("memory", "MB more memory"),
+    ],
+)
+async def test_what_a_node_leaves_is_reported(idle_node, what, reported):
+    before = NodeBaseline(idle_node)
+    assert await before.left() is None
+    idle_node.do(what)
+    assert reported in "; ".join(before.problems())
+
+
+async def test_files_jobs_and_models_that_stay_are_reported(idle_node, tmp_path):
+    before = NodeBaseline(idle_node)
+    (tmp_path / "half-written").write_text("x")
+    idle_node.body["models"][0]["in_flight"] = 1
+    problems = "; ".join(before.problems())
+    assert "half-written" in problems
+    assert "m has 1 jobs in flight" in problems
+    idle_node.body["status"] = "degraded"
+    assert "/health is 200 degraded" in "; ".join(before.problems())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_seed_gives_one_schedule_in_which_no_node_has_two_faults_at_once(seed):
+    faults = schedule(seed, 180)
+    assert faults == schedule(seed, 180)
+    assert faults != schedule(seed + 1, 180)
+    for node in range(3):
+        own = [fault for fault in faults if fault.node == node]
+        assert all(later.at >= earlier.until + RECOVERY_S for earlier, later in itertools.pairwise(own))
+    assert all(fault.until <= 180 - RECOVERY_S for fault in faults)
+    assert {fault.kind for fault in faults} == NODE_FAULTS.keys() | CALLER_FAULTS.keys()
