@@ -140,29 +140,30 @@ class ScriptedHub:
     async def _send(self, request, path, content, headers):
         if statuses := self.statuses.get(path):
             return web.Response(status=statuses.pop(0))
-        first, status = 0, 200
+        first, stop, status = 0, len(content), 200
         span = request.headers.get("Range")
         if span and not self.ignore_ranges and request.method == "GET":
-            first = int(span.removeprefix("bytes=").rstrip("-"))
+            start, _, last = span.removeprefix("bytes=").partition("-")
+            first, stop = int(start), min(int(last) + 1, len(content)) if last else len(content)
             if first >= len(content):
                 return web.Response(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
             status = 206
-            headers = headers | {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}"}
+            headers = headers | {"Content-Range": f"bytes {first}-{stop - 1}/{len(content)}"}
         if self.etag:
             headers = headers | {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         response = web.StreamResponse(status=status, headers=headers | {"Accept-Ranges": "bytes"})
-        response.content_length = len(content) - first
+        response.content_length = stop - first
         await response.prepare(request)
         if request.method == "HEAD":
             return response
         cuts = self.cuts.get(path)
-        end = min(len(content), first + cuts.pop(0)) if cuts else len(content)
+        end = min(stop, first + cuts.pop(0)) if cuts else stop
         if path in self.stalls:
             await response.write(content[first : len(content) // 2])
             self.stalled.set()
             await self._stop.wait()
         await response.write(content[first:end])
-        if end < len(content):
+        if end < stop:
             request.transport.abort() if end == first else request.transport.close()
         return response
 

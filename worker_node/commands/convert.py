@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worker_node.commands.progress import progress_display
 from worker_node.domain import ModelKind
-from worker_node.models.catalog import Quantization
+from worker_node.models.catalog import CONVERTED_FORMS, Quantization
 from worker_node.models.store import ModelStore
 
 
@@ -20,7 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--name", help="how the model is to be called (default: as the file or directory)")
     parser.add_argument("--kind", choices=[kind.value for kind in ModelKind], help="refuse files of the other kind")
     parser.add_argument(
-        "--quantization", choices=[form.value for form in Quantization], help="how to store the weights of a GGUF file"
+        "--quantization",
+        choices=[form.value for form in CONVERTED_FORMS],
+        help="how to store the weights of a GGUF file",
     )
     parser.set_defaults(run=run)
 

@@ -29,6 +29,7 @@ class Row:
     aliases: tuple[str, ...]
     licence: str
     source: str
+    run_here: str
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,11 +76,12 @@ def _row(name: str, directory: Path | None, entry: CatalogEntry | None) -> Row:
         aliases=entry.aliases if entry else (),
         licence=known.licence if known else "unknown",
         source=str(known.source) if known else "unknown",
+        run_here=entry.run_here if entry else "nothing",
     )
 
 
 def _table(rows: list[Row]) -> str:
-    head = ("NAME", "KIND", "STATE", "SIZE", "CONTEXT", "WEIGHTS", "LICENCE", "ALIASES", "SOURCE")
+    head = ("NAME", "KIND", "STATE", "SIZE", "CONTEXT", "WEIGHTS", "LICENCE", "RUN HERE", "ALIASES", "SOURCE")
     cells = [
         (
             row.name,
@@ -89,6 +91,7 @@ def _table(rows: list[Row]) -> str:
             "" if row.context is None else str(row.context),
             row.quantization or "",
             row.licence,
+            row.run_here,
             ", ".join(row.aliases[:3]),
             row.source,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker_node.commands.progress import follow_pull, progress_display
-from worker_node.models.catalog import Catalog, Quantization
+from worker_node.models.catalog import CONVERTED_FORMS, Catalog, Quantization
 from worker_node.models.store import ModelStore
 
 if TYPE_CHECKING:
@@ -34,11 +34,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to pull; see the examples")
+    parser.add_argument("--check", action="store_true", help="only report what it needs and whether it suits an NPU")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--embedded", action="store_true", help="the models that every node starts with")
     parser.add_argument("--name", help="how the model is to be called (default: as its source)")
     parser.add_argument(
         "--quantization",
-        choices=[form.value for form in Quantization],
+        choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
     parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
-    if not (args.embedded or args.name or args.quantization or args.insecure_no_hash or args.model_store):
+    if not (args.check or args.embedded or args.name or args.quantization or args.insecure_no_hash or args.model_store):
         from worker_node.commands.node_client import on_node
 
         return on_node(lambda node: _pull_by_node(node, args.names), lambda: _pull_to_store(args, names, catalog))
@@ -82,6 +84,10 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         )
         for name in names
     ]
+    if args.check:
+        from worker_node.commands.check import report
+
+        return report(wishes, store.root, as_json=args.json)
     for wish in {wish.model_id: wish for wish in wishes}.values():
         with progress_display(wish.model_id) as progress:
             model = store.pull(wish, progress)

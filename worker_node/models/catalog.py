@@ -18,7 +18,8 @@ from worker_node.models.canary import GenerationCanary
 class Quantization(StrEnum):
     """How weights are stored: embedding models in `f32`, generation models in one of the others.
 
-    `int4_int8` keeps the matrices that bear it in int4 and the rest in int8.
+    `int4_int8` keeps the matrices that bear it in int4 and the rest in int8. `int4_asym` (which NPUs do not take) and
+    `nf4` are forms in which models are published; the converter makes none of these.
     """
 
     F32 = "f32"
@@ -26,6 +27,12 @@ class Quantization(StrEnum):
     INT8_SYM = "int8_sym"
     INT4_SYM = "int4_sym"
     INT4_INT8 = "int4_int8"
+    INT4_ASYM = "int4_asym"
+    NF4 = "nf4"
+
+
+# What a conversion can make.
+CONVERTED_FORMS = tuple(form for form in Quantization if form not in {Quantization.INT4_ASYM, Quantization.NF4})
 
 
 class SourceFormat(StrEnum):
@@ -57,7 +64,7 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hub"):
-    """A repository of a model hub; `files` are glob patterns.
+    """A repository of a model hub; `files` are glob patterns, `tag` names the quantization of its GGUF file.
 
     The catalog holds no hash of these: each file is verified against what the hub itself declares for it.
     """
@@ -65,13 +72,17 @@ class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     repo: str
     files: tuple[str, ...]
     revision: str = "main"
+    tag: str | None = None
 
     def __str__(self) -> str:
         return f"hub {self.repo}@{self.revision}"
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model; `context_limit` counts tokens, `family` names its chat and tool-call format."""
+    """One model; `context_limit` counts tokens, `family` names its chat and tool-call format.
+
+    `run_here` says what of it was run in this project, and on which devices.
+    """
 
     id: str
     kind: ModelKind
@@ -87,6 +98,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dimensions: int | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
+    run_here: str = "nothing"
 
 
 class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

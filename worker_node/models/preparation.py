@@ -74,7 +74,7 @@ def _fetch(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Arriv
         return find_local(reference, downloads, progress)
     source = reference.source
     if isinstance(source, HubSource):
-        return fetch_hub(HubReference(source.repo, source.revision), downloads, progress, source.files)
+        return fetch_hub(HubReference(source.repo, source.revision, source.tag), downloads, progress, source.files)
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()

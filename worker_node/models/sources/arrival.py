@@ -106,8 +106,11 @@ def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, i
     return Arrived(into, SourceFormat.GGUF, hashes, str(reference))
 
 
-def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
-    """Take local files as they are; `into` gets a link to a single file. Raises ConversionFailed."""
+def find_local(reference: LocalReference, into: Path, progress: Progress, *, hashing: bool = True) -> Arrived:
+    """Take local files as they are; `into` gets a link to a single file. Raises ConversionFailed.
+
+    Without `hashing` it is only looked at: no hashes, and no demands on memory and disk.
+    """
     source = reference.path
     if source.is_file() and source.suffix == ".gguf":
         _check_gguf(source, str(source), into)
@@ -119,6 +122,8 @@ def find_local(reference: LocalReference, into: Path, progress: Progress) -> Arr
     source_format = _format_of(source)
     room = source.resolve()
     weights = room / (SAFETENSORS_FILE if source_format is SourceFormat.SAFETENSORS else WEIGHTS_FILE)
+    if not hashing:
+        return Arrived(room, source_format, {}, str(reference), movable=False)
     if weights.is_file():
         require_resources(source_format, weights.stat().st_size, into, str(source), movable=False)
     progress.stage("hashing the files")

@@ -33,6 +33,10 @@ def test_a_model_is_found_by_each_name_in_any_case_and_with_the_tag(pair, tag, d
         ("OpenVINO/Qwen2.5-1.5B-Instruct-int4-ov", "qwen2.5-1.5b-instruct"),
         ("tinyllama", "tinyllama-1.1b-chat"),
         ("phi3:mini", "phi-3-mini-4k-instruct"),
+        ("OpenVINO/Qwen3-8B-int4-cw-ov", "qwen3-8b-npu"),
+        ("qwen2.5:7b", "qwen2.5-7b-instruct"),
+        ("deepseek-r1:1.5b", "deepseek-r1-distill-qwen-1.5b"),
+        ("mxbai-embed-large", "mxbai-embed-large-v1"),
     ],
 )
 def test_the_names_that_users_and_tools_know_resolve(name, model_id):
@@ -70,7 +74,19 @@ def test_embedding_models_say_their_dimensions_and_generation_models_their_canar
             assert entry.canary is not None
             assert entry.canary.expected
         if isinstance(entry.source, HubSource):
-            assert entry.format in {SourceFormat.OPENVINO, SourceFormat.SAFETENSORS}
+            assert (entry.format is SourceFormat.GGUF) is (entry.source.tag is not None)
+
+
+def test_only_what_was_run_here_says_so():
+    assert {entry.id for entry in CATALOG if entry.run_here != "nothing"} == {entry.id for entry in CATALOG.embedded()}
+
+
+def test_models_made_for_npus_come_before_those_that_npus_do_not_take():
+    hub = [entry for entry in CATALOG if isinstance(entry.source, HubSource) and entry.kind is ModelKind.GENERATION]
+    asymmetric = [entry.quantization is Quantization.INT4_ASYM for entry in hub]
+    assert not any(asymmetric[: asymmetric.index(True)])
+    assert "-cw-" in hub[0].source.repo
+    assert all(entry.quantization is Quantization.INT4_SYM for entry in hub if "-cw-ov" in entry.source.repo)
 
 
 ENTRY = """

@@ -1,0 +1,248 @@
+"""What a pull would take and give, found out from listings and small files: nothing large is downloaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+
+from worker_node.devices.memory import available_memory
+from worker_node.errors import DownloadFailed
+from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
+from worker_node.models.manifest import WEIGHTS_FILE, sizes
+from worker_node.models.preparation import Wish
+from worker_node.models.progress import Silent
+from worker_node.models.sources.arrival import choose_files, fetch_configs, find_local
+from worker_node.models.sources.disk import free_space, in_gigabytes
+from worker_node.models.sources.gguf_header import HEADER_BYTES, GgufHeader, parse_header, require_known_architecture
+from worker_node.models.sources.hub import list_repository
+from worker_node.models.sources.needs import conversion_needs
+from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
+from worker_node.models.sources.suitability import Verdict, npu_verdict
+
+# Tokens of the conversation for which the memory of a loaded model is estimated.
+_TOKENS = 4096
+_KV_BYTES = 2
+_SCALES = {SourceFormat.GGUF: 1.1, SourceFormat.SAFETENSORS: 2.0, SourceFormat.OPENVINO: 1.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the configuration says of the model; None where it does not."""
+
+    context: int | None = None
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
+
+    def kv_cache(self, tokens: int) -> int:
+        """Bytes of keys and values for that many tokens, in f16; 0 where the sizes are not known."""
+        if self.layers is None or self.kv_heads is None or self.head_size is None:
+            return 0
+        return 2 * self.layers * self.kv_heads * self.head_size * tokens * _KV_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Sizes in bytes. `files` are those that a pull fetches; `memory_to_convert` and `_to_run` are estimates."""
+
+    model_id: str
+    source: str
+    format: SourceFormat
+    files: dict[str, int]
+    disk_needed: int
+    disk_available: int
+    memory_to_convert: int
+    memory_to_run: int
+    memory_available: int | None
+    context: int | None
+    npu: Verdict
+    licence: str = "unknown"
+    problems: tuple[str, ...] = field(default=())
+
+
+def check(wish: Wish, store: Path) -> Report:
+    """Find out what the pull would need. Raises what the pull would raise before its first large file."""
+    reference = wish.reference
+    with tempfile.TemporaryDirectory() as room:
+        if isinstance(reference, HubReference):
+            return _check_hub(wish, reference, (), store, Path(room))
+        if isinstance(reference, UrlReference):
+            return _check_url(wish, reference, store)
+        if isinstance(reference, LocalReference):
+            return _check_local(wish, reference, store, Path(room))
+        if isinstance(reference.source, HubSource):
+            source = reference.source
+            hub = HubReference(source.repo, source.revision, source.tag)
+            return _check_hub(wish, hub, source.files, store, Path(room))
+    source_size = reference.source.size
+    return _report(
+        wish,
+        str(reference.source),
+        reference.format,
+        {str(reference.source): source_size},
+        source_size,
+        store,
+        Shape(context=reference.context_limit),
+        licence=reference.licence,
+    )
+
+
+def _check_hub(wish: Wish, reference: HubReference, patterns: tuple[str, ...], store: Path, room: Path) -> Report:
+    listing = list_repository(reference)
+    selection = choose_files(reference, listing, patterns)
+    fetch_configs(reference, listing, selection, room)
+    files = {file.path: file.size for file in selection.files}
+    config = _json(room / "config.json")
+    shape = _shape_of_config(config)
+    if selection.format is SourceFormat.GGUF:
+        shape = Shape(context=_whole(listing.gguf, "context_length"))
+    weights = _json(room / "openvino_config.json").get("quantization_config") or {}
+    generates = selection.format is not SourceFormat.SAFETENSORS and (
+        selection.format is SourceFormat.GGUF or "openvino_detokenizer.xml" in files
+    )
+    return _report(
+        wish,
+        f"hub {reference.repo}@{listing.revision}",
+        selection.format,
+        files,
+        sum(files.values()),
+        store,
+        shape,
+        weights=weights,
+        generates=generates,
+        licence=listing.licence,
+    )
+
+
+def _check_url(wish: Wish, reference: UrlReference, store: Path) -> Report:
+    try:
+        with (
+            httpx2.Client(follow_redirects=True, timeout=10.0) as client,
+            client.stream("GET", reference.url, headers={"Range": f"bytes=0-{HEADER_BYTES - 1}"}) as response,
+        ):
+            if response.status_code not in {200, 206}:
+                raise DownloadFailed(f"{reference.url}: the server answered {response.status_code}")
+            head = b""
+            for chunk in response.iter_raw():
+                head += chunk
+                if len(head) >= HEADER_BYTES:
+                    break
+            total = response.headers.get("content-range", "").rpartition("/")[2]
+            size = int(total if total.isdigit() else response.headers.get("content-length", len(head)))
+    except httpx2.HTTPError as error:
+        raise DownloadFailed(f"{reference.url}: {type(error).__name__}: {error}") from error
+    return _gguf_report(wish, reference.file_name, str(reference), head, size, store)
+
+
+def _check_local(wish: Wish, reference: LocalReference, store: Path, room: Path) -> Report:
+    path = reference.path
+    if path.is_file():
+        with path.open("rb") as stream:
+            head = stream.read(HEADER_BYTES)
+        return _gguf_report(wish, path.name, str(reference), head, path.stat().st_size, store)
+    arrived = find_local(reference, room, Silent(), hashing=False)
+    files = sizes(path)
+    config = _json(path / "config.json")
+    weights = _json(path / "openvino_config.json").get("quantization_config") or {}
+    generates = "openvino_detokenizer.xml" in files
+    return _report(
+        wish,
+        str(reference),
+        arrived.format,
+        files,
+        files.get(WEIGHTS_FILE, sum(files.values())),
+        store,
+        _shape_of_config(config),
+        weights=weights,
+        generates=generates,
+    )
+
+
+def _gguf_report(wish: Wish, name: str, source: str, head: bytes, size: int, store: Path) -> Report:
+    header = parse_header(head, source)
+    require_known_architecture(header.architecture, source)
+    return _report(wish, source, SourceFormat.GGUF, {name: size}, size, store, _shape_of_header(header), generates=True)
+
+
+def _report(
+    wish: Wish,
+    source: str,
+    source_format: SourceFormat,
+    files: dict[str, int],
+    weights_size: int,
+    store: Path,
+    shape: Shape,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    generates: bool | None = None,
+    licence: str = "unknown",
+) -> Report:
+    local = isinstance(wish.reference, LocalReference)
+    needs = conversion_needs(source_format, weights_size, movable=not local)
+    disk = needs.disk + (0 if local else sum(files.values()))
+    memory_to_run = int(_SCALES[source_format] * weights_size) + shape.kv_cache(min(shape.context or _TOKENS, _TOKENS))
+    available, free = available_memory(), free_space(store)
+    problems = []
+    if disk > free:
+        problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
+    for purpose, needed in (("convert", needs.memory), ("run", memory_to_run)):
+        if available is not None and needed > available:
+            problems.append(
+                f"memory: to {purpose} it needs {in_gigabytes(needed)}, {in_gigabytes(available)} are available"
+            )
+    entry = wish.reference if isinstance(wish.reference, CatalogEntry) else None
+    generates = (entry is not None and entry.dimensions is None) if generates is None else generates
+    return Report(
+        model_id=wish.model_id,
+        source=source,
+        format=source_format,
+        files=files,
+        disk_needed=disk,
+        disk_available=free,
+        memory_to_convert=needs.memory,
+        memory_to_run=memory_to_run,
+        memory_available=available,
+        context=shape.context,
+        npu=npu_verdict(source, source_format, weights or {}, generates=generates, head_size=shape.head_size),
+        licence=licence,
+        problems=tuple(problems),
+    )
+
+
+def _shape_of_config(config: Mapping[str, Any]) -> Shape:
+    heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
+    return Shape(
+        context=_whole(config, "max_position_embeddings"),
+        layers=_whole(config, "num_hidden_layers"),
+        kv_heads=_whole(config, "num_key_value_heads") or heads,
+        head_size=_whole(config, "head_dim") or (hidden // heads if heads and hidden else None),
+    )
+
+
+def _shape_of_header(header: GgufHeader) -> Shape:
+    heads, hidden = header.number("attention.head_count"), header.number("embedding_length")
+    return Shape(
+        context=header.number("context_length"),
+        layers=header.number("block_count"),
+        kv_heads=header.number("attention.head_count_kv") or heads,
+        head_size=header.number("attention.key_length") or (hidden // heads if heads and hidden else None),
+    )
+
+
+def _whole(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The file, or nothing where it is missing or something else: it only informs."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return {}
