@@ -48,14 +48,19 @@ def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any])
     if source_format is SourceFormat.GGUF:
         return True, f"converted here to int4 and int8, symmetric, in groups of {_GROUP}"
     bits, symmetric, group = weights.get("bits"), weights.get("sym"), weights.get("group_size")
-    if bits is not None and bits != 4:
+    if bits is None:
+        return _by_name(name)
+    if bits != 4:
         return False, f"the weights have {bits} bits; {_ALTERNATIVE}"
-    if bits == 4 and symmetric is False:
+    if not symmetric:
         return False, f"the weights are int4 asymmetric; {_ALTERNATIVE}"
-    if bits == 4 and symmetric and isinstance(group, int):
-        if group == -1 or (group > 0 and group % _GROUP == 0):
-            return True, "int4 symmetric, " + ("channel-wise" if group == -1 else f"in groups of {group}")
-        return False, f"int4 symmetric in groups of {group}, which is no multiple of {_GROUP}"
+    if group == -1:
+        return True, "int4 symmetric, channel-wise"
+    fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
+    return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is no multiple of {_GROUP}")
+
+
+def _by_name(name: str) -> tuple[bool | None, str]:
     for mark, suitable, words in _MARKS:
         if mark.search(name):
             return suitable, f"by its name: {words}" + ("" if suitable else f"; {_ALTERNATIVE}")
