@@ -3,9 +3,9 @@
 `ContinuousBatchingPipeline.step()` advances every running sequence by one token and holds the GIL for as long as it
 takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
 
-GenAI serves requests in the order in which it gets them. So it gets no more of them than fill its next steps; the
-others wait in a queue that knows priorities and deadlines. Batch prompts that GenAI has not finished are taken back
-when an interactive request arrives, so that it is part of the next step.
+GenAI computes prompts in the order in which it gets them. So it gets no more of them than fill its next steps; the
+others wait in a queue that knows priorities, sizes and deadlines. When a prompt arrives that goes before those in the
+pipeline, they are taken back and handed over again behind it: it is part of the next step, however long they are.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ from worker_node.engines.messages import (
     TokenDelta,
 )
 from worker_node.engines.sampling import generation_config
-from worker_node.scheduling.jobs import JobQueue, Pick
+from worker_node.scheduling.jobs import JobQueue
+from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.shares import batch_sequences
-
-# What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
-# has another to be filled up with.
-_STEPS_AHEAD = 2
-_PROMPTS_AHEAD = 2
+from worker_node.scheduling.steps import (
+    PrefillMeter,
+    ShortTurns,
+    StepLimits,
+    choose_prompts,
+    computed_in_step,
+    in_order,
+    makes_way,
+    without_long,
+)
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -52,15 +58,15 @@ _FINISH = {
 
 @dataclass(slots=True)
 class _Running:
-    pick: Pick[GenerateJob]
+    """A job in the pipeline; `started` once its prompt is computed and its answer has begun."""
+
+    prompt: Prompt[GenerateJob]
     handle: genai.GenerationHandle
-    handed_over: float
     started: bool = False
-    generated: int = 0
 
     @property
     def job(self) -> GenerateJob:
-        return self.pick.job
+        return self.prompt.job
 
 
 class ContinuousRunner:
@@ -69,9 +75,14 @@ class ContinuousRunner:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._options = msgspec.convert(spec.options, ContinuousOptions)
+        # Holds a job until its answer begins, in the pipeline or not.
         self._queue: JobQueue[GenerateJob] = JobQueue()
+        # What is in the pipeline, in the order in which GenAI got it.
         self._running: dict[int, _Running] = {}
+        self._limits = StepLimits(self._options.max_num_batched_tokens, self._options.dynamic_split_fuse)
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
+        self._short_turns = ShortTurns()
+        self._prefills = PrefillMeter()
         self._taken_back: set[int] = set()
         # GenAI's own, because a job that was taken back is a new request to it.
         self._handles = itertools.count()
@@ -93,7 +104,7 @@ class ContinuousRunner:
         running = min(metrics.scheduled_requests, len(self._running))
         # GenAI tells its cache's use in per cent, and as of its last step too; with nothing running all of it is free.
         return EngineStats(
-            waiting=len(self._queue) + len(self._running) - running,
+            waiting=len(self._queue) + self._decoding() - running,
             running=running,
             runs=self._steps,
             rows=self._stepped,
@@ -123,88 +134,81 @@ class ContinuousRunner:
             raise TypeError("a generation engine was sent an embedding")
         self._queue.add(job)
 
-    def _hand_over(self, now: float, emit: Outbox) -> None:
-        if self._queue.interactive_waiting:
-            self._take_back_batch()
-        ahead = [running.job.prompt_tokens for running in self._running.values() if not running.started]
-        batch = sum(not running.job.interactive for running in self._running.values())
-        while len(self._running) < self._options.max_num_seqs and (
-            len(ahead) < _PROMPTS_AHEAD or sum(ahead) < _STEPS_AHEAD * self._options.max_num_batched_tokens
-        ):
-            pick = self._queue.next(batch=batch < self._batch_limit)
-            if pick is None:
-                return
-            if pick.job.grammar is not None:
-                emit(NativeCall("prepare", len(pick.job.grammar), [pick.job.id]))  # GenAI compiles it now
-            failure = self._add(pick, now)
-            if failure is None:
-                ahead.append(pick.job.prompt_tokens)
-                batch += not pick.job.interactive
-            else:
-                emit(failure)
-                if pick.owed:
-                    self._queue.credit.charge(-pick.job.prompt_tokens - pick.job.max_new_tokens)
+    def _arrange(self, emit: Outbox) -> None:
+        """Put the prompts into the pipeline that the next steps are to compute, in their order."""
+        current = [running.prompt for running in self._running.values() if not running.started]
+        decoding = [running.job for running in self._running.values() if running.started]
+        chosen = choose_prompts(
+            self._queue.ranked(self._limits.tokens),
+            self._limits,
+            places=self._options.max_num_seqs - len(decoding),
+            batch_places=self._batch_limit - sum(not job.interactive for job in decoding),
+        )
+        short = without_long(chosen, self._limits)
+        if (short or decoding) and self._short_turns.owed_s and self._options.enable_prefix_caching:
+            chosen = short
+            self._take_back([prompt for prompt in current if makes_way(prompt, self._limits)])
+            current = [prompt for prompt in current if prompt.job.id in self._running]
+        self._take_back(current[in_order(current, chosen) :])
+        for prompt in chosen:
+            if prompt.job.id not in self._running:
+                self._hand_over(prompt, emit)
 
-    def _take_back_batch(self) -> None:
-        """Take back the batch prompts that GenAI has not finished, but for those that batch work is owed.
+    def _take_back(self, prompts: list[Prompt[GenerateJob]]) -> None:
+        """Take prompts out of the pipeline. What was computed of them stays in the prefix cache.
 
-        What was computed of them stays in the prefix cache; without one it is lost, so it happens once to a job.
+        Without one it is lost, so then what has been begun stays, but for a batch prompt once.
         """
-        for running in reversed(list(self._running.values())):
-            job = running.job
-            if running.started or job.interactive or running.pick.owed:
-                continue
-            if not self._options.enable_prefix_caching and job.id in self._taken_back:
-                continue
-            self._taken_back.add(job.id)
-            del self._running[job.id]
-            running.handle.cancel()
-            self._queue.add(job, first=True)
+        for prompt in reversed(prompts):
+            job_id = prompt.job.id
+            if not self._options.enable_prefix_caching and prompt.begun is not None:
+                if prompt.job.interactive or job_id in self._taken_back:
+                    continue
+                self._taken_back.add(job_id)
+                prompt.left = prompt.job.prompt_tokens
+            self._running.pop(job_id).handle.cancel()
 
-    def _add(self, pick: Pick[GenerateJob], now: float) -> Failed | None:
-        job = pick.job
-        prompt = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
+    def _hand_over(self, prompt: Prompt[GenerateJob], emit: Outbox) -> None:
+        job = prompt.job
+        if job.grammar is not None:
+            emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
+        tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
             config = generation_config(job, self._defaults)
-            handle = self._pipeline.add_request(next(self._handles), ov.Tensor(prompt), config)
+            handle = self._pipeline.add_request(next(self._handles), ov.Tensor(tokens), config)
         except RuntimeError as error:
+            self._queue.remove(job.id)
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
-            return Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1])
-        self._running[job.id] = _Running(pick, handle, now)
-        return None
+            emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
+            return
+        self._running[job.id] = _Running(prompt, handle)
 
     def cancel(self, job_id: int) -> None:
-        if self._queue.remove(job_id):
-            self._taken_back.discard(job_id)
-            return
-        running = self._running.get(job_id)
+        self._queue.remove(job_id)
+        self._taken_back.discard(job_id)
+        running = self._running.pop(job_id, None)
         if running is not None:
             running.handle.cancel()
-            self._release(running)
 
-    def _release(self, running: _Running) -> None:
-        """A running job ends: batch work is owed again what it did not use of its share."""
-        job = running.job
-        del self._running[job.id]
-        self._taken_back.discard(job.id)
-        if running.pick.owed:
-            self._queue.credit.charge(running.generated - job.max_new_tokens)
+    def _release(self, job_id: int) -> None:
+        """A job in the pipeline has ended."""
+        del self._running[job_id]
+        self._queue.remove(job_id)
+        self._taken_back.discard(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
         now = time.monotonic()
-        for job in self._queue.expired(now):
-            self._taken_back.discard(job.id)
-            emit(Failed(job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        for prompt in self._queue.expired(now):
+            self.cancel(prompt.job.id)
+            emit(Failed(prompt.job.id, "deadline_exceeded", "the deadline passed before the prompt was computed"))
         for job_id in [i for i, r in self._running.items() if r.job.deadline <= now]:
             self.cancel(job_id)
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
-        self._hand_over(now, emit)
+        self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
             if self._running:
                 emit(NativeCall("step", self._step_tokens(), list(self._running)))
-            self._pipeline.step()
-            self._steps += 1
-            self._stepped += len(self._running)
+            self._compute()
         deltas: list[TokenDelta] = []
         for job_id, running in list(self._running.items()):
             failure = self._read(job_id, running, deltas)
@@ -213,11 +217,40 @@ class ContinuousRunner:
         if deltas:
             emit(Step(deltas))
 
+    def _compute(self) -> None:
+        """One step of the pipeline, and the account of what it computed."""
+        prompts = [running.prompt for running in self._running.values() if not running.started]
+        decoding = self._decoding()
+        taken = computed_in_step([prompt.left for prompt in prompts], decoding, self._limits)
+        began = time.monotonic()
+        self._pipeline.step()
+        seconds = time.monotonic() - began
+        self._steps += 1
+        self._stepped += len(self._running)
+        long_tokens = short_prompts = 0
+        for prompt, tokens in zip(prompts, taken, strict=True):
+            if makes_way(prompt, self._limits):
+                long_tokens += tokens
+            else:
+                short_prompts += 1
+            if tokens:
+                prompt.begun = began if prompt.begun is None else prompt.begun
+                self._queue.computed(prompt, tokens)
+        computed = sum(taken)
+        self._short_turns.stepped(
+            seconds, long_share=long_tokens / max(1, computed), beside=decoding + short_prompts > 0
+        )
+        self._prefills.stepped(seconds, computed, decoding)
+
+    def _decoding(self) -> int:
+        """How many answers are being generated."""
+        return sum(running.started for running in self._running.values())
+
     def _step_tokens(self) -> int:
         """How many tokens the next step computes, at most."""
         prompts = sum(running.job.prompt_tokens for running in self._running.values() if not running.started)
-        if self._options.dynamic_split_fuse:
-            prompts = min(prompts, self._options.max_num_batched_tokens)
+        if self._limits.split:
+            prompts = min(prompts, self._limits.tokens)
         return prompts + len(self._running)
 
     def _read(self, job_id: int, running: _Running, deltas: list[TokenDelta]) -> Event | None:
@@ -233,20 +266,34 @@ class ContinuousRunner:
             finish = _FINISH.get(output.finish_reason)
         status = handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
-            self._release(running)
+            self._release(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
-        running.generated += len(tokens)
-        if running.job.interactive:
-            self._queue.served(len(tokens) + (0 if running.started or not tokens else running.job.prompt_tokens))
-        if status == genai.GenerationStatus.FINISHED:
-            self._release(running)
-            finish = finish or "length"
-        elif not tokens:
+        finished = status == genai.GenerationStatus.FINISHED
+        if not tokens and not finished:
             return None
-        started = None if running.started else running.handed_over
-        running.started = True
+        self._queue.generated(running.prompt, len(tokens))
+        # From the first token on it is an answer, no longer a prompt.
         at = time.monotonic()
-        deltas.append(TokenDelta(job_id, tokens, finish, started, logprobs=logprobs or None, at=at))
+        begun = at if running.prompt.begun is None else running.prompt.begun
+        started = None if running.started else begun
+        running.started = True
+        self._queue.remove(job_id)
+        if finished:
+            self._release(job_id)
+            finish = finish or "length"
+        prefilled, prefill_s = self._prefills.take()
+        deltas.append(
+            TokenDelta(
+                job_id,
+                tokens,
+                finish,
+                started,
+                logprobs=logprobs or None,
+                at=at,
+                prefilled=prefilled,
+                prefill_s=prefill_s,
+            )
+        )
         return None
 
     def close(self) -> None:

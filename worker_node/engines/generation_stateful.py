@@ -33,7 +33,7 @@ from worker_node.engines.messages import (
 )
 from worker_node.engines.sampling import generation_config
 from worker_node.engines.token_streamer import TokenStreamer
-from worker_node.scheduling.jobs import JobQueue, Pick
+from worker_node.scheduling.jobs import JobQueue
 
 
 class StatefulRunner:
@@ -94,7 +94,7 @@ class StatefulRunner:
     def step(self, emit: Outbox, poll: Inbox) -> None:
         now = time.monotonic()
         for late in self._queue.expired(now):
-            emit(Failed(late.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
         pick = self._queue.next()
         if pick is None:
             return
@@ -103,15 +103,7 @@ class StatefulRunner:
             self._generate(pick.job, emit, poll)
         finally:
             self._current = None
-            self._account(pick)
-
-    def _account(self, pick: Pick[GenerateJob]) -> None:
-        """Settle the share of batch work once it is known how long the answer is."""
-        job = pick.job
-        if job.interactive:
-            self._queue.served(job.prompt_tokens + self._generated)
-        elif pick.owed:
-            self._queue.credit.charge(self._generated - job.max_new_tokens)
+            self._queue.computed(pick, pick.job.prompt_tokens + self._generated)
 
     def _generate(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
         refusal = self._refusal(job)
@@ -123,7 +115,18 @@ class StatefulRunner:
         def delta(tokens: list[int], finish: str | None, busy: Busy) -> TokenDelta:
             # An answer may end with any of them, as far as the edge is concerned, so each tells all that is known.
             at = time.monotonic()
-            return TokenDelta(job.id, tokens, finish, started, busy.us, busy_shared=busy.shared, at=at)
+            first = (job.prompt_tokens, at - started) if started is not None else (0, 0.0)
+            return TokenDelta(
+                job.id,
+                tokens,
+                finish,
+                started,
+                busy.us,
+                busy_shared=busy.shared,
+                at=at,
+                prefilled=first[0],
+                prefill_s=first[1],
+            )
 
         def on_tokens(tokens: list[int]) -> bool:
             nonlocal started

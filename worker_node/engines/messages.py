@@ -139,7 +139,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
     `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
     since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
-    tokens.
+    tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
     """
 
     id: int
@@ -150,6 +150,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float] | None = None
     busy_shared: bool = False
     at: float | None = None
+    prefilled: int = 0
+    prefill_s: float = 0.0
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from worker_node.errors import DeadlineExceeded, Overloaded
-from worker_node.scheduling.backlog import Backlog, Capacity, Job
+from worker_node.scheduling.backlog import Backlog, Capacity
+from worker_node.scheduling.sequences import Job
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
@@ -63,9 +64,13 @@ class Permit:
     _job: Job
     _clock: Callable[[], float]
 
-    def progressed(self, tokens: int, *, taken_up: float | None = None, at: float | None = None) -> None:
-        """The engine had new tokens at `at` (monotonic; None: now); `taken_up` is when it began, with the first."""
-        self._backlog.progressed(self._job, tokens, taken_up=taken_up, at=self._clock() if at is None else at)
+    def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
+        """The engine had new tokens at `at` (monotonic; None: now).
+
+        Before that it computed the `prefilled` tokens of any prompts, in so many seconds.
+        """
+        self._backlog.measured(*prefilled)
+        self._backlog.progressed(self._job, tokens, at=self._clock() if at is None else at)
 
     def answered(self, *, by_itself: bool) -> None:
         """The answer ended by itself, or was cut at its limit."""
@@ -94,9 +99,12 @@ class Admission:
         """Units waiting behind those that run."""
         return max(0, self.outstanding - self.limits.parallel)
 
-    def expected_wait(self, *, interactive: bool = True) -> float | None:
-        """Seconds until work of this priority admitted now would begin to run; None while nothing was measured."""
-        return self.backlog.wait(self.clock(), interactive=interactive)
+    def expected_wait(self, *, interactive: bool = True, tokens: int = 0) -> float | None:
+        """Seconds until work of this priority admitted now would begin to run; None while nothing was measured.
+
+        `tokens` are those of its prompt or texts; without them it is taken for short.
+        """
+        return self.backlog.wait(self.clock(), interactive=interactive, tokens=tokens)
 
     @contextmanager
     def permit(

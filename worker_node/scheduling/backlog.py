@@ -1,19 +1,21 @@
 """What an engine has before it, in tokens, and how long that takes: one estimator for all engines.
 
 A job has two phases: the prefill (the tokens of its prompt, or of its texts), for which jobs are taken in turn, and the
-decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Both phases have
-a rate measured from progress. No device, no clock of its own; times are the caller's monotonic seconds.
+decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Prompts are
+computed in the order of `prompts`: those of fewer pieces first. Both phases have a measured rate. No device, no clock
+of its own; times are the caller's monotonic seconds.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from worker_node.scheduling.lengths import AnswerLengths
+from worker_node.scheduling.prompts import OLDEST_SHARE, WHOLE_PROMPT_PIECE, pieces
 from worker_node.scheduling.rates import Load, Rate
+from worker_node.scheduling.sequences import Job, Sequences, lanes
 from worker_node.scheduling.shares import BATCH_SHARE, batch_sequences
 from worker_node.scheduling.texts import TURN_TOKENS
 
@@ -34,28 +36,13 @@ class Capacity:
     """What the estimator must know of an engine.
 
     `sequences` is how many generations run side by side (None: embeddings, which have no decode). `step_tokens` is what
-    one step or run takes in; smaller prefills that run alone say nothing of the rate under load.
+    one step or run takes in; smaller prefills that run alone say nothing of the rate under load. Prompts go before
+    those that take more pieces of `piece_tokens`.
     """
 
     sequences: int | None = None
     step_tokens: int = 1
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """An admitted job. `limit` is its most new tokens; with `exact` it uses them all."""
-
-    prefill: int
-    limit: int
-    exact: bool
-    interactive: bool
-    since: float
-    # Where it stands among answers of its kind, from the longest (0) to the shortest (1), as far as anyone can tell.
-    luck: float = 0.5
-    generated: int = 0
-    # When it last got a token, and how much had been prefilled by then.
-    heard: float = 0.0
-    heard_prefilled: float = 0.0
+    piece_tokens: int = WHOLE_PROMPT_PIECE
 
 
 @dataclass(slots=True)
@@ -67,41 +54,36 @@ class Backlog:
     _lengths: dict[int, AnswerLengths] = field(default_factory=dict)
     _luck: float = 0.5
     # Not begun to decode, in order of arrival, by priority (False: batch); for embeddings all jobs.
-    _pending: dict[bool, OrderedDict[Job, None]] = field(
-        default_factory=lambda: {True: OrderedDict(), False: OrderedDict()}
-    )
+    _pending: dict[bool, OrderedDict[Job, None]] = field(default_factory=lanes)
     _prefill: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     # Embeddings of more than one turn, which others do not wait for to their end.
     _large: dict[bool, dict[Job, None]] = field(default_factory=lambda: {True: {}, False: {}})
-    # Jobs that hold one of the engine's sequences, as far as can be told from here.
-    _serving: dict[Job, None] = field(default_factory=dict)
-    _batch_served: int = 0
-    _queued: dict[bool, OrderedDict[Job, None]] = field(
-        default_factory=lambda: {True: OrderedDict(), False: OrderedDict()}
-    )
+    _sequences: Sequences = field(init=False)
     # Tokens that the oldest pending job of each priority has got by now, if the engine works at the usual rate.
     _under_way: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
     _advanced_at: float = 0.0
-    _prefilled_at: float = float("-inf")
-    _prefilled: int = 0
+    _prefill_s: float = 0.0
     _load: Load = field(default_factory=Load)
+    # Of interactive prompts alone, by the size of their number of pieces.
+    _prompt_loads: dict[int, Load] = field(default_factory=dict)
     _prefill_rate: Rate = field(init=False)
     _decode_rate: Rate = field(init=False)
-    _estimates: dict[bool, tuple[float, float | None]] = field(default_factory=dict)
+    _estimates: dict[tuple[bool, int], tuple[float, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._sequences = Sequences(self.capacity.sequences or 0)
         self._prefill_rate = Rate(_PREFILL_MEMORY_STEPS * max(64, self.capacity.step_tokens))
         self._decode_rate = Rate(_DECODE_MEMORY_TOKENS)
 
     @property
     def jobs(self) -> int:
         """How many jobs there are."""
-        serving_only = sum(job not in self._pending[job.interactive] for job in self._serving)
+        serving_only = sum(job not in self._pending[job.interactive] for job in self._sequences.serving)
         return serving_only + len(self._pending[True]) + len(self._pending[False])
 
     def tokens(self, *, interactive: bool) -> int:
         """Tokens of this priority that are still to be computed, as far as is expected."""
-        decode = [*self._serving, *self._queued[interactive]]
+        decode = [*self._sequences.serving, *self._sequences.queued[interactive]]
         return round(
             self._prefill[interactive] + sum(self._rest(job) for job in decode if job.interactive is interactive)
         )
@@ -116,54 +98,47 @@ class Backlog:
         if self.capacity.sequences is None and job.prefill > TURN_TOKENS:
             self._large[job.interactive][job] = None
         if self.capacity.sequences is not None:
-            self._queued[job.interactive][job] = None
-            self._fill(job.since)
+            self._sequences.add(job, job.since)
         if job.interactive:
             self._load.arrived(self._service_s(job), job.since)
+            if self.capacity.sequences is not None:
+                load = self._prompt_loads.setdefault(self._pieces(job.prefill).bit_length(), Load())
+                load.arrived(self.own_prefill_s(job.prefill), job.since)
         self._estimates.clear()
 
     def remove(self, job: Job, now: float) -> None:
         """A job ended, whether or not it was done."""
         if job in self._pending[job.interactive]:
             self._end_prefill(job, now)
-        self._queued[job.interactive].pop(job, None)
-        if job in self._serving:
-            self._leave(job)
-            self._fill(now)
+        self._sequences.remove(job, now)
         self._estimates.clear()
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """The engine itself measured its prefills under load."""
-        self._prefill_rate.measured(tokens, seconds)
+        """The engine computed so many tokens of texts or prompts in so many seconds."""
+        self._prefill_s += seconds
+        pending = self._prefill[True] + self._prefill[False]
+        if self.capacity.sequences is None or max(tokens, pending) >= self.capacity.step_tokens:
+            self._prefill_rate.measured(tokens, seconds)
         self._estimates.clear()
 
-    def progressed(self, job: Job, tokens: int, *, taken_up: float | None, at: float) -> None:
-        """A generation got new tokens at `at`; with the first of them, `taken_up` is when the engine took it up."""
+    def progressed(self, job: Job, tokens: int, *, at: float) -> None:
+        """A generation got new tokens at `at`; with the first of them its prompt is computed."""
         if job in self._pending[job.interactive]:
-            # Prefills are done in turn, so this one began when the one before was done.
-            if self._prefill[True] + self._prefill[False] >= self.capacity.step_tokens:
-                began = max(self._prefilled_at, job.since if taken_up is None else taken_up)
-                self._prefill_rate.measured(job.prefill, max(0.0, at - began))
-            self._prefilled_at = at
             self._end_prefill(job, at)
-            self._is_served(job)
+            self._sequences.taken_up(job, self._pending)
         else:
             self._measure_decode(job, tokens, at)
         self._answers_like(job).grew(job.generated, tokens)
         job.generated += tokens
-        job.heard, job.heard_prefilled = at, self._prefilled_so_far()
+        job.heard, job.heard_prefill_s = at, self._prefill_s
         self._estimates.clear()
 
     def _measure_decode(self, job: Job, tokens: int, at: float) -> None:
-        """Take the time between two tokens, less what the prefills of other jobs took of it."""
-        self._advance(at)
+        """Take the time between two tokens, less what the prompts of other jobs took of it."""
         elapsed = max(0.0, at - job.heard)
-        prefills = (self._prefilled_so_far() - job.heard_prefilled) / (self._prefill_rate.per_second or math.inf)
-        self._decode_rate.memory = _DECODE_MEMORY_TOKENS * max(1, len(self._serving))
-        self._decode_rate.measured(tokens, max(elapsed - prefills, _LEAST_DECODE * elapsed))
-
-    def _prefilled_so_far(self) -> float:
-        return self._prefilled + self._under_way[True] + self._under_way[False]
+        prompts = self._prefill_s - job.heard_prefill_s
+        self._decode_rate.memory = _DECODE_MEMORY_TOKENS * max(1, len(self._sequences.serving))
+        self._decode_rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
 
     def answered(self, job: Job, *, by_itself: bool) -> None:
         """An answer ended by itself, or was cut at its limit."""
@@ -176,34 +151,38 @@ class Backlog:
 
     def soonest_end(self) -> float | None:
         """Seconds until the first of the jobs ends that the engine has taken up; None while that is not known."""
-        jobs = self._serving or [next(iter(lane)) for lane in self._pending.values() if lane]
+        jobs = self._sequences.serving or [next(iter(lane)) for lane in self._pending.values() if lane]
         measured = self._prefill_rate if self.capacity.sequences is None else self._decode_rate
         return None if measured.per_second is None else min(map(self._service_s, jobs), default=0.0)
 
     def wait(self, now: float, *, interactive: bool, tokens: int = 0) -> float | None:
         """Seconds until the engine takes up a job of this priority that comes now; None while that is not known.
 
-        Interactive work waits for interactive work, for one step of batch work and for the share of batch work. An
-        embedding of `tokens` that needs several turns waits for as many of others, too.
+        Interactive work waits for interactive work, for one step of batch work and for the share of batch work; a
+        prompt of `tokens` for those that do not take more steps, for one step of the others and for the share of the
+        oldest. An embedding of `tokens` that needs several turns waits for as many of others, too.
         """
-        turns = tokens > TURN_TOKENS and bool(self._large[True] or self._large[False])
-        known = None if turns else self._estimates.get(interactive)
+        sequences = self.capacity.sequences
+        turns = sequences is None and tokens > TURN_TOKENS and bool(self._large[True] or self._large[False])
+        key = interactive, 0 if sequences is None else self._pieces(tokens)
+        known = None if turns else self._estimates.get(key)
         if known is not None and 0 <= now - known[0] < _FRESH_S:
             return known[1]
-        # The round under way is half over, on average, and in the next the others come first.
-        turn = max(tokens, TURN_TOKENS) + TURN_TOKENS // 2
-        wait = self._wait_for_prefills(now, turn, interactive=interactive)
-        if turns:
-            return wait
-        if self.capacity.sequences is not None:
-            decodes = self._wait_for_decodes(now, self.capacity.sequences, interactive=interactive)
+        if sequences is None:
+            # The round under way is half over, on average, and in the next the others come first.
+            wait = self._wait_for_texts(now, max(tokens, TURN_TOKENS) + TURN_TOKENS // 2, interactive=interactive)
+            if turns:
+                return wait
+        else:
+            prompts = self._wait_for_prompts(now, key[1], interactive=interactive)
+            decodes = self._wait_for_decodes(now, sequences, key[1], interactive=interactive)
             # They add up: while the engine takes in prompts, answers hardly grow.
-            known_waits = [each for each in (wait, decodes) if each is not None]
+            known_waits = [each for each in (prompts, decodes) if each is not None]
             wait = sum(known_waits) if any(known_waits) or len(known_waits) == 2 else None
-        self._estimates[interactive] = now, wait
+        self._estimates[key] = now, wait
         return wait
 
-    def _wait_for_prefills(self, now: float, turn: int, *, interactive: bool) -> float | None:
+    def _wait_for_texts(self, now: float, turn: int, *, interactive: bool) -> float | None:
         if not self._prefill[True] and not self._prefill[False]:
             return 0.0
         rate = self._prefill_rate.per_second
@@ -223,39 +202,73 @@ class Backlog:
         others = sum(max(0, job.prefill - turn) for job in self._large[interactive])
         return self._prefill[interactive] - max(others, self._under_way[interactive])
 
+    def _pieces(self, tokens: int) -> int:
+        return pieces(tokens, self.capacity.piece_tokens)
+
+    def _wait_for_prompts(self, now: float, most: int, *, interactive: bool) -> float | None:
+        """The wait of a prompt of `most` pieces for those that go before it."""
+        everything = self._prefill[True] + self._prefill[False]
+        if not everything:
+            return 0.0
+        rate = self._prefill_rate.per_second
+        if rate is None:
+            return None
+        self._advance(now)
+        ahead = [job.prefill for job in self._pending[interactive] if self._pieces(job.prefill) <= most]
+        left = sum(ahead) - min(self._under_way[interactive], _MOST_OF_IT * max(ahead, default=0))
+        share = self._share_of_engine(now, interactive=interactive)
+        before = sum(ahead)
+        if interactive:
+            share *= self._share_of_prompts(now, most, longer=len(ahead) < len(self._pending[True]))
+        else:
+            before += self._prefill[True]
+            left += self._prefill[True] - self._under_way[True]
+        return (left / share + min(self.capacity.step_tokens, everything - before)) / rate
+
+    def _share_of_prompts(self, now: float, most: int, *, longer: bool) -> float:
+        """The share of interactive prompts of `most` pieces beside longer ones, and shorter ones that come later."""
+        shorter = sum(load.share(now) for size, load in self._prompt_loads.items() if size < most.bit_length())
+        return max(OLDEST_SHARE, 1 - shorter) * (1 - OLDEST_SHARE if longer else 1.0)
+
     def _advance(self, now: float) -> None:
-        """Credit the oldest pending jobs with what the engine has done since the last time, interactive work first."""
+        """Credit the pending jobs with what the engine has done since the last time, interactive work first."""
         elapsed, self._advanced_at = now - self._advanced_at, max(now, self._advanced_at)
         work = max(0.0, elapsed) * (self._prefill_rate.per_second or 0.0)
         for interactive, most in ((True, work * self._share_of_engine(now, interactive=True)), (False, work)):
-            head = next(iter(self._pending[interactive]), None)
-            room = 0.0 if head is None else max(0.0, _MOST_OF_IT * head.prefill - self._under_way[interactive])
+            most_of_it = _MOST_OF_IT * self._head(self._pending[interactive])
+            room = max(0.0, most_of_it - self._under_way[interactive])
             done = min(room, most, work)
             self._under_way[interactive] += done
             work -= done
+
+    def _head(self, lane: OrderedDict[Job, None]) -> int:
+        """Tokens of the pending job that may be under way for the longest time: which it is, is not known here."""
+        if self.capacity.sequences is None:
+            return next((job.prefill for job in lane), 0)
+        return max((job.prefill for job in lane), default=0)
 
     def _end_prefill(self, job: Job, now: float) -> None:
         """A prefill is done, or given up."""
         self._advance(now)
         lane = self._pending[job.interactive]
-        if next(iter(lane)) is job or self.capacity.sequences is None:
-            self._under_way[job.interactive] = max(0.0, self._under_way[job.interactive] - job.prefill)
+        self._under_way[job.interactive] = max(0.0, self._under_way[job.interactive] - job.prefill)
         del lane[job]
         self._large[job.interactive].pop(job, None)
         self._prefill[job.interactive] -= job.prefill
-        self._prefilled += job.prefill
         if not lane:
             self._under_way[job.interactive] = 0.0
 
-    def _wait_for_decodes(self, now: float, sequences: int, *, interactive: bool) -> float | None:
-        ahead, running = [*self._queued[True]], [*self._serving]
+    def _wait_for_decodes(self, now: float, sequences: int, most: int, *, interactive: bool) -> float | None:
+        """The wait for a sequence of a job whose prompt has `most` pieces."""
+        queued = [job for job in self._sequences.queued[interactive] if self._pieces(job.prefill) <= most]
+        ahead, running = queued if interactive else [*self._sequences.queued[True]], [*self._sequences.serving]
         slowed = self._share_of_engine(now, interactive=interactive)
         if not interactive and sequences == 1:
-            ahead += self._queued[False]
+            ahead += queued
         elif not interactive:
             # What batch work may hold, and of that what interactive work leaves.
             most = batch_sequences(sequences)
-            ahead, running = [*self._queued[False]], [job for job in running if not job.interactive]
+            ahead, running = queued, [job for job in running if not job.interactive]
             sequences, slowed = most, min(1.0, slowed * sequences / most)
         if not ahead and len(running) < sequences:
             return 0.0
@@ -305,39 +318,3 @@ class Backlog:
 
     def _answers_like(self, job: Job) -> AnswerLengths:
         return self._lengths.setdefault(job.limit.bit_length(), AnswerLengths())
-
-    def _fill(self, now: float) -> None:
-        """Give free sequences to the jobs that are next, as the engine does."""
-        sequences = self.capacity.sequences or 0
-        while len(self._serving) < sequences:
-            lane = self._queued[True]
-            if not lane and self._batch_served < batch_sequences(sequences):
-                lane = self._queued[False]
-            if not lane:
-                return
-            job, _ = lane.popitem(last=False)
-            job.since = now
-            self._serve(job)
-
-    def _serve(self, job: Job) -> None:
-        self._serving[job] = None
-        self._batch_served += not job.interactive
-
-    def _leave(self, job: Job) -> None:
-        del self._serving[job]
-        self._batch_served -= not job.interactive
-
-    def _is_served(self, job: Job) -> None:
-        """The engine turns out to have taken up this job: it has the sequence of the last that shows no progress."""
-        if job not in self._queued[job.interactive]:
-            return
-        del self._queued[job.interactive][job]
-        self._serve(job)
-        for other in reversed(self._serving):
-            if len(self._serving) <= (self.capacity.sequences or 0):
-                return
-            if other in self._pending[other.interactive]:
-                self._leave(other)
-                self._queued[other.interactive][other] = None
-                self._queued[other.interactive].move_to_end(other, last=False)
-                return

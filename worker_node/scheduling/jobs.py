@@ -1,49 +1,25 @@
-"""The queue before a generation engine: two priorities, weighted service. No device, no clock of its own."""
+"""The prompts before a generation engine: two priorities, weighted service. No device, no clock of its own."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from worker_node.scheduling.deadlines import Deadlines
+from worker_node.scheduling.prompts import WHOLE_PROMPT_PIECE, J, Prompt, PromptLine
 from worker_node.scheduling.shares import BatchCredit
-
-
-class Queued(Protocol):
-    """What the queue must know of a job. `deadline` is on the caller's clock; sizes are in tokens."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def deadline(self) -> float: ...
-    @property
-    def interactive(self) -> bool: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-
-
-J = TypeVar("J", bound=Queued)
-
-
-@dataclass(frozen=True, slots=True)
-class Pick(Generic[J]):
-    """The job to run next. `owed` is set for a batch job that goes before interactive ones by its guaranteed share."""
-
-    job: J
-    owed: bool = False
 
 
 @dataclass(slots=True)
 class JobQueue(Generic[J]):
-    """Waiting jobs: first in, first out within a priority; every operation is O(log n) or better."""
+    """Jobs whose prompt is not computed: interactive ones first, the shortest rest first within a priority."""
 
     credit: BatchCredit = field(default_factory=BatchCredit)
-    _interactive: OrderedDict[int, J] = field(default_factory=OrderedDict)
-    _batch: OrderedDict[int, J] = field(default_factory=OrderedDict)
+    _interactive: PromptLine[J] = field(default_factory=PromptLine)
+    _batch: PromptLine[J] = field(default_factory=PromptLine)
     _deadlines: Deadlines = field(default_factory=Deadlines)
+    _arrivals: int = 0
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._batch)
@@ -51,60 +27,59 @@ class JobQueue(Generic[J]):
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._interactive or job_id in self._batch
 
-    @property
-    def interactive_waiting(self) -> int:
-        """How many interactive jobs wait."""
-        return len(self._interactive)
-
-    def add(self, job: J, *, first: bool = False) -> None:
-        """A job begins to wait; `first` puts it before the others of its priority."""
-        lane = self._interactive if job.interactive else self._batch
-        lane[job.id] = job
-        if first:
-            lane.move_to_end(job.id, last=False)
+    def add(self, job: J) -> None:
+        """A job begins to wait."""
+        self._arrivals += 1
+        self._line(job).add(Prompt(job, self._arrivals, job.prompt_tokens))
         self._deadlines.add(job.id, job.deadline)
 
-    def remove(self, job_id: int) -> bool:
-        """Take a job out; False if it does not wait."""
-        if self._interactive.pop(job_id, None) is None and self._batch.pop(job_id, None) is None:
-            return False
-        self._tidy()
-        return True
+    def remove(self, job_id: int) -> Prompt[J] | None:
+        """Take out a job whose prompt is computed, or which nobody waits for any more; None if it is not here."""
+        prompt = self._interactive.remove(job_id) or self._batch.remove(job_id)
+        if prompt is not None:
+            if not self._batch:
+                self.credit.nothing_waits()
+            self._deadlines.compact(self, len(self))
+        return prompt
 
-    def expired(self, now: float) -> list[J]:
+    def expired(self, now: float) -> list[Prompt[J]]:
         """Take out and return all jobs whose deadline has passed."""
-        late = [self._interactive.get(i) or self._batch[i] for i in self._deadlines.due(now, self)]
-        for job in late:
-            self.remove(job.id)
-        return late
+        late = [self.remove(job_id) for job_id in self._deadlines.due(now, self)]
+        return [prompt for prompt in late if prompt is not None]
 
-    def next(self, *, batch: bool = True) -> Pick[J] | None:
-        """Take out the job to run next; None if none waits, or only batch jobs do and `batch` forbids them."""
-        owed = batch and self._batch_is_owed()
-        if not owed and self._interactive:
-            _, job = self._interactive.popitem(last=False)
-        elif batch and self._batch:
-            _, job = self._batch.popitem(last=False)
-            if owed:
-                # All that it may use: what it leaves is given back when it ends.
-                self.credit.charge(job.prompt_tokens + job.max_new_tokens)
-        else:
-            return None
-        self._tidy()
-        return Pick(job, owed)
+    def ranked(self, step_tokens: int) -> list[Prompt[J]]:
+        """All prompts, the one to compute first at the front; one step computes `step_tokens` of it.
 
-    def served(self, tokens: int) -> None:
-        """An interactive job got so many tokens of work."""
-        if self._batch:
+        A batch prompt is at the very front, and marked as owed, where the share of batch work pays for its next step.
+        """
+        return self._ranked(step_tokens, due=step_tokens)
+
+    def next(self, piece_tokens: int = WHOLE_PROMPT_PIECE) -> Prompt[J] | None:
+        """Take out the job to run next, to its end and alone; None if none waits."""
+        first = next(iter(self._ranked(piece_tokens, due=sys.maxsize)), None)
+        if first is not None:
+            self.remove(first.job.id)
+        return first
+
+    def _ranked(self, piece_tokens: int, due: int) -> list[Prompt[J]]:
+        interactive, batch = self._interactive.ranked(piece_tokens, due), self._batch.ranked(piece_tokens, due)
+        if not batch or not interactive:
+            return interactive or batch
+        first = batch[0]
+        first.owed = self.credit.pays_for(min(due, first.left))
+        return [first, *interactive, *batch[1:]] if first.owed else [*interactive, *batch]
+
+    def computed(self, prompt: Prompt[J], tokens: int) -> None:
+        """So many tokens of a prompt were computed."""
+        self._line(prompt.job).computed(prompt, tokens)
+        self.generated(prompt, tokens)
+
+    def generated(self, prompt: Prompt[J], tokens: int) -> None:
+        """The answer to a prompt got so many tokens."""
+        if prompt.owed:
+            self.credit.charge(tokens)
+        elif prompt.job.interactive and self._batch:
             self.credit.interactive_served(tokens)
 
-    def _batch_is_owed(self) -> bool:
-        if not self._batch or not self._interactive:
-            return False
-        oldest = next(iter(self._batch.values()))
-        return self.credit.pays_for(oldest.prompt_tokens)
-
-    def _tidy(self) -> None:
-        if not self._batch:
-            self.credit.nothing_waits()
-        self._deadlines.compact(self, len(self))
+    def _line(self, job: J) -> PromptLine[J]:
+        return self._interactive if job.interactive else self._batch

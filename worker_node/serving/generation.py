@@ -269,7 +269,7 @@ async def _run(
             completion_tokens += len(delta.tokens)
             watch.progress.tokens = completion_tokens
             count(len(delta.tokens))
-            runs.permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
+            runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
             logprobs = _logprobs(model, delta) if delta.logprobs else ()
             for piece in reader.read(text.push(delta.tokens), logprobs):
                 yield piece

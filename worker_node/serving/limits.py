@@ -31,7 +31,7 @@ def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> Admission
             capacity = Capacity(step_tokens=buckets[-1] * rows)
             limits = AdmissionLimits(max_outstanding=8192, parallel=1, capacity=capacity, sizes=buckets)
         case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
-            capacity = Capacity(sequences, tokens)
+            capacity = Capacity(sequences, tokens, piece_tokens=tokens)
             limits = AdmissionLimits(max_outstanding=256, parallel=min(64, sequences), capacity=capacity)
         case _:
             limits = AdmissionLimits(max_outstanding=64, parallel=1, capacity=Capacity(sequences=1))

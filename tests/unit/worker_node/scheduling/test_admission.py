@@ -86,10 +86,14 @@ def test_a_small_embedding_waits_for_turns_of_a_large_one_and_a_large_one_to_its
     assert admission.expected_wait() == 0
 
 
-def test_a_generation_waits_for_the_whole_prompt_before_it(clock):
-    admission = engine_of(clock, capacity=Capacity(sequences=8), rate=100)
+def test_a_generation_waits_for_prompts_that_are_not_longer_and_for_one_step_of_the_others(clock):
+    admission = engine_of(clock, capacity=Capacity(8, step_tokens=200, piece_tokens=200), rate=100)
     with admission.permit(1, FAR, work=Work(8000, 1)):
-        assert admission.expected_wait() == pytest.approx(80, rel=0.1)
+        assert admission.expected_wait(tokens=8000) == pytest.approx(80, rel=0.1)
+        assert admission.expected_wait(tokens=150) == pytest.approx(2)
+        with admission.permit(1, FAR, work=Work(150, 1)):
+            # A quarter of the engine is guaranteed to the oldest prompt.
+            assert admission.expected_wait(tokens=100) == pytest.approx(150 / 100 / 0.75 + 2, rel=0.1)
 
 
 def test_a_request_larger_than_the_queue_runs_when_nothing_else_does(admission):
@@ -168,7 +172,7 @@ def test_the_wait_for_a_sequence_follows_the_tokens_of_a_running_answer(clock):
     admission = Admission("m on NPU", limits, clock)
     with admission.permit(1, FAR, work=Work(100, 1000, exact=True)) as permit:
         clock.now = 1.0
-        permit.progressed(1, taken_up=0.0)
+        permit.progressed(1)
         for token in range(1, 500):
             clock.now = 1.0 + 0.1 * token
             permit.progressed(1)
@@ -201,7 +205,7 @@ def test_refusals_of_one_moment_cost_one_estimate(clock, monkeypatch):
     try:
         permit = permits[0]
         with admission.permit(1, FAR, work=Work(10, 4096)) as permit:
-            permit.progressed(1, taken_up=0.0, at=0.5)
+            permit.progressed(1, at=0.5)
             permit.progressed(1, at=1.0)
             looked = 0
             for _ in range(1000):

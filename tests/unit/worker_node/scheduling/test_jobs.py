@@ -1,4 +1,4 @@
-"""The queue before a generation engine: interactive first, batch work slowed and never starved."""
+"""The prompts before a generation engine: interactive first, short before long, none starved."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from worker_node.scheduling.jobs import JobQueue
 
 FAR = 1e12
+STEP = 256
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,6 @@ class Job:
     interactive: bool = True
     deadline: float = FAR
     prompt_tokens: int = 10
-    max_new_tokens: int = 90
 
 
 def queue_of(*jobs):
@@ -26,81 +26,116 @@ def queue_of(*jobs):
     return queue
 
 
-def served(queue, **options):
-    order = []
-    while (pick := queue.next(**options)) is not None:
-        order.append(pick.job.id)
-    return order
+def order(queue):
+    return [prompt.job.id for prompt in queue.ranked(STEP)]
+
+
+def prompt_of(queue, job_id):
+    return next(prompt for prompt in queue.ranked(STEP) if prompt.job.id == job_id)
 
 
 def test_first_in_first_out_within_a_priority_and_interactive_first():
     queue = queue_of(Job(1, False), Job(2), Job(3, False), Job(4))
-    assert served(queue) == [2, 4, 1, 3]
+    assert order(queue) == [2, 4, 1, 3]
+    assert [queue.next().job.id for _ in range(4)] == [2, 4, 1, 3]
+    assert queue.next() is None
 
 
-def test_batch_work_waits_where_it_may_not_run():
-    queue = queue_of(Job(1, False), Job(2))
-    assert served(queue, batch=False) == [2]
-    assert served(queue) == [1]
+def test_prompts_of_fewer_steps_go_first_and_those_of_as_many_in_order_of_arrival():
+    queue = queue_of(
+        Job(1, prompt_tokens=8000), Job(2, prompt_tokens=200), Job(3, prompt_tokens=300), Job(4, prompt_tokens=10)
+    )
+    assert order(queue) == [2, 4, 3, 1]
 
 
-def test_a_job_that_was_taken_back_is_the_next_of_its_kind():
-    queue = queue_of(Job(1, False), Job(2, False))
-    queue.add(queue.next().job, first=True)
-    assert served(queue) == [1, 2]
+def test_the_rest_of_a_prompt_counts_and_not_its_length():
+    queue = queue_of(Job(1, prompt_tokens=8000), Job(2, prompt_tokens=1000))
+    queue.computed(prompt_of(queue, 1), 7500)
+    assert order(queue) == [1, 2]
 
 
-def test_a_job_that_was_put_back_expires_once():
-    queue = queue_of(Job(1, False, deadline=5.0), Job(2, False, deadline=5.0))
-    queue.add(queue.next().job, first=True)
-    assert sorted(job.id for job in queue.expired(5.0)) == [1, 2]
+def test_the_oldest_prompt_gets_a_quarter_of_the_tokens():
+    queue = queue_of(Job(0, prompt_tokens=8000))
+    tokens = {True: 0, False: 0}
+    for number in range(1, 100):
+        queue.add(Job(number, prompt_tokens=STEP))
+        first = queue.ranked(STEP)[0]
+        queue.computed(first, STEP)
+        tokens[first.job.id == 0] += STEP
+        if first.job.id:
+            queue.remove(first.job.id)
+    assert 0.24 < tokens[True] / sum(tokens.values()) < 0.26
+
+
+def test_idle_time_is_not_held_against_the_oldest_prompt():
+    queue = queue_of(Job(0, prompt_tokens=8000))
+    for _ in range(10):
+        queue.computed(prompt_of(queue, 0), STEP)
+    for number in (1, 2, 3):
+        queue.add(Job(number, prompt_tokens=STEP))
+        assert order(queue)[0] == number
+        queue.computed(prompt_of(queue, number), STEP)
+        queue.remove(number)
+    queue.add(Job(4, prompt_tokens=STEP))
+    assert order(queue)[0] == 0
 
 
 def test_what_was_cancelled_or_is_late_leaves_the_queue():
     queue = queue_of(Job(1), Job(2, deadline=5.0), Job(3), Job(4, False, deadline=4.0))
-    assert queue.remove(1)
-    assert not queue.remove(1)
-    assert [job.id for job in queue.expired(5.0)] == [4, 2]
+    assert queue.remove(1).job.id == 1
+    assert queue.remove(1) is None
+    assert [prompt.job.id for prompt in queue.expired(5.0)] == [4, 2]
     assert queue.expired(5.0) == []
-    assert served(queue) == [3]
-    assert queue.next() is None
+    assert order(queue) == [3]
 
 
-@given(st.lists(st.booleans(), max_size=30))
-def test_all_are_served_once_and_in_order_within_their_priority(kinds):
-    queue = queue_of(*(Job(index, interactive) for index, interactive in enumerate(kinds)))
-    order = served(queue)
-    assert sorted(order) == list(range(len(kinds)))
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9000)), max_size=30))
+def test_all_are_served_once_and_those_alike_in_order(jobs):
+    queue = queue_of(*(Job(index, kind, prompt_tokens=tokens) for index, (kind, tokens) in enumerate(jobs)))
+    served = order(queue)
+    assert sorted(served) == list(range(len(jobs)))
     for kind in (True, False):
-        of_kind = [i for i in order if kinds[i] is kind]
-        assert of_kind == sorted(of_kind)
+        steps = [(-(-jobs[index][1] // STEP), index) for index in served if jobs[index][0] is kind]
+        assert steps == sorted(steps)
 
 
 def test_batch_work_gets_its_share_of_the_tokens_under_endless_interactive_work():
-    queue = queue_of(*(Job(-1 - index, False) for index in range(200)))
+    queue = queue_of(*(Job(-1 - index, False, prompt_tokens=100) for index in range(200)))
     tokens = {True: 0, False: 0}
     for index in range(1000):
-        queue.add(Job(index))
-        pick = queue.next()
-        tokens[pick.job.interactive] += 100
-        if pick.job.interactive:
-            queue.served(100)
+        queue.add(Job(index, prompt_tokens=100))
+        first = queue.next()
+        tokens[first.job.interactive] += 100
+        queue.computed(first, 100)
     share = tokens[False] / sum(tokens.values())
     assert 0.09 < share < 0.11
 
 
 def test_no_batch_work_runs_before_the_interactive_work_that_it_waited_for_paid_for_it():
     queue = queue_of(Job(0, False))
-    order = []
+    taken = []
     for index in range(1, 12):
         queue.add(Job(index))
         queue.add(Job(100 + index))
-        pick = queue.next()
-        order.append((pick.job.id, pick.owed))
-        queue.served(10)
+        first = queue.next()
+        taken.append((first.job.id, first.owed))
+        queue.computed(first, 10)
     # Ten prompt tokens are a tenth of the tokens after ninety interactive ones.
-    assert [job_id for job_id, owed in order].index(0) == 9
-    assert order[9] == (0, True)
+    assert taken[9] == (0, True)
+    assert not any(owed for job_id, owed in taken if job_id)
+
+
+def test_a_long_batch_prompt_is_owed_one_step_at_a_time():
+    queue = queue_of(Job(0, False, prompt_tokens=8000))
+    firsts = []
+    for number in range(1, 41):
+        queue.add(Job(number, prompt_tokens=STEP))
+        first = queue.ranked(STEP)[0]
+        firsts.append(first.job.id)
+        queue.computed(first, STEP)
+        if first.job.id:
+            queue.remove(first.job.id)
+    assert [index for index, job_id in enumerate(firsts) if job_id == 0] == [9, 19, 29, 39]
 
 
 def test_cancelled_jobs_leave_no_deadlines_behind():

@@ -298,7 +298,8 @@ def check_nothing_is_left(world):
     assert all(request.outcome for request in world.requests)
     assert world.admission.outstanding == backlog.jobs == 0
     assert [backlog.tokens(interactive=kind) for kind in (True, False)] == [0, 0]
-    assert (backlog._prefill, backlog._serving, backlog._batch_served) == ({True: 0, False: 0}, {}, 0)
+    assert backlog._prefill == {True: 0, False: 0}
+    assert (backlog._sequences.serving, backlog._sequences._batch) == ({}, 0)
     assert backlog.wait(world.now, interactive=True) in (0.0, None)
     stats = world.runner.stats()
     assert (stats.waiting, stats.running) == (0, 0)

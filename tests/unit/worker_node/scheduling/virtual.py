@@ -92,7 +92,9 @@ class World:
     def _submit(self, request, caller):
         request.arrived = self.now
         self.requests.append(request)
-        request.predicted = self.admission.expected_wait(interactive=request.interactive)
+        request.predicted = self.admission.expected_wait(
+            interactive=request.interactive, tokens=request.prompt * max(1, request.texts)
+        )
         work = Work(request.prompt * max(1, request.texts), request.limit)
         stack = ExitStack()
         try:
@@ -151,7 +153,7 @@ class World:
         request.last_token = delta.at
         if delta.started is not None:
             request.started = delta.started
-        permit.progressed(len(delta.tokens), taken_up=delta.started, at=delta.at)
+        permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
         request.generated += len(delta.tokens)
         if delta.finish is not None:
             permit.answered(by_itself=delta.finish == "stop")
@@ -307,7 +309,7 @@ class SequenceWorld(World):
 
     def __init__(self, *, sequences, step_s, token_s, step_tokens=256, max_outstanding=10**6, max_wait_s=1e6):
         super().__init__(
-            AdmissionLimits(max_outstanding, sequences, max_wait_s, capacity=Capacity(sequences, step_tokens))
+            AdmissionLimits(max_outstanding, sequences, max_wait_s, Capacity(sequences, step_tokens, step_tokens))
         )
         options = {"max_num_seqs": sequences, "max_num_batched_tokens": step_tokens}
         spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "generation_continuous", options)

@@ -1,0 +1,109 @@
+"""What a continuous-batching pipeline is given for its next steps, and the time that is kept for decoding."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from worker_node.scheduling.prompts import Prompt
+from worker_node.scheduling.steps import (
+    PrefillMeter,
+    ShortTurns,
+    StepLimits,
+    choose_prompts,
+    computed_in_step,
+    in_order,
+    without_long,
+)
+
+LIMITS = StepLimits(tokens=256)
+
+
+@dataclass(frozen=True)
+class Job:
+    id: int
+    interactive: bool = True
+    deadline: float = 0.0
+    prompt_tokens: int = 10
+
+
+def prompts(*lefts, **more):
+    return [Prompt(Job(index, prompt_tokens=left, **more), index, left) for index, left in enumerate(lefts)]
+
+
+def chosen(ranked, places=100, batch_places=100):
+    return [prompt.job.id for prompt in choose_prompts(ranked, LIMITS, places=places, batch_places=batch_places)]
+
+
+def test_two_steps_and_at_least_two_prompts_are_handed_over():
+    assert chosen(prompts(8000, 8000, 8000)) == [0, 1]
+    assert chosen(prompts(*[100] * 20)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_prompt_that_was_begun_stays_behind_the_others():
+    ranked = prompts(*[100] * 20)
+    ranked[19].begun = 1.0
+    assert chosen(ranked) == [0, 1, 2, 3, 4, 5, 19]
+
+
+def test_places_are_kept_and_those_of_batch_work():
+    assert chosen(prompts(10, 10, 10), places=1) == [0]
+    assert chosen(prompts(10, 10, 10), places=0) == []
+    batch = prompts(10, 10, 10, interactive=False)
+    assert chosen(batch, batch_places=2) == [0, 1]
+    assert chosen(batch, batch_places=0) == []
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted", "stay"),
+    [((), (0, 1), 0), ((0,), (0, 1), 1), ((0, 1), (0,), 2), ((1, 0), (0, 1), 0), ((0, 2, 1), (0, 1, 2), 1)],
+)
+def test_what_is_in_order_stays_in_the_pipeline(current, wanted, stay):
+    three = prompts(1, 2, 3)
+    assert in_order([three[index] for index in current], [three[index] for index in wanted]) == stay
+
+
+def test_a_step_computes_prompts_in_order_beside_the_tokens_of_running_answers():
+    assert computed_in_step([100, 8000, 50], 6, LIMITS) == [100, 150, 0]
+    assert computed_in_step([100], 300, LIMITS) == [0]
+    assert computed_in_step([200, 100, 50], 0, StepLimits(256, split=False)) == [200, 0, 50]
+
+
+def test_short_work_is_owed_a_third_of_the_time_and_no_more_than_for_one_step():
+    turns = ShortTurns()
+    for _ in range(10):
+        turns.stepped(3.0, long_share=1.0, beside=True)
+    assert turns.owed_s == pytest.approx(1.5)
+    turns.stepped(1.0, long_share=0.0, beside=True)
+    assert turns.owed_s == pytest.approx(0.5)
+    turns.stepped(1.0, long_share=0.0, beside=True)
+    assert turns.owed_s == 0.0
+    turns.stepped(3.0, long_share=0.5, beside=True)
+    assert turns.owed_s == pytest.approx(0.75)
+    turns.stepped(3.0, long_share=1.0, beside=False)
+    assert turns.owed_s == 0.0
+
+
+def test_a_step_for_short_work_leaves_out_long_prompts_until_their_last_step():
+    ranked = prompts(40, 8000, 8000)
+    ranked[2].left = 256
+    assert without_long(ranked, LIMITS) == [ranked[0], ranked[2]]
+    short = prompts(40, 1000, 600)
+    assert without_long(short, LIMITS) == short
+
+
+def test_short_work_does_not_need_the_cache_in_which_a_long_prompt_is():
+    ranked = prompts(*[200] * 9, 8000)
+    ranked[9].left = 1000
+    assert without_long(ranked, LIMITS) == ranked[:3]
+
+
+def test_the_time_of_decoding_is_not_counted_as_that_of_prompts():
+    meter = PrefillMeter()
+    meter.stepped(1.0, 250, 0)
+    assert meter.take() == (250, 1.0)
+    meter.stepped(0.2, 0, 6)
+    meter.stepped(1.2, 250, 6)
+    assert meter.take() == (250, pytest.approx(1.0))
+    meter.stepped(0.21, 10, 6)
+    assert meter.take() == (10, pytest.approx(10 / 16 * 0.21 / 2))
+    assert meter.take() == (0, 0.0)

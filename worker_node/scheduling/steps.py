@@ -1,0 +1,139 @@
+"""What a continuous-batching pipeline is given to compute next, and what that takes. Pure; seconds are the caller's.
+
+The pipeline computes prompts in the order in which it gets them and holds a step's tokens at most. So it gets no more
+prompts than fill its next steps, in the order of `prompts`; when that order changes, they are taken back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from worker_node.scheduling.prompts import J, Prompt
+
+# What is handed over ahead: prompts of two steps' tokens and at least two of them, so that a step which ends one prompt
+# has another to be filled up with.
+_STEPS_AHEAD = 2
+_PROMPTS_AHEAD = 2
+# A prompt of more steps than this makes way for short work now and then, until its last step.
+_LONG_STEPS = 4
+# The share of the time that short work gets for itself beside long prompts. A step with a piece of a long prompt takes
+# many times as long as one without, so without this each token of an answer would.
+_SHORT_SHARE = 1 / 3
+# What a short prompt takes of the KV cache beside its tokens: its last block, and the beginning of its answer.
+_CACHE_ROUNDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The tokens of one step, and whether a prompt may be split over several steps."""
+
+    tokens: int
+    split: bool = True
+
+
+def choose_prompts(
+    ranked: Iterable[Prompt[J]], limits: StepLimits, *, places: int, batch_places: int
+) -> list[Prompt[J]]:
+    """Return the prompts for the next steps, in order; at most `places`, and `batch_places` of batch work.
+
+    A prompt that has been begun stays in the pipeline, behind the others: there it keeps its part of the KV cache.
+    """
+    chosen: list[Prompt[J]] = []
+    ahead = 0
+    for prompt in ranked:
+        if len(chosen) == places:
+            break
+        if not prompt.job.interactive and not batch_places:
+            continue
+        enough = len(chosen) >= _PROMPTS_AHEAD and ahead >= _STEPS_AHEAD * limits.tokens
+        if enough and prompt.begun is None:
+            continue
+        chosen.append(prompt)
+        ahead += prompt.left
+        batch_places -= not prompt.job.interactive
+    return chosen
+
+
+def in_order(current: Sequence[Prompt[J]], chosen: Sequence[Prompt[J]]) -> int:
+    """How many of the prompts in the pipeline can stay where they are; all, if the chosen ones come first in order."""
+    pairs = enumerate(zip(current, chosen, strict=False))
+    return next((index for index, (have, want) in pairs if have is not want), len(current))
+
+
+def computed_in_step(lefts: Sequence[int], decoding: int, limits: StepLimits) -> list[int]:
+    """How many tokens of each prompt, in order, a step computes that generates one token for each of `decoding`."""
+    free = max(0, limits.tokens - decoding)
+    taken = []
+    for left in lefts:
+        tokens = min(free, left)
+        if not limits.split and tokens < left:
+            tokens = 0
+        taken.append(tokens)
+        free -= tokens
+    return taken
+
+
+def makes_way(prompt: Prompt[J], limits: StepLimits) -> bool:
+    """Whether a prompt takes so many steps that short work is given time beside it."""
+    return limits.split and prompt.job.prompt_tokens > _LONG_STEPS * limits.tokens and prompt.left > limits.tokens
+
+
+def without_long(chosen: Sequence[Prompt[J]], limits: StepLimits) -> list[Prompt[J]]:
+    """Return the prompts of a step that is left to short work.
+
+    The pipeline reserved KV cache for all of the long prompts. Short ones must not need more than what is unused of it:
+    they would overwrite what was computed, which would be computed again.
+    """
+    unused = sum(prompt.left for prompt in chosen if makes_way(prompt, limits))
+    short = [prompt for prompt in chosen if not makes_way(prompt, limits)]
+    if not unused:
+        return short
+    needed = itertools.accumulate(prompt.left + _CACHE_ROUNDING for prompt in short)
+    return [prompt for prompt, tokens in zip(short, needed, strict=True) if tokens <= unused]
+
+
+@dataclass(slots=True)
+class ShortTurns:
+    """The time that short work is owed for steps with a piece of a long prompt. Never more than for one such step."""
+
+    owed_s: float = 0.0
+
+    def stepped(self, seconds: float, *, long_share: float, beside: bool) -> None:
+        """A step took so long, of its prompt tokens `long_share` those of long prompts; `beside` short work or not."""
+        if not beside:
+            self.owed_s = 0.0
+        elif long_share:
+            self.owed_s = seconds * long_share * _SHORT_SHARE / (1 - _SHORT_SHARE)
+        else:
+            self.owed_s = max(0.0, self.owed_s - seconds)
+
+
+@dataclass(slots=True)
+class PrefillMeter:
+    """The prompt tokens that were computed since `take`, and the seconds of the steps that they took.
+
+    A step also generates a token for each running answer: what that takes is known from steps that did only that.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    _decode_step_s: float = 0.0
+
+    def stepped(self, seconds: float, prompt_tokens: int, decoding: int) -> None:
+        """A step of so many prompt tokens and one token for each of `decoding` answers took so long."""
+        if not prompt_tokens:
+            self._decode_step_s = seconds
+            return
+        share = seconds * prompt_tokens / (prompt_tokens + decoding)
+        self.tokens += prompt_tokens
+        # A token of an answer takes longer than one of a prompt, since weights are read for few of them.
+        known = decoding and self._decode_step_s
+        self.seconds += max(share / 2, seconds - self._decode_step_s) if known else share
+
+    def take(self) -> tuple[int, float]:
+        """Return tokens and seconds, and begin anew."""
+        taken = self.tokens, self.seconds
+        self.tokens, self.seconds = 0, 0.0
+        return taken
