@@ -55,6 +55,8 @@ _ERRORS: dict[str, type[NodeError]] = {
     )
 }
 
+_LAST_WORDS_BYTES = 1 << 16
+
 
 @dataclass(slots=True)
 class _Held:
@@ -80,6 +82,7 @@ class EngineLink(asyncio.Protocol):
         self._call: NativeCall | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
@@ -114,11 +117,13 @@ class EngineLink(asyncio.Protocol):
                 ours.close()
                 raise
         ours.setblocking(False)
+        link._socket = ours.dup()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         except BaseException:
             link.kill("the node was stopped while it started")
             ours.close()
+            link._socket.close()
             await link.reap()
             raise
         link._write(encode(spec))
@@ -219,6 +224,7 @@ class EngineLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
+        self._read_last_words()
         reason = self._kill_reason or "the engine process died"
         if not self.loaded.done():
             self.loaded.set_exception(self._died(reason))
@@ -230,6 +236,17 @@ class EngineLink(asyncio.Protocol):
         for held in jobs.values():
             held.sink.on_error(self._fate(held, reason))
         self._closed.set_result(reason)
+
+    def _read_last_words(self) -> None:
+        """Read what the engine sent before it ended: a failed write to it closes the transport with that unread.
+
+        It may be the announcement that tells which request is to blame.
+        """
+        if self._socket is None:
+            return
+        with self._socket as connection, contextlib.suppress(OSError):
+            while data := connection.recv(_LAST_WORDS_BYTES):
+                self.data_received(data)
 
     def _dispatch(self, event: Event) -> None:
         match event:

@@ -237,6 +237,23 @@ async def test_a_request_whose_preparation_kills_the_engine_is_refused_at_once_a
         assert model.engines[0].status.restarts == 1
 
 
+async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first():
+    """Else the request that was sent to a dead engine is suspected beside the one that killed it."""
+    async with serving() as model:
+        engine = model.engines[0]
+        guilty = asyncio.create_task(model.answer(BREAK))
+        async with asyncio.timeout(30):
+            while not engine.status.in_flight:
+                await asyncio.sleep(0)
+        # The event loop stands still until the engine is dead: it has read nothing when it writes again.
+        os.waitid(os.P_PID, engine.status.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        innocent = asyncio.create_task(model.answer(1, 2))
+        with pytest.raises(RequestBreaksEngine):
+            await guilty
+        assert await innocent == ([1, 2], Device.CPU)
+        assert engine.status.restarts == 1
+
+
 async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
     async with serving() as model:
         for n in range(3):
