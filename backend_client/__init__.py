@@ -84,6 +84,8 @@ AsyncNPUClient = NPUClient
 AsyncInferenceClient = InferenceClient
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from backend_client.cloud import CloudClient
 
 __all__ = [
@@ -155,7 +157,21 @@ __all__ = [
     "Transcription",
     "Usage",
     "VectorSpaceMismatch",
+    "openai",
 ]
+
+
+def openai(settings: ClientSettings | None = None, **options: Any) -> AsyncOpenAI:
+    """The OpenAI SDK (AsyncOpenAI) over the fleet, and the cloud behind it, that the settings describe.
+
+    Code that takes an OpenAI client gets routing by health, retries in one budget and one deadline, streams that are
+    never repeated in the middle, and the check of vector spaces. Closing it closes the client. `options` as in
+    `InferenceClient.from_settings`. Raises ConfigurationError.
+    """
+    # Imported lazily: slow, and only its users need it.
+    from backend_client._api.openai_client import openai_over  # noqa: PLC0415
+
+    return openai_over(InferenceClient.from_settings(settings, **options))
 
 
 def __getattr__(name: str) -> Any:

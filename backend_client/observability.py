@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -42,6 +42,7 @@ from backend_client._api.npu_client import NPUClient
 from backend_client._api.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
 from backend_client._api.state_metrics import StateCollector
 from backend_client._protocol.jobs import Answer, Backend, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
+from backend_client._protocol.report import ModelReport
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import NPUError
 from backend_client.results import Attempt, EmbedBatch, GenerateResult, Origin, RawReply, Source, Usage
@@ -190,6 +191,10 @@ class ObservedBackend:
         observed = self._events(job, opened_by)
         first = await anext(observed)
         return _led(first, observed)
+
+    async def models(self) -> Sequence[ModelReport]:
+        """As inside."""
+        return await self.inner.models()
 
     async def _events(self, job: Exchange, opened_by: Deadline | None) -> EventStream:
         with self._observed(job, stream=True) as seen:

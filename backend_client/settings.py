@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -20,7 +32,16 @@ from pydantic_settings import (
 
 from backend_client._protocol.node_addresses import parse_nodes
 from backend_client.errors import ConfigurationError
-from backend_client.options import ClientOptions, HedgeOptions, Timeouts
+from backend_client.options import (
+    BatchOptions,
+    BreakerOptions,
+    ClientOptions,
+    FallbackOptions,
+    HedgeOptions,
+    ProbeOptions,
+    RetryOptions,
+    Timeouts,
+)
 
 DEFAULT_NODE = "http://127.0.0.1:8081"
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
@@ -33,16 +54,49 @@ def checked_key(key: SecretStr | None) -> SecretStr | None:
     return key
 
 
-class TimeoutSettings(BaseModel):
-    """Seconds; see `options.Timeouts`."""
+def _section(options: type, **limits: Any) -> type[BaseModel]:
+    """The settings of a group of options: its fields and defaults, each positive unless `limits` says otherwise."""
+    parts: dict[str, Any] = {
+        item.name: (hints[item.name], Field(default=item.default, **limits.get(item.name, {"gt": 0})))
+        for hints in [get_type_hints(options)]
+        for item in fields(options)
+    }
+    config = ConfigDict(extra="forbid", frozen=True)
+    return create_model(
+        f"{options.__name__}Settings", __config__=config, __doc__=f"See `options.{options.__name__}`.", **parts
+    )
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    embed: float = Field(default=Timeouts().embed, gt=0)
-    generate: float = Field(default=Timeouts().generate, gt=0)
-    connect: float = Field(default=Timeouts().connect, gt=0)
-    attempt: float = Field(default=Timeouts().attempt, gt=0)
-    idle: float = Field(default=Timeouts().idle, gt=0)
+_DEFAULTS = ClientOptions()
+_MAY_BE_ZERO = {name: {"ge": 0} for name in ("per_request", "per_second", "initial", "patience", "pause")}
+
+
+class TimeoutSettings(_section(Timeouts, share={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
+    """See `options.Timeouts`."""
+
+
+class ProbeSettings(_section(ProbeOptions, jitter={"ge": 0, "lt": 1}, idle_after={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.ProbeOptions`."""
+
+
+class BreakerSettings(_section(BreakerOptions, jitter={"ge": 0, "lt": 1}, slow_start={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.BreakerOptions`."""
+
+
+class RetrySettings(_section(RetryOptions, **_MAY_BE_ZERO)):  # type: ignore[misc]  # a model made from the options
+    """See `options.RetryOptions`."""
+
+
+class HedgeSettings(_section(HedgeOptions, percentile={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
+    """See `options.HedgeOptions`."""
+
+
+class BatchSettings(_section(BatchOptions)):  # type: ignore[misc]  # a model made from the options
+    """See `options.BatchOptions`."""
+
+
+class FallbackSettings(_section(FallbackOptions, share={"ge": 0, "lt": 1}, longest={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.FallbackOptions`."""
 
 
 class Price(BaseModel):
@@ -113,6 +167,15 @@ class ClientSettings(BaseSettings):
     cloud: CloudSettings | None = None
     local_only: bool = False
     hedge_percentile: float | None = Field(default=None, gt=0, lt=1)
+    probe: ProbeSettings = ProbeSettings()
+    breaker: BreakerSettings = BreakerSettings()
+    retry: RetrySettings = RetrySettings()
+    hedge: HedgeSettings = HedgeSettings()
+    batch: BatchSettings = BatchSettings()
+    fallback: FallbackSettings = FallbackSettings()
+    connections_per_node: int = Field(default=_DEFAULTS.connections_per_node, gt=0)
+    discovery_interval: float = Field(default=_DEFAULTS.discovery_interval, gt=0)
+    max_reply_bytes: int = Field(default=_DEFAULTS.max_reply_bytes, gt=0)
     spaces: dict[str, str] = {}
 
     _key = field_validator("api_key")(checked_key)
@@ -147,6 +210,7 @@ class ClientSettings(BaseSettings):
 
         Raises ConfigurationError, with each problem on a line and no value in it.
         """
+        _reject_misspelt(os.environ, cls)
         path = config or os.environ.get(CONFIG_VARIABLE)
         if path is not None and not Path(path).is_file():
             raise ConfigurationError(f"the configuration file {path} does not exist")
@@ -169,7 +233,70 @@ class ClientSettings(BaseSettings):
             return settings
         raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems))
 
+    @classmethod
+    def with_values(cls, settings: ClientSettings | None, values: Mapping[str, Any]) -> ClientSettings:
+        """The settings, or those of file and environment, with these values instead. Raises ConfigurationError."""
+        if settings is None:
+            return cls.load(**values)
+        if not values:
+            return settings
+        given = {name: getattr(settings, name) for name in cls.model_fields}
+        return cls.load(**{**given, **values})
+
     def options(self) -> ClientOptions:
-        """The options with these timeouts and this hedging."""
-        hedge = HedgeOptions(percentile=self.hedge_percentile)
-        return ClientOptions(timeouts=Timeouts(**self.timeouts.model_dump()), hedge=hedge)
+        """The options that these settings give."""
+        hedge = self.hedge.model_dump()
+        if self.hedge_percentile is not None:
+            hedge["percentile"] = self.hedge_percentile
+        return ClientOptions(
+            timeouts=Timeouts(**self.timeouts.model_dump()),
+            probe=ProbeOptions(**self.probe.model_dump()),
+            breaker=BreakerOptions(**self.breaker.model_dump()),
+            retry=RetryOptions(**self.retry.model_dump()),
+            batch=BatchOptions(**self.batch.model_dump()),
+            fallback=FallbackOptions(**self.fallback.model_dump()),
+            hedge=HedgeOptions(**hedge),
+            connections_per_node=self.connections_per_node,
+            discovery_interval=self.discovery_interval,
+            max_reply_bytes=self.max_reply_bytes,
+        )
+
+
+def _reject_misspelt(environment: Mapping[str, str], settings: type[BaseSettings]) -> None:
+    """Raise ConfigurationError for a variable with our prefix that no setting reads; a mistake would go unnoticed."""
+    prefix = "NPU_CLIENT_"
+    known = {CONFIG_VARIABLE, *(f"{prefix}{name}".upper() for name in _variables(settings))}
+    given = sorted(name for name in environment if name.upper().startswith(prefix))
+    problems = []
+    for name in given:
+        # A mapping's keys, such as a model's name, are anything.
+        if name.upper() in known or any(name.upper().startswith(f"{start}__") for start in _open(settings)):
+            continue
+        close = difflib.get_close_matches(name.upper(), sorted(known), 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+        problems.append(f"{name}: there is no such setting; {hint}")
+    if problems:
+        raise ConfigurationError("the environment is wrong:\n  " + "\n  ".join(problems))
+
+
+def _variables(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The names of all settings, nested ones with `__`."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _variables(part, f"{prefix}{name}__")
+
+
+def _open(model: type[BaseModel], prefix: str = "NPU_CLIENT_") -> set[str]:
+    """The variables below which any further name may stand: those of mappings."""
+    return {f"{prefix}{name}".upper() for name in _mappings(model)}
+
+
+def _mappings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is dict:
+            yield prefix + name
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _mappings(part, f"{prefix}{name}__")

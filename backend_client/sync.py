@@ -10,56 +10,74 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from backend_client._api import inference_client, npu_client
 from backend_client._api.arguments import text_list
 from backend_client._api.base_client import BaseClient
 from backend_client._api.batching import Progress
+from backend_client._api.chat_methods import Messages
 from backend_client._api.loop_thread import LoopThread
 from backend_client._api.status import ClientStatus, NodeStatus
-from backend_client._api.token_stream import TokenStream
+from backend_client._api.token_stream import ResultStream
 from backend_client._cloud.ledger import Ledger
 from backend_client.errors import ClientClosed
 from backend_client.options import ClientOptions
 from backend_client.results import (
+    CallOptions,
+    ChatDelta,
+    ChatOptions,
+    ChatResult,
     EmbedBatch,
     EmbedManyResult,
     EmbedOptions,
     EmbedResult,
     GenerateOptions,
     GenerateResult,
+    RawReply,
+    RerankOptions,
+    RerankResult,
+    TranscribeOptions,
+    Transcription,
 )
 from backend_client.settings import ClientSettings
 
 C = TypeVar("C", bound=BaseClient)
+M = TypeVar("M", bound=BaseModel)
+P = TypeVar("P")
+R = TypeVar("R")
 
-__all__ = ["BlockingStream", "InferenceClient", "NPUClient"]
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+__all__ = ["BlockingStream", "InferenceClient", "NPUClient", "openai"]
 
 
-class BlockingStream:
+class BlockingStream(Generic[P, R]):
     """A streamed answer: iterate for its pieces; `result` is there after the last. Use as `with`, or `close()` it."""
 
-    def __init__(self, thread: LoopThread, stream: TokenStream) -> None:
+    def __init__(self, thread: LoopThread, stream: ResultStream[P, R]) -> None:
         self._thread = thread
         self._stream = stream
 
     @property
-    def result(self) -> GenerateResult | None:
+    def result(self) -> R | None:
         """The whole answer, once it has ended."""
         return self._stream.result
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[P]:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> P:
         piece = self._thread.run(self._next())
         if piece is None:
             raise StopIteration
@@ -78,7 +96,7 @@ class BlockingStream:
     ) -> None:
         self.close()
 
-    async def _next(self) -> str | None:
+    async def _next(self) -> P | None:
         # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
         return await anext(self._stream, None)
 
@@ -136,9 +154,43 @@ class Blocking(Generic[C]):
         """See `BaseClient.generate`."""
         return self._thread.run(self._client.generate(prompt, **options))
 
-    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream:
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> BlockingStream[str, GenerateResult]:
         """See `BaseClient.stream`."""
         return BlockingStream(self._thread, self._client.stream(prompt, **options))
+
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
+        """See `BaseClient.chat`."""
+        return self._thread.run(self._client.chat(messages, **options))
+
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> BlockingStream[ChatDelta, ChatResult]:
+        """See `BaseClient.stream_chat`."""
+        return BlockingStream(self._thread, self._client.stream_chat(messages, **options))
+
+    def parse(self, messages: Messages, schema: type[M], **options: Unpack[ChatOptions]) -> M:
+        """See `BaseClient.parse`."""
+        return self._thread.run(self._client.parse(messages, schema, **options))
+
+    def count_tokens(self, messages: Messages | str, **options: Unpack[CallOptions]) -> int:
+        """See `BaseClient.count_tokens`."""
+        return self._thread.run(self._client.count_tokens(messages, **options))
+
+    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
+        """See `BaseClient.rerank`."""
+        return self._thread.run(self._client.rerank(query, documents, **options))
+
+    def transcribe(self, audio: str | Path | bytes, **options: Unpack[TranscribeOptions]) -> Transcription:
+        """See `BaseClient.transcribe`."""
+        return self._thread.run(self._client.transcribe(audio, **options))
+
+    def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
+        """See `BaseClient.post`."""
+        return self._thread.run(self._client.post(path, body, **options))
+
+    def with_options(self, **options: Unpack[CallOptions]) -> Self:
+        """See `BaseClient.with_options`."""
+        view = copy.copy(self)
+        vars(view)["_client"] = self._client.with_options(**options)
+        return view
 
     def close(self) -> None:
         """Release connections and end the thread."""
@@ -170,10 +222,11 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         super().__init__(npu_client.NPUClient(nodes, api_key=api_key, spaces=spaces, options=options))
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
-        """The client that the settings describe."""
-        settings = settings or ClientSettings.load()
-        return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """See `backend_client.NPUClient.from_settings`."""
+        client = cls.__new__(cls)
+        Blocking.__init__(client, npu_client.NPUClient.from_settings(settings, **options))
+        return client
 
     def health(self) -> tuple[NodeStatus, ...]:
         """See `backend_client.NPUClient.health`."""
@@ -188,9 +241,9 @@ class InferenceClient(Blocking[inference_client.InferenceClient]):
     """The blocking `backend_client.InferenceClient`."""
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
-        """The client that the settings describe."""
-        return cls(inference_client.InferenceClient.from_settings(settings))
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """See `backend_client.InferenceClient.from_settings`."""
+        return cls(inference_client.InferenceClient.from_settings(settings, **options))
 
     def healthz(self) -> ClientStatus:
         """See `backend_client.InferenceClient.healthz`. It waits for nothing, not even for the client's thread."""
@@ -200,3 +253,11 @@ class InferenceClient(Blocking[inference_client.InferenceClient]):
     def ledger(self) -> Ledger:
         """What was kept local, what went to the cloud, and its cost."""
         return self._client.ledger
+
+
+def openai(settings: ClientSettings | None = None, **options: Any) -> OpenAI:
+    """The blocking OpenAI SDK over the fleet; see `backend_client.openai`."""
+    # Imported lazily: slow, and only its users need it.
+    from backend_client._api.openai_client import blocking_openai_over  # noqa: PLC0415
+
+    return blocking_openai_over(inference_client.InferenceClient.from_settings(settings, **options))

@@ -32,6 +32,11 @@ class ClientBase:
         self._core = Core(backend, options, clock)
         self._defaults: Mapping[str, Any] = {}
 
+    @property
+    def core(self) -> Core:
+        """What this client shares with its views: for other modules of this package."""
+        return self._core
+
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """A view on this client whose calls have these options unless they are given others.
 

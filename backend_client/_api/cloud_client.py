@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Self
+from typing import Any, Self
 
 from backend_client._api.base_client import BaseClient
 from backend_client._cloud.attempt import CloudState
@@ -42,9 +42,9 @@ class CloudClient(BaseClient):
         super().__init__(self._cloud, options, clock)
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
         """The client for the settings' `cloud`. Raises ConfigurationError when there is none."""
-        settings = settings or ClientSettings.load()
+        settings = ClientSettings.with_values(settings, options)
         if settings.cloud is None:
             raise ConfigurationError("no cloud is configured: set NPU_CLIENT_CLOUD__API_KEY")
         return cls(settings.cloud, options=settings.options())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from backend_client._api.base_client import BaseClient
 from backend_client._api.npu_client import NPUClient
@@ -51,9 +51,12 @@ class InferenceClient(BaseClient):
         super().__init__(backend, npu.options, clock)
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
-        """The client that the settings describe (read from file and environment when not given)."""
-        settings = settings or ClientSettings.load()
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client that the settings describe (read from file and environment when not given).
+
+        `options` are settings that go before those. Raises ConfigurationError.
+        """
+        settings = ClientSettings.with_values(settings, options)
         cloud = None
         if settings.cloud is not None:
             # Imported lazily: slow, and only the cloud needs it.

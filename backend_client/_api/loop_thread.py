@@ -34,12 +34,20 @@ class LoopThread:
     """
 
     def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
+        self._name = name
+        self._closing = closing
+        # A forked child has this object, but neither the thread nor the loop: it starts its own with its first call.
+        self._starting = threading.Lock()
+        os.register_at_fork(after_in_child=_renewed(weakref.ref(self)))
+        self._start()
+
+    def _start(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
         self._work = _Work()
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _stop, self._loop, self._thread, self._pid, self._work, closing)
+        self._end = weakref.finalize(self, _stop, self._loop, self._thread, self._pid, self._work, self._closing)
 
     @property
     def closed(self) -> bool:
@@ -49,17 +57,15 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine there and wait for it. An interrupt of the waiting thread cancels it.
 
-        Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in a forked child
-        (its loop stayed with the parent), and in the loop's own thread, where waiting would be for ever.
+        Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in the loop's own
+        thread, where waiting would be for ever. In a forked child a new loop and thread start.
         """
-        problem = None
-        if os.getpid() != self._pid:
-            problem = "this client was made before the process forked; make one in each process"
-        elif threading.current_thread() is self._thread:
-            problem = "a blocking client cannot be called from its own event loop"
-        if problem is not None:
+        with self._starting:
+            if os.getpid() != self._pid and not self.closed:
+                self._start()
+        if threading.current_thread() is self._thread:
             work.close()
-            raise ConfigurationError(problem)
+            raise ConfigurationError("a blocking client cannot be called from its own event loop")
         future = self._submit(work)
         try:
             return future.result()
@@ -86,6 +92,17 @@ class LoopThread:
                 return future
         work.close()
         raise ClientClosed("this client is closed; make a new one")
+
+
+def _renewed(thread: weakref.ref[LoopThread]) -> Callable[[], None]:
+    """After a fork: another thread of the parent may have held the lock."""
+
+    def renew() -> None:
+        found = thread()
+        if found is not None:
+            vars(found)["_starting"] = threading.Lock()
+
+    return renew
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

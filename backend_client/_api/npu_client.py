@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -66,9 +66,12 @@ class NPUClient(BaseClient):
         super().__init__(self._fleet, options, clock)
 
     @classmethod
-    def from_settings(cls, settings: ClientSettings | None = None) -> Self:
-        """The client that the settings describe (read from file and environment when not given)."""
-        settings = settings or ClientSettings.load()
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client that the settings describe (read from file and environment when not given).
+
+        `options` are settings that go before those. Raises ConfigurationError.
+        """
+        settings = ClientSettings.with_values(settings, options)
         return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
 
     @property

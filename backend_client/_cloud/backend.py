@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,6 +15,7 @@ from backend_client._cloud.exchanges import CloudExchanges
 from backend_client._cloud.reply import NotAnAnswer, reading, text_in, usage_in
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.names import plain_name
+from backend_client._protocol.report import ModelReport
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
@@ -40,6 +42,7 @@ class CloudBackend:
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
         self._sdk = _sdk(settings)
+        self._pid = os.getpid()
         self._exchanges = CloudExchanges(settings, self._client, self._attempt)
 
     @property
@@ -105,6 +108,10 @@ class CloudBackend:
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream. Raises CloudError."""
         return await self._exchanges.open_exchange(job, opened_by)
+
+    async def models(self) -> list[ModelReport]:
+        """None: its models are those of the settings."""
+        return []
 
     async def _answer(
         self, attempt: CloudAttempt, pieces: AsyncGenerator[str | _End, None], item: str | _End
@@ -172,6 +179,9 @@ class CloudBackend:
         yield reason, usage
 
     def _client(self, job: Job) -> AsyncOpenAI:
+        if os.getpid() != self._pid:
+            # A forked child: the connections are the parent's.
+            self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
         return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=dict(job.extra_headers) or None)
 
     def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:

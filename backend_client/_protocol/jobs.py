@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
-from backend_client._protocol.report import ModelKind
+from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
 from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply
@@ -121,6 +121,10 @@ class Backend(Protocol):
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """Return once a part of the answer is there; what came before it is among the first events."""
+        ...
+
+    async def models(self) -> Sequence[ModelReport]:
+        """The models of all nodes, as they report them; none for the cloud."""
         ...
 
     def concurrency(self) -> int:

@@ -14,6 +14,7 @@ from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._protocol.wire import Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
 from backend_client._resilience.deadline import Deadline
+from backend_client._routing.affinity import StoredResponses
 from backend_client._routing.dispatcher import Call
 from backend_client._routing.runtime import Running, Runtime
 from backend_client._routing.streaming import Opened, Reading, follow, open_stream, read_whole
@@ -30,6 +31,7 @@ class FleetExchanges:
     def __init__(self, runtime: Runtime, options: ClientOptions) -> None:
         self._runtime = runtime
         self._options = options
+        self._stored = StoredResponses(runtime)
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply.
@@ -37,6 +39,12 @@ class FleetExchanges:
         Where the route can stream, it is streamed between node and client, so that a hung engine is told from a long
         answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any other.
         """
+        job = await self._stored.placed(job, self._whole)
+        reply = await self._whole(job)
+        self._stored.learn(job, reply, reply.body)
+        return reply
+
+    async def _whole(self, job: Exchange) -> RawReply:
         running = self._runtime.start()
         form = job.form
         call = self._call(job, None if form or job.kind == "transcription" else self._options.timeouts.attempt)
@@ -67,6 +75,7 @@ class FleetExchanges:
         form = job.form
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
+        job = await self._stored.placed(job, self._whole)
         call = self._call(job, None)
         call.deadline = opened_by or job.deadline
         encode = _encoder(job, form)
@@ -77,7 +86,19 @@ class FleetExchanges:
         served = await running.dispatcher.run(call, send)
         call.deadline = job.deadline
         items = follow(self._runtime.pool, running.dispatcher, call, served.lease, served.value, _reading(form))
-        return _events(call, served.lease, items)
+        return self._learning(job, _events(call, served.lease, items))
+
+    async def _learning(self, job: Exchange, events: EventStream) -> EventStream:
+        response: Any = None
+        try:
+            async for item in events:
+                if isinstance(item, StreamEvent):
+                    response = (item.data or {}).get("response") or response
+                else:
+                    self._stored.learn(job, item, response)
+                yield item
+        finally:
+            await events.aclose()
 
     async def _send(self, running: Running, lease: Lease, wired: WireCall, job: Exchange) -> tuple[Reply, Any]:
         node = lease.node.url

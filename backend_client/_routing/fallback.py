@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from backend_client._cloud.ledger import Ledger
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
+from backend_client._protocol.report import ModelReport
 from backend_client._resilience.deadline import Deadline
 from backend_client._routing.fleet_backend import FleetBackend
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
@@ -100,6 +101,10 @@ class FallbackBackend:
 
         events = await self._first(job, lambda until: self._fleet.open_exchange(job, until), in_cloud)
         return self._counted_events(events, before)
+
+    async def models(self) -> list[ModelReport]:
+        """As the fleet's."""
+        return await self._fleet.models()
 
     async def _counted_events(self, events: EventStream, before: tuple[Attempt, ...]) -> EventStream:
         try:

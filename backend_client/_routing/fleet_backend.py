@@ -10,7 +10,7 @@ from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Lease
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
-from backend_client._protocol.report import ModelKind
+from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._protocol.wire import Done, EmbedReply, RouteInfo, WireCall
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.hedging import Latencies, hedged
@@ -144,6 +144,11 @@ class FleetBackend:
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream; once the answer has begun, that node's answer is the answer."""
         return await self._exchanges.open_exchange(job, opened_by)
+
+    async def models(self) -> list[ModelReport]:
+        """The models of all nodes that can be reached."""
+        await self.runtime.known()
+        return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def _open(
         self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]

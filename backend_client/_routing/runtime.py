@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,10 +54,16 @@ class Runtime:
         self._running: Running | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._pid = os.getpid()
+        # Connections and tasks of the parent of a forked process. They are kept, because closing them here would write
+        # to the parent's connections.
+        self._inherited: list[object] = []
 
     def start(self) -> Running:
         """Begin to probe, unless that is so. Raises ConfigurationError after `close`, or in another event loop."""
         loop = asyncio.get_running_loop()
+        if os.getpid() != self._pid:
+            self._start_anew()
         running = self._running
         if running is not None and running.loop is loop and not self._closed:
             return running
@@ -79,6 +86,17 @@ class Runtime:
             follower = Follower(self._sources, self.pool.nodes, add=self.add, remove=self.remove)
             self._follower = supervise(lambda: self._follow(follower, prober), "node discovery")
         return running
+
+    def _start_anew(self) -> None:
+        """This is a forked child: what runs belongs to the parent. Spaces and models that are bound stay so."""
+        self._pid = os.getpid()
+        self._inherited += [self._running, self._follower, self._closing]
+        self._running = self._follower = self._closing = None
+        self._rng.seed()
+        urls = list(self.pool.nodes)
+        for url in urls:
+            self.pool.remove(url)
+        self.pool.add(urls)
 
     async def known(self) -> None:
         """Wait until every node's first probe has ended, or a new one after a time without calls."""

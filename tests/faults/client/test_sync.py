@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import itertools
-import os
 import subprocess
 import sys
 import threading
@@ -176,20 +175,6 @@ def test_calls_that_race_with_close_never_hang(url):
             barrier.wait()
             client.close()
             assert all(isinstance(call.result(timeout=30), ClientClosed) for call in calls)
-
-
-def test_a_forked_child_is_told_and_not_left_hanging(url):
-    client = sync.NPUClient([url])
-    client.embed("text")
-    child = os.fork()
-    if child == 0:
-        try:
-            client.embed("text")
-        except ConfigurationError as error:
-            os._exit(7 if "forked" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    client.close()
 
 
 def test_what_is_not_closed_is_collected_without_a_warning(url):

@@ -1,0 +1,119 @@
+"""The OpenAI SDK over the fleet: its HTTP client gets a transport that is a client of ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+from openai import AsyncOpenAI, OpenAI
+
+from backend_client._api.client_base import ClientBase
+from backend_client._api.loop_thread import LoopThread
+from backend_client._api.openai_routes import HttpReply, OpenAIRoutes
+from backend_client.errors import ClientClosed, DeadlineExceeded
+
+BASE_URL = "http://fleet.invalid/v1"
+
+
+class FleetTransport(httpx2.AsyncBaseTransport):
+    """Carries the requests of an `httpx2.AsyncClient` over a client. Closing it closes the client."""
+
+    def __init__(self, client: ClientBase) -> None:
+        self._client = client
+        self._routes = OpenAIRoutes(client)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Raises httpx2.ReadTimeout when the call's time is up, which the SDK turns into APITimeoutError."""
+        body = await request.aread()
+        try:
+            reply = await self._routes.handle(*_parts(request), body, _seconds(request))
+        except DeadlineExceeded as error:
+            raise httpx2.ReadTimeout(error.message, request=request) from error
+        if isinstance(reply.content, bytes):
+            return httpx2.Response(reply.status, headers=reply.headers, content=reply.content)
+        return httpx2.Response(reply.status, headers=reply.headers, stream=_AsyncStream(reply.content))
+
+    async def aclose(self) -> None:
+        """Close the client."""
+        await self._client.close()
+
+
+class BlockingFleetTransport(httpx2.BaseTransport):
+    """The same for an `httpx2.Client`; the client lives in the event loop of a thread of its own."""
+
+    def __init__(self, client: ClientBase) -> None:
+        self._routes = OpenAIRoutes(client)
+        self._thread = LoopThread("openai over the fleet", client.close)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Raises httpx2.ReadTimeout when the call's time is up."""
+        body = request.read()
+        try:
+            reply: HttpReply = self._thread.run(self._routes.handle(*_parts(request), body, _seconds(request)))
+        except DeadlineExceeded as error:
+            raise httpx2.ReadTimeout(error.message, request=request) from error
+        if isinstance(reply.content, bytes):
+            return httpx2.Response(reply.status, headers=reply.headers, content=reply.content)
+        return httpx2.Response(reply.status, headers=reply.headers, stream=_BlockingStream(self._thread, reply.content))
+
+    def close(self) -> None:
+        """Close the client and end its thread."""
+        self._thread.close()
+
+
+class _AsyncStream(httpx2.AsyncByteStream):
+    def __init__(self, content: AsyncIterator[bytes]) -> None:
+        self._content: Any = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._content:
+            yield part
+
+    async def aclose(self) -> None:
+        await self._content.aclose()
+
+
+class _BlockingStream(httpx2.SyncByteStream):
+    def __init__(self, thread: LoopThread, content: AsyncIterator[bytes]) -> None:
+        self._thread = thread
+        self._content: Any = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        async def following() -> bytes | None:
+            # StopAsyncIteration cannot cross from one thread to another as the result of a coroutine.
+            found: bytes | None = await anext(self._content, None)
+            return found
+
+        while (part := self._thread.run(following())) is not None:
+            yield part
+
+    def close(self) -> None:
+        with suppress(ClientClosed):
+            self._thread.run(self._content.aclose())
+
+
+def openai_over(client: ClientBase) -> AsyncOpenAI:
+    """The asynchronous SDK over a client."""
+    http = httpx2.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
+    seconds = client.core.options.timeouts.generate
+    return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
+
+
+def blocking_openai_over(client: ClientBase) -> OpenAI:
+    """The blocking SDK over a client."""
+    http = httpx2.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
+    seconds = client.core.options.timeouts.generate
+    return OpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
+
+
+def _parts(request: httpx2.Request) -> tuple[str, str, dict[str, str]]:
+    path = request.url.path
+    return request.method, path if path.startswith(("/v1/", "/v2/")) else path.rstrip("/"), dict(request.headers)
+
+
+def _seconds(request: httpx2.Request) -> float | None:
+    timeout = request.extensions.get("timeout") or {}
+    found = timeout.get("read")
+    return float(found) if isinstance(found, int | float) else None

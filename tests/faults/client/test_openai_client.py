@@ -1,0 +1,182 @@
+"""The OpenAI SDK, unmodified, over a fleet of scripted nodes."""
+
+import asyncio
+
+import openai as sdk
+import pytest
+
+import backend_client
+from backend_client import ClientSettings, sync
+from tests.faults.chat_node import TOOL, ChatNode
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, vectors_for
+from tests.faults.served import served_in_thread
+
+QUESTION = [{"role": "user", "content": "Where?"}]
+TEXT = "".join(ANSWER)
+
+
+def chatting(node):
+    chat = ChatNode()
+    node.more_routes = chat.routes()
+    return chat
+
+
+@pytest.fixture
+async def fleet():
+    """Two scripted nodes with chats, as (node, chat) pairs."""
+    nodes = [ScriptedNode(), ScriptedNode()]
+    pairs = [(node, chatting(node)) for node in nodes]
+    async with nodes[0].running(), nodes[1].running():
+        yield pairs
+
+
+@pytest.fixture
+async def openai(fleet):
+    async with backend_client.openai(ClientSettings(nodes=[node.url for node, _ in fleet])) as client:
+        yield client
+
+
+async def test_a_chat_streamed_or_not_is_what_the_sdk_expects(openai):
+    reply = await openai.chat.completions.create(model=WRITER, messages=QUESTION)
+    assert (reply.choices[0].message.content, reply.usage.completion_tokens) == (TEXT, len(ANSWER))
+    stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    # The usage is asked of the node always, and shown to those who asked.
+    asked = {"include_usage": True}
+    stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True, stream_options=asked)
+    assert [chunk.usage.prompt_tokens async for chunk in stream if chunk.usage] == [7]
+
+
+async def test_tools_and_headers_pass(openai, fleet):
+    raw = await openai.chat.completions.with_raw_response.create(
+        model=WRITER, messages=QUESTION, tools=[TOOL], extra_headers={"X-Request-ID": "mine"}
+    )
+    assert raw.parse().choices[0].message.tool_calls[0].function.name == "weather"
+    assert (raw.headers["x-request-id"], raw.headers["x-npu-node-device"]) == ("mine", "CPU")
+    [headers] = [headers for _, chat in fleet for headers in chat.headers]
+    assert headers["X-Request-ID"] == "mine"
+    assert "Authorization" not in headers
+
+
+async def test_embeddings_are_those_of_the_node(openai):
+    reply = await openai.embeddings.create(model=EMBEDDER, input=["one", "two"])
+    assert [row.embedding for row in reply.data] == vectors_for(["one", "two"]).tolist()
+    plain = await openai.embeddings.create(model=EMBEDDER, input="one", encoding_format="float")
+    assert plain.data[0].embedding == reply.data[0].embedding
+
+
+async def test_embeddings_of_another_space_are_refused(openai, fleet):
+    await openai.embeddings.create(model=EMBEDDER, input="one")
+    for node, _ in fleet:
+        node.space = "space-b"
+    with pytest.raises(sdk.InternalServerError, match="vector space"):
+        await openai.embeddings.create(model=EMBEDDER, input="one")
+
+
+async def test_the_models_are_those_of_all_nodes(openai):
+    assert sorted([model.id async for model in openai.models.list()]) == [EMBEDDER, WRITER]
+    assert (await openai.models.retrieve(WRITER)).id == WRITER
+    with pytest.raises(sdk.NotFoundError):
+        await openai.models.retrieve("nothing")
+
+
+async def test_another_node_answers_when_one_fails(openai, fleet):
+    async def fail(_):
+        return error_response(500, "internal_error")
+
+    fleet[0][1].respond = fail
+    for _ in range(6):
+        assert (await openai.chat.completions.create(model=WRITER, messages=QUESTION)).choices[
+            0
+        ].message.content == TEXT
+    assert len(fleet[1][1].bodies) == 6
+
+
+async def test_refusals_and_failures_are_the_sdks_errors(openai, fleet):
+    async def refuse(_):
+        return error_response(400, "unsupported_parameter", "top_k: not on this device")
+
+    for _, chat in fleet:
+        chat.respond = refuse
+    with pytest.raises(sdk.BadRequestError, match="top_k: not on this device") as caught:
+        await openai.chat.completions.create(model=WRITER, messages=QUESTION)
+    assert caught.value.code == "unsupported_parameter"
+    assert sum(len(chat.bodies) for _, chat in fleet) == 1
+
+    async def busy(_):
+        return error_response(429, "overloaded", retry_after_ms=60_000)
+
+    for _, chat in fleet:
+        chat.respond = busy
+    with pytest.raises(sdk.RateLimitError) as caught:
+        await openai.chat.completions.create(model=WRITER, messages=QUESTION, timeout=5)
+    assert int(caught.value.response.headers["retry-after-ms"]) > 1000
+
+    async def unknown(_):
+        return error_response(404, "model_not_found")
+
+    for _, chat in fleet:
+        chat.respond = unknown
+    with pytest.raises(sdk.NotFoundError):
+        await openai.chat.completions.create(model="nothing", messages=QUESTION)
+    with pytest.raises(sdk.NotFoundError, match="serves no"):
+        await openai.files.retrieve("f")
+
+
+async def test_a_stream_that_breaks_off_is_not_repeated(openai, fleet):
+    for _, chat in fleet:
+        chat.cut_after = 3
+    stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
+    seen = []
+    with pytest.raises(sdk.APIError, match="stopped after") as caught:
+        async for chunk in stream:
+            seen += [chunk.choices[0].delta.content]
+    assert "".join(seen) == "".join(ANSWER[:2])
+    assert caught.value.code == "stream_interrupted"
+    assert sum(len(chat.bodies) for _, chat in fleet) == 1
+
+
+async def test_the_time_of_a_call_is_the_sdks(openai, fleet):
+    async def never(_):
+        await asyncio.get_running_loop().create_future()
+
+    for _, chat in fleet:
+        chat.respond = never
+    with pytest.raises(sdk.APITimeoutError):
+        await openai.chat.completions.create(model=WRITER, messages=QUESTION, timeout=0.3)
+
+
+async def test_the_cloud_serves_what_no_node_can(fleet, cloud):
+    async def fail(_):
+        return error_response(503, "engine_unavailable")
+
+    for _, chat in fleet:
+        chat.respond = fail
+    settings = ClientSettings(
+        nodes=[node.url for node, _ in fleet], cloud={"api_key": "k", "base_url": cloud.url, "chat_model": "chat"}
+    )
+    async with backend_client.openai(settings) as openai:
+        await openai.models.list()
+        call = {"model": WRITER, "messages": QUESTION, "timeout": 4}
+        with pytest.raises(sdk.InternalServerError, match="chat_models"):
+            await openai.chat.completions.create(**call)
+    settings = settings.model_copy(
+        update={"cloud": settings.cloud.model_copy(update={"chat_models": {WRITER: "cloud-chat"}})}
+    )
+    async with backend_client.openai(settings) as openai:
+        reply = await openai.chat.completions.create(**call)
+        assert (reply.choices[0].message.content, reply.model) == (TEXT, "cloud-chat")
+        stream = await openai.chat.completions.create(**call, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == TEXT
+
+
+def test_the_blocking_sdk_does_the_same():
+    node = ScriptedNode()
+    chatting(node)
+    with served_in_thread(node) as url, sync.openai(ClientSettings(nodes=[url])) as openai:
+        reply = openai.chat.completions.create(model=WRITER, messages=QUESTION)
+        assert reply.choices[0].message.content == TEXT
+        stream = openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == TEXT
+        assert openai.embeddings.create(model=EMBEDDER, input="one").data[0].embedding

@@ -1,0 +1,85 @@
+"""The blocking clients have the methods of the asynchronous ones, with the same parameters."""
+
+import inspect
+import typing
+
+import pytest
+
+import backend_client
+from backend_client import sync
+from backend_client.settings import ClientSettings
+
+# What only one of the two can have: a context manager's methods, and what is about event loops.
+ONLY_ASYNC = {"backend", "core", "options", "spaces", "status", "wrap_backend", "npu", "cloud_breaker"}
+ONLY_BLOCKING = {"inner"}
+
+
+def public(kind):
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", ["NPUClient", "InferenceClient"])
+def test_both_have_the_same_methods(name):
+    waiting, blocking = public(getattr(backend_client, name)), public(getattr(sync, name))
+    assert waiting.keys() - ONLY_ASYNC - {"ledger"} == blocking.keys() - ONLY_BLOCKING - {"ledger"}
+
+
+@pytest.mark.parametrize("name", ["NPUClient", "InferenceClient"])
+def test_each_method_has_the_same_parameters(name):
+    waiting, blocking = getattr(backend_client, name), getattr(sync, name)
+    for method, function in public(blocking).items():
+        if method in ONLY_BLOCKING or not callable(function):
+            continue
+        ours, theirs = inspect.signature(function), inspect.signature(getattr(waiting, method))
+        assert list(ours.parameters) == list(theirs.parameters), method
+        for parameter in ours.parameters.values():
+            other = theirs.parameters[parameter.name]
+            assert (parameter.kind, parameter.default) == (other.kind, other.default), (method, parameter.name)
+            if method != "embed_stream":  # the asynchronous one takes asynchronous texts too
+                assert str(parameter.annotation) == str(other.annotation), (method, parameter.name)
+
+
+def test_the_clients_are_made_with_the_same_parameters():
+    ours = inspect.signature(sync.NPUClient).parameters
+    theirs = inspect.signature(backend_client.NPUClient).parameters
+    assert list(ours) == [name for name in theirs if name not in {"transport", "clock", "rng"}]
+
+
+def test_the_names_of_the_openai_sdk_are_known_too():
+    assert backend_client.AsyncNPUClient is backend_client.NPUClient
+    assert backend_client.AsyncInferenceClient is backend_client.InferenceClient
+
+
+def test_every_option_of_a_call_is_documented():
+    for declared in (backend_client.EmbedOptions, backend_client.GenerateOptions):
+        assert {"timeout", "extra_headers", "request_id"} <= typing.get_type_hints(declared).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("NPU_CLIENT_NODE", "NPU_CLIENT_NODES"),
+        ("NPU_CLIENT_TIMEOUTS__EMBEDD", "NPU_CLIENT_TIMEOUTS__EMBED"),
+        ("NPU_CLIENT_CLOUD__CHATMODEL", "NPU_CLIENT_CLOUD__CHAT_MODEL"),
+        ("NPU_CLIENT_RETRY__ATEMPTS", "NPU_CLIENT_RETRY__ATTEMPTS"),
+    ],
+)
+def test_a_misspelt_variable_is_rejected_with_the_nearest_name(monkeypatch, name, nearest):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(backend_client.ConfigurationError, match=f"{name}: .*did you mean {nearest}"):
+        ClientSettings.load()
+
+
+def test_options_are_settings(monkeypatch):
+    monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "2")
+    monkeypatch.setenv("NPU_CLIENT_SPACES__some_model", "space-a")
+    options = ClientSettings.load(connections_per_node=7).options()
+    assert (options.retry.attempts, options.connections_per_node, options.retry.pause) == (2, 7, 0.05)
+    with pytest.raises(backend_client.ConfigurationError, match="retry"):
+        ClientSettings.load(retry={"attempts": 0})
+    with pytest.raises(backend_client.ConfigurationError, match="retry"):
+        ClientSettings.load(retry={"unknown": 1})
+    client = backend_client.NPUClient.from_settings(nodes=["http://a:1"], timeouts={"embed": 3})
+    assert client.options.timeouts.embed == 3
+    same = ClientSettings(nodes=["http://b:1"])
+    assert repr(backend_client.NPUClient.from_settings(same, local_only=True)) == "NPUClient(['http://b:1'])"
