@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError
+from worker_node.models.chat_template import TOKENIZER_CONFIG, find_template, read_config
+from worker_node.models.generation_defaults import GENERATION_CONFIG
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, read_model, sizes
 
 GENERATION_FILES = (
@@ -21,6 +21,9 @@ GENERATION_FILES = (
     "openvino_detokenizer.xml",
     "openvino_detokenizer.bin",
 )
+
+# Optional, but a damaged one would only be found by an engine that cannot load.
+_OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 
 # How nncf names its modes in the graph, and how many bits a weight then has.
 _COMPRESSION = re.compile(r'<weight_compression>.*?<mode value="(\w+)"', re.DOTALL)
@@ -49,6 +52,10 @@ def read_directory(path: Path) -> InstalledModel:
 
 def _without_manifest(path: Path) -> InstalledModel:
     config = read_config(path / "config.json")
+    for name in _OTHER_CONFIGS:
+        if (path / name).is_file():
+            read_config(path / name)
+    template = find_template(path)
     files = sizes(path)
     return InstalledModel(
         id=path.resolve().name.lower(),
@@ -56,7 +63,7 @@ def _without_manifest(path: Path) -> InstalledModel:
         path=path,
         context_limit=context_limit(config, path),
         quantization=compression_of(path / MODEL_FILE),
-        family=family_of(str(config.get("model_type", "")), chat_template(path)),
+        family=family_of(str(config.get("model_type", "")), template.text if template else ""),
         source=f"directory {path}",
         files=files,
         # Of names, sizes and times: hashing gigabytes of weights at every look would take seconds.
@@ -75,15 +82,6 @@ def context_limit(config: dict[str, Any], path: Path) -> int:
     return limit
 
 
-def chat_template(path: Path) -> str:
-    """The chat template of the directory, or an empty string; errors as `read_directory`."""
-    if (file := path / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
-    if (file := path / "tokenizer_config.json").is_file():
-        return str(read_config(file).get("chat_template", ""))
-    return ""
-
-
 def family_of(model_type: str, template: str) -> str:
     """The chat and tool-call format: by the marks in the template, else the architecture's own name."""
     if "<|start_header_id|>" in template:
@@ -100,11 +98,3 @@ def compression_of(graph: Path) -> str:
         tail = stream.read().decode(errors="replace")
     match = _COMPRESSION.search(tail)
     return match[1] if match else "unknown"
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON file of a model directory; raises ConfigurationError, naming the file, when it is missing or damaged."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"{path}: not readable ({error})") from error

@@ -20,9 +20,10 @@ from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError, ModelError
 from worker_node.models import staging
 from worker_node.models.catalog import SourceFormat
+from worker_node.models.chat_template import read_config
 from worker_node.models.conversion.job import Job
 from worker_node.models.convert import convert
-from worker_node.models.directory import read_config, read_directory
+from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.selection import SAFETENSORS_FILE

@@ -12,7 +12,8 @@ import openvino_genai as genai
 import tokenizers
 
 from worker_node.domain import Message, Rendering
-from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.errors import BadRequest, ConfigurationError, ContextLengthExceeded
+from worker_node.models.chat_template import TOKENIZER_GRAPH, ChatTemplate, find_template
 from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
@@ -20,6 +21,9 @@ _INLINE_CHARACTERS = 8_000
 
 
 _AS_USUAL = Rendering()
+_REASON = "Minja's error: "
+# One of these any template renders: some take no system message, some want one.
+_PROBES = (("user",), ("system", "user"), ("user", "assistant", "user"))
 
 
 class EmbeddingTokenizer:
@@ -80,7 +84,17 @@ class ChatTokenizer:
     """
 
     def __init__(self, directory: Path, context_limit: int) -> None:
-        self._tokenizer = genai.Tokenizer(str(directory))
+        template = find_template(directory)
+        try:
+            self._tokenizer = genai.Tokenizer(str(directory))
+        except RuntimeError as error:
+            files = "openvino_tokenizer.xml or openvino_detokenizer.xml"
+            raise ConfigurationError(f"{directory}: {files} cannot be loaded: {first_line(error)}") from None
+        if template is not None:
+            if template.file.name != TOKENIZER_GRAPH:
+                # GenAI would prefer the one in the tokenizer's own graph to those of the files.
+                self._tokenizer.set_chat_template(template.text)
+            self._check_template(template)
         self.context_limit = context_limit
         vocabulary: dict[bytes, int] = self._tokenizer.get_vocab()
         self._table = [b""] * (max(vocabulary.values()) + 1)
@@ -91,6 +105,19 @@ class ChatTokenizer:
         self._longest_piece = max(map(len, self._table))
         self._byte_level = self._blank_special_tokens()
         self._counts_up_to = self._silent_limit()
+
+    def _check_template(self, template: ChatTemplate) -> None:
+        """Raise ConfigurationError for a template that renders none of the simplest conversations."""
+        problem = ""
+        for roles in _PROBES:
+            history = [{"role": role, "content": "a"} for role in roles]
+            try:
+                self._tokenizer.apply_chat_template(history, add_generation_prompt=True)
+            except RuntimeError as error:
+                problem = problem or first_line(error)
+            else:
+                return
+        raise ConfigurationError(f"{template.file}: the chat template cannot be used: {problem}")
 
     def _blank_special_tokens(self) -> bool:
         """Give special tokens no text; False if the vocabulary's bytes are not what the tokenizer decodes to."""
@@ -132,7 +159,8 @@ class ChatTokenizer:
 
     def encode_rendered(self, text: str, *, last: int | None = None) -> list[int]:
         """Return the token ids of a conversation that `render` made, or the `last` of them."""
-        return self.encode_prompt(text, special=False, last=last)
+        # A template writes the special tokens itself.
+        return self.encode_prompt(text, special=not self.chat_template, last=last)
 
     @property
     def chat_template(self) -> str:
@@ -158,7 +186,7 @@ class ChatTokenizer:
         *,
         bounded: bool = True,
     ) -> str:
-        """Return a conversation in the model's own template.
+        """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
 
         Raises as `encode_chat`; unless `bounded`, a text that cannot fit the context is rendered too.
         """
@@ -170,6 +198,8 @@ class ChatTokenizer:
             )
         if bounded:
             self._refuse_hopeless(sum(len(m.content) for m in messages))
+        if not self.chat_template:
+            return _only_message(messages)
         history = [_template_message(message) for message in messages]
         extra = dict(rendering.variables)
         if think is not None:
@@ -248,6 +278,25 @@ class ChatTokenizer:
         for token, piece in self._special.items():
             table[token] = piece
         return table
+
+
+def first_line(error: RuntimeError) -> str:
+    """What GenAI says, without the places in its own source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
+    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (reasons or told or lines or ["no reason given"])[0][:200]
+
+
+def _only_message(messages: Sequence[Message]) -> str:
+    """The prompt of a model without a chat template, as in OpenVINO's servers."""
+    if len(messages) != 1 or messages[0].tool_calls:
+        raise BadRequest(
+            f"the model has no chat template, so it takes exactly one message and no tools; this conversation has "
+            f"{len(messages)}",
+            param="messages",
+        )
+    return messages[0].content
 
 
 def _up_to_last(text: str, content: str) -> str:
