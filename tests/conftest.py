@@ -26,6 +26,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    from tests.support.cpu_time import CpuTime
+
+    config.pluginmanager.register(CpuTime(), "cpu_time")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         from tests.support.workers import take_core
 
@@ -86,6 +89,14 @@ def store():
     for entry in store.catalog.embedded():
         store.pull(entry.id)
     return store
+
+
+@pytest.fixture(scope="session")
+def quick_models(store):
+    """The environment of a node whose generation model is cut to two layers: where no sensible answer is needed."""
+    from tests.support.cut_model import quick_store
+
+    return {"NPU_NODE_MODEL_STORE": str(quick_store(store))}
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,9 @@ def ollama_port():
 
 
 @pytest.fixture(scope="module")
-def narrow_node(store, ollama_port):
+def narrow_node(quick_models, ollama_port):
     """A node with room for one answer at a time, names of its own for its model, and a second port."""
-    with start_node(NPU_NODE_MODELS=json.dumps(MODELS), NPU_NODE_OLLAMA_PORT=str(ollama_port)) as node:
+    with start_node(NPU_NODE_MODELS=json.dumps(MODELS), NPU_NODE_OLLAMA_PORT=str(ollama_port), **quick_models) as node:
         yield node
 
 

@@ -10,10 +10,10 @@ from tests.support.nodes import start_node
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(300)]
 
 
-def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows(long):
+def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows(long, quick_models):
     # 16 s, or a minute with --long: an engine of each kind is killed, and restarts while the load goes on.
     seconds, kill_every = (60, 20) if long else (16, 5)
-    with start_node("--log-level", "error") as node:
+    with start_node("--log-level", "error", **quick_models) as node:
         report = asyncio.run(soak(node, seconds, kill_every))
     print(report)
     assert report.kills == 2

@@ -36,14 +36,17 @@ GENERATION = {
 
 
 @asynccontextmanager
-async def traced_pair(monkeypatch):
+async def traced_pair(monkeypatch, quick_models):
     """A node in this process with real engines, a client of it, and the spans of both."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("both")
     monkeypatch.setattr(server, "open_tracing", lambda *, enabled: SpanTracing(tracer, flush=lambda: None))
-    async with server.running_node(NodeSettings(port=0)) as (node, url):
+    async with server.running_node(NodeSettings(port=0, model_store=quick_models["NPU_NODE_MODEL_STORE"])) as (
+        node,
+        url,
+    ):
         for model in node.manager.models:
             await model.placements[0].engine.settled()
         async with instrument(NPUClient([url]), metrics=Metrics(CollectorRegistry()), tracer=tracer) as client:
@@ -61,9 +64,9 @@ def tree(spans):
     return {name(span): name(by_id[span.parent.span_id]) if span.parent else None for span in spans}
 
 
-async def test_calls_refusals_and_readers_who_leave_make_one_trace_of_client_and_node(monkeypatch):
+async def test_calls_refusals_and_readers_who_leave_make_one_trace_of_client_and_node(monkeypatch, quick_models):
     # More than 5 s: both models load.
-    async with traced_pair(monkeypatch) as (node, client, exporter):
+    async with traced_pair(monkeypatch, quick_models) as (node, client, exporter):
         await calls(node, client, exporter)
         exporter.clear()
         await refusals_and_readers_who_leave(client, exporter)
@@ -124,7 +127,7 @@ async def refusals_and_readers_who_leave(client, exporter):
     assert SECRET not in "".join(span.to_json() for span in exporter.get_finished_spans())
 
 
-async def test_two_processes_send_one_trace_to_a_collector():
+async def test_two_processes_send_one_trace_to_a_collector(quick_models):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="NOT RUN: install '.[tracing]'")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -138,7 +141,7 @@ async def test_two_processes_send_one_trace_to_a_collector():
         }
         provider = TracerProvider(resource=Resource.create({"service.name": "shop"}), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=collector.url + "/v1/traces")))
-        with start_node(ready=False, **environment) as node:
+        with start_node(ready=False, **environment, **quick_models) as node:
             await asyncio.to_thread(node.wait_for, lambda body: body["status"] == "ready")
             pids = await asyncio.to_thread(node.engine_pids)
             plain = NPUClient([node.url], api_key="key-that-nobody-may-see")

@@ -36,13 +36,16 @@ class RunningNode:
     def wait_for(self, condition, timeout=110.0):
         """Poll /health until `condition(body)` holds; return the body."""
         deadline = time.monotonic() + timeout
+        pause = 0.02
         while True:
             _, body = self.health()
             if condition(body):
                 return body
             assert self.process.poll() is None, "the node ended"
             assert time.monotonic() < deadline, f"still {body}"
-            time.sleep(0.05)
+            time.sleep(pause)
+            # Each look costs the node CPU time, and a model on a busy machine takes many of them to load.
+            pause = min(0.3, pause * 1.2)
 
     def engine_pids(self):
         """The node's engine processes by model id."""

@@ -31,7 +31,7 @@ def last_event(route, text):
     return json.loads(line.removeprefix("data: ") if route.startswith("/v1/") else line)
 
 
-async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http):
+async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http, quick_models):
     # More than 5 s: a node of its own starts, since its engine is killed.
     async def read(node, route, begun):
         async with http.post(node.url + route, json=body_of(route)) as reply:
@@ -39,7 +39,7 @@ async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(h
             begun.set()
             return first.decode() + await reply.text()
 
-    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}])) as node:
+    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}]), **quick_models) as node:
         begun = {route: asyncio.Event() for route in ROUTES}
         reading = [asyncio.create_task(read(node, route, begun[route])) for route in ROUTES]
         for event in begun.values():
