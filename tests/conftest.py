@@ -27,8 +27,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     from tests.support.cpu_time import CpuTime
+    from tests.support.shared_node import SharedNodeWatch
 
     config.pluginmanager.register(CpuTime(), "cpu_time")
+    config.pluginmanager.register(SharedNodeWatch(), "shared_node_watch")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         from tests.support.workers import take_core
 
@@ -103,6 +105,7 @@ def quick_models(store):
 def node(store):
     """A real node with real models, shared by all tests that leave it as they found it."""
     with start_node() as running:
+        running.share()
         yield running
 
 

@@ -20,17 +20,18 @@ def cpu_seconds(pid):
     try:
         # The name in parentheses may contain spaces: utime, stime, cutime and cstime are the 12th to 15th field after.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / TICK + sum(map(cpu_seconds, _children(pid)))
+        return sum(map(int, fields[11:15])) / TICK + sum(map(cpu_seconds, children(pid)))
     except OSError:
         return 0.0  # it has ended since
 
 
-def _children(pid):
-    children = []
+def children(pid):
+    """The process ids of a process's children. Raises OSError when it has ended."""
+    found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has ended since
-            children += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-    return children
+            found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+    return found
 
 
 class CpuTime:

@@ -10,8 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
+
+from tests.support.cpu_time import children
 
 
 @dataclass
@@ -21,6 +24,11 @@ class RunningNode:
     process: subprocess.Popen
     url: str
     key: str | None = None
+    engines: frozenset | None = None
+
+    def share(self):
+        """Note its engines: from now on tests that share it are to leave them alone."""
+        self.engines = frozenset(self.engine_processes())
 
     def health(self):
         """The status code and body of /health."""
@@ -51,6 +59,15 @@ class RunningNode:
         """The node's engine processes by model id."""
         _, body = self.health()
         return {model["id"]: model["engines"][0]["pid"] for model in body["models"]}
+
+    def engine_processes(self):
+        """The process ids of its engines, without asking it."""
+        found = set()
+        for child in children(self.process.pid):
+            with contextlib.suppress(OSError):
+                if b"worker_node.hosting.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.add(child)
+        return found
 
     def terminate(self, timeout=30.0):
         """Ask the node to end, and return its exit status."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.events import ndjson
+from tests.support.nodes import start_node
 
 EMBEDDER = "all-minilm"
 
@@ -15,6 +16,13 @@ async def get(http, url):
 async def post(http, url, **body):
     async with http.post(url, json=body) as reply:
         return reply, await reply.json()
+
+
+@pytest.fixture(scope="module")
+def own_node(store):
+    """A node whose model the tests may unload."""
+    with start_node(NPU_NODE_MODELS='[{"name": "all-minilm-l6-v2"}]') as running:
+        yield running
 
 
 async def test_it_says_that_it_runs(http, node):
@@ -62,36 +70,36 @@ async def test_long_texts_are_cut_unless_forbidden(http, node):
     assert body["error"].startswith("dimensions")
 
 
-async def test_a_model_is_unloaded_and_loaded_again(http, node):
-    pids = node.engine_pids()
-    _, unloaded = await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
+async def test_a_model_is_unloaded_and_loaded_again(http, own_node):
+    await post(http, own_node.url + "/api/generate", model=EMBEDDER, keep_alive=-1, stream=False)
+    pids = own_node.engine_pids()
+    _, unloaded = await post(http, own_node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
     assert unloaded["done_reason"] == "unload"
-    _, running = await get(http, node.url + "/api/ps")
+    _, running = await get(http, own_node.url + "/api/ps")
     assert EMBEDDER not in " ".join(model["name"] for model in running["models"])
-    _, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", keep_alive="10m")
+    _, body = await post(http, own_node.url + "/api/embed", model=EMBEDDER, input="x", keep_alive="10m")
     assert body["load_duration"] > 0
-    _, running = await get(http, node.url + "/api/ps")
+    _, running = await get(http, own_node.url + "/api/ps")
     (model,) = [model for model in running["models"] if model["name"].startswith(EMBEDDER)]
     assert not model["expires_at"].startswith("2318")
-    assert node.engine_pids()["all-minilm-l6-v2"] != pids["all-minilm-l6-v2"]
-    _, loaded = await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=-1, stream=False)
+    assert own_node.engine_pids()["all-minilm-l6-v2"] != pids["all-minilm-l6-v2"]
+    _, loaded = await post(http, own_node.url + "/api/generate", model=EMBEDDER, keep_alive=-1, stream=False)
     assert loaded["done_reason"] == "load"
-    _, running = await get(http, node.url + "/api/ps")
+    _, running = await get(http, own_node.url + "/api/ps")
     assert all(model["expires_at"].startswith("2318") for model in running["models"])
 
 
 @pytest.mark.parametrize("route", ["generate", "chat"])
-async def test_unloading_an_unloaded_model_does_not_load_it(http, node, route):
+async def test_unloading_an_unloaded_model_does_not_load_it(http, own_node, route):
     for _ in range(2):
-        _, unloaded = await post(http, f"{node.url}/api/{route}", model=EMBEDDER, keep_alive=0, stream=False)
+        _, unloaded = await post(http, f"{own_node.url}/api/{route}", model=EMBEDDER, keep_alive=0, stream=False)
         assert unloaded["done_reason"] == "unload"
-        assert node.engine_pids()["all-minilm-l6-v2"] is None
-    await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", keep_alive=-1)
+        assert own_node.engine_pids()["all-minilm-l6-v2"] is None
 
 
-async def test_an_unloaded_model_is_loaded_for_any_dialect(http, node):
-    await post(http, node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
-    reply, _ = await post(http, node.url + "/v1/embeddings", model=EMBEDDER, input="x")
+async def test_an_unloaded_model_is_loaded_for_any_dialect(http, own_node):
+    await post(http, own_node.url + "/api/generate", model=EMBEDDER, keep_alive=0, stream=False)
+    reply, _ = await post(http, own_node.url + "/v1/embeddings", model=EMBEDDER, input="x")
     assert reply.status == 200
 
 

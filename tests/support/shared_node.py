@@ -1,0 +1,35 @@
+"""Which tests change the shared node: its engines are to be the same processes after each test.
+
+A report and no failure: the node itself replaces an engine whose memory grows.
+"""
+
+import pytest
+
+
+class SharedNodeWatch:
+    """A pytest plugin: the summary names each test after which the node of the fixture `node` had other engines."""
+
+    def __init__(self):
+        self._engines = {}
+        self._found = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        node = getattr(item, "funcargs", {}).get("node")
+        report = yield
+        if call.when == "call" and getattr(node, "engines", None) is not None:
+            engines = node.engine_processes()
+            if engines != self._engines.setdefault(node.url, node.engines):
+                report.user_properties.append(("changed_shared_node", True))
+                self._engines[node.url] = engines
+        return report
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and ("changed_shared_node", True) in report.user_properties:
+            self._found.append(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self._found:
+            terminalreporter.section("the shared node had other engines after")
+            for nodeid in self._found:
+                terminalreporter.write_line(nodeid)
