@@ -19,6 +19,7 @@
     │   ├── EngineUnavailable       503 engine_unavailable  the engine died, hung, or is not ready yet
     │   │   └── EngineDied                                  it died while it held the request
     │   ├── ModelLoading            503 model_loading
+    │   ├── InsufficientMemory      503 insufficient_memory  the model does not fit beside those that are loaded
     │   ├── Draining                503 draining            this node is going away
     │   ├── DeviceUnavailable       503 npu_unavailable     the required device cannot serve now
     │   └── NpuNotProven            503 npu_not_proven      the NPU was required, and nothing shows that it worked
@@ -193,6 +194,13 @@ class ModelLoading(Retryable):
 
     code = "model_loading"
     retry_after_default = 2.0
+
+
+class InsufficientMemory(Retryable):
+    """The model does not fit the memory budget beside the models that are pinned or in use."""
+
+    code = "insufficient_memory"
+    retry_after_default = 5.0
 
 
 class Draining(Retryable):

@@ -33,6 +33,7 @@ from worker_node.notify import ServiceManager
 from worker_node.serving.build import Machine, build_model, build_on_demand
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.installed import installed_model
+from worker_node.serving.memory import memory_budgets
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
@@ -135,7 +136,10 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
             await schemas.start()
         machine = Machine(settings, found, npu)
         manager = ModelManager(
-            profile.models(machine), ModelStore(settings.model_store), partial(build_on_demand, machine)
+            profile.models(machine),
+            ModelStore(settings.model_store),
+            partial(build_on_demand, machine),
+            memory_budgets(settings.memory_budget, found),
         )
         stack.push_async_callback(manager.stop)
         node = Node(

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engines": {"devices", "options", "scheduling"},
     "hosting": {"engines", "devices"},
     "settings": {"engines", "models", "options", "devices"},
-    "manager": {"routing", "scheduling", "hosting", "engines", "models"},
+    "manager": {"devices", "routing", "scheduling", "hosting", "engines", "models"},
     "failures": set(),
     "serving": {
         "manager",

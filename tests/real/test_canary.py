@@ -1,11 +1,11 @@
 """A device that answers garbage never serves: a model's own canary, on a scripted engine beside a real one."""
 
-import asyncio
 import time
 from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.faults.hosting.test_engine_faults import until
 from tests.support.services import services_of
 from worker_node.domain import Device, GenerationRequest, Message, RequestContext, Sampling, Token
 from worker_node.engines.base import EngineState
@@ -31,21 +31,18 @@ async def garbage_before_real(store):
     installed = store.get("smollm2-135m-instruct")
     chat = ChatTokenizer(installed.path, installed.context_limit)
     canary = generation_canary(installed.canary, chat)
-    engines = []
-    for device, runner in ((Device.CPU, "generation_continuous"), (Device.NPU, GARBAGE)):
+    placements = []
+    for device, runner in ((Device.NPU, GARBAGE), (Device.CPU, "generation_continuous")):
         spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, {})
-        standby = engines[-1] if engines else None
-        engines.append(SupervisedEngine(spec, canary, HostingLimits(), lazy=device is Device.CPU, standby=standby))
-    placements = [
-        Placement(engine.spec.device, engine, Admission("m", AdmissionLimits(8)), 8192, 8192, on_demand=engine.lazy)
-        for engine in reversed(engines)
-    ]
-    for engine in engines:
-        engine.start()
+        engine = SupervisedEngine(spec, canary, HostingLimits(), lazy=True)
+        admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU
+        placements.append(Placement(device, engine, admission, 8192, 8192, on_demand=not first, eager=first))
+    services = services_of([GenerationModel(installed, placements, chat)])
+    services.manager.start()
     try:
-        yield services_of([GenerationModel(installed, placements, chat)])
+        yield services
     finally:
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        await services.manager.stop()
 
 
 def request(**more):
@@ -59,10 +56,9 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         (model,) = services.manager.models
         npu, cpu = (placement.engine for placement in model.placements)
         assert model.state() is ModelState.LOADING
-        status = await npu.settled()
-        assert status.state is EngineState.QUARANTINED
+        status = await until(npu, EngineState.QUARANTINED)
         assert status.reason == "canary failed: the answer to a known question lacks 'Paris'"
-        assert cpu.status.state is not EngineState.UNLOADED, "the next placement is made ready meanwhile"
+        assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
             text = "".join([event.text async for event in run.events if isinstance(event, Token)])

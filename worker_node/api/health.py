@@ -57,7 +57,7 @@ def status_reason(node: Node) -> str | None:
         if state not in _AVAILABLE:
             serving = model.serving()
             where = f" on {serving.device}" if serving is not None else ""
-            parts.append(f"{model.id} is {state}{where}: {model.placements[0].engine.status.reason}")
+            parts.append(f"{model.id} is {state}{where}: {model.placements[0].reason}")
     if node.state.draining:
         parts.insert(0, "the node is shutting down")
     return "; ".join(parts) or None
@@ -166,7 +166,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "aliases": aliases,
         "kind": model.installed.kind,
         "state": model.state(),
-        "reason": model.placements[0].engine.status.reason,
+        "reason": model.placements[0].reason,
         "device": serving.device if serving else None,
         "placements": [placement.device for placement in model.placements],
         "engines": [_engine(placement) for placement in model.placements],

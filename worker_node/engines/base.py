@@ -116,7 +116,7 @@ class Engine(Protocol):
         ...
 
     async def unload(self) -> bool:
-        """Free its memory until `wake`; False, and nothing done, while it holds jobs or is not ready."""
+        """Free its memory until `wake`; False, and nothing done, while it holds jobs or is being loaded."""
         ...
 
     async def stop(self) -> None:

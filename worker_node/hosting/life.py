@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -20,6 +21,7 @@ from worker_node.hosting.growth import GrowthLimits
 from worker_node.hosting.link import EngineLink, LoadRefused
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.slots import FREE
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +37,12 @@ class _CanaryUnanswered(Exception):
 
 
 class End(Enum):
-    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; by idleness;
-    because its memory had grown."""
+    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; because its
+    memory had grown."""
 
     CRASHED = auto()
     WRONG = auto()
     HOPELESS = auto()
-    IDLE = auto()
     OUTGROWN = auto()
 
 
@@ -49,20 +50,22 @@ class End(Enum):
 class HostingLimits:
     """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own.
 
-    After `canary_interval_s` an idle engine is examined again; after `idle_unload_s` (None: never) it is unloaded.
+    After `canary_interval_s` an idle engine is examined again.
     """
 
     load_timeout_s: float = 600.0
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     stop_timeout_s: float = 5.0
     canary_interval_s: float = 300.0
-    idle_unload_s: float | None = None
     restart: RestartLimits = field(default_factory=RestartLimits)
     growth: GrowthLimits = field(default_factory=GrowthLimits)
 
 
 class EngineLife:
-    """Runs and watches one engine process. `examine` asks the canary; `on_ready` is called when it first passed."""
+    """Runs and watches one engine process. `examine` asks the canary; `on_ready` is called when it first passed.
+
+    The engine loads while `slot` is held.
+    """
 
     def __init__(
         self,
@@ -70,16 +73,19 @@ class EngineLife:
         limits: HostingLimits,
         examine: Callable[[Loaded], Awaitable[None]],
         on_ready: Callable[[], None],
+        slot: AbstractAsyncContextManager[object] = FREE,
     ) -> None:
         self._spec = spec
         self._limits = limits
+        self._slot = slot
         self._examine = examine
         self._on_ready = on_ready
 
     async def run(self, link: EngineLink) -> tuple[End, str]:
         """Serve on a process just spawned until it ends; return how and why it did."""
         try:
-            async with asyncio.timeout(self._limits.load_timeout_s):
+            async with self._slot, asyncio.timeout(self._limits.load_timeout_s):
+                link.begin()
                 loaded = await link.loaded
         except TimeoutError:
             link.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
@@ -114,10 +120,10 @@ class EngineLife:
         return await self._attend(link, loaded)
 
     async def _attend(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
-        """Look after a ready engine until its process ends or it was idle for long. Raises CanaryFailed."""
+        """Look after a ready engine until its process ends. Raises CanaryFailed."""
         limits = self._limits
-        link.used_at = examined = time.monotonic()
-        look_s = min(1.0, limits.canary_interval_s, limits.idle_unload_s or 1.0)
+        examined = time.monotonic()
+        look_s = min(1.0, limits.canary_interval_s)
         while True:
             try:
                 async with asyncio.timeout(look_s):
@@ -126,14 +132,12 @@ class EngineLife:
                 now = time.monotonic()
             if link.in_flight or not link.up:
                 continue
-            if limits.idle_unload_s is not None and now - link.used_at >= limits.idle_unload_s:
-                return End.IDLE, f"it was idle for {limits.idle_unload_s:g} s; it is loaded again when needed"
             if now - examined >= limits.canary_interval_s:
                 await self._examine_again(link, loaded)
                 examined = time.monotonic()
 
     async def _examine_again(self, link: EngineLink, loaded: Loaded) -> None:
-        used_at, accepted = link.used_at, link.accepted
+        accepted = link.accepted
         try:
             await self._examine(loaded)
         except EngineUnavailable:
@@ -145,8 +149,6 @@ class EngineLife:
             log.info("canary of %s on %s put off: %s", self._spec.model_id, self._spec.device, error.message)
         except NodeError as error:
             raise _CanaryUnanswered(f"the known question was refused: {error.message}") from error
-        if not link.in_flight:
-            link.used_at = used_at  # the canary's own questions are no use of the engine
 
     async def _watch(self, link: EngineLink) -> None:
         while True:

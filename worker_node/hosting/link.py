@@ -86,7 +86,6 @@ class EngineLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
-        self.used_at = time.monotonic()
         self.accepted = 0
         self._kill_reason: str | None = None
         self._blameless = False
@@ -95,7 +94,7 @@ class EngineLink(asyncio.Protocol):
 
     @classmethod
     async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> EngineLink:
-        """Start the engine process and send it its specification; `loaded` resolves when the pipeline is up."""
+        """Start the engine process, which loads its model after `begin`."""
         link = cls(spec, liveness, suspects)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -126,8 +125,11 @@ class EngineLink(asyncio.Protocol):
             link._socket.close()
             await link.reap()
             raise
-        link._write(encode(spec))
         return link
+
+    def begin(self) -> None:
+        """Have the engine load its model; `loaded` resolves when the pipeline is up."""
+        self._write(encode(self._spec))
 
     @property
     def pid(self) -> int | None:
@@ -149,7 +151,6 @@ class EngineLink(asyncio.Protocol):
         if not self.up:
             raise EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: the engine process has ended")
         if sink is not None and isinstance(command, Job):
-            self.used_at = time.monotonic()
             self.accepted += 1
             self._jobs[command.id] = _Held(command, sink, suspect)
             self._idle.clear()
@@ -157,7 +158,6 @@ class EngineLink(asyncio.Protocol):
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
-        self.used_at = time.monotonic()
         return self._release(job_id) is not None
 
     async def drained(self) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from worker_node.engines.base import CanaryProof
 from worker_node.engines.messages import EngineSpec, Loaded
 from worker_node.hosting.life import End, EngineLife, HostingLimits
 from worker_node.hosting.link import EngineLink
+from worker_node.hosting.slots import FREE
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class EngineProcess:
         link: EngineLink,
         examine: Examine,
         on_ready: Callable[[EngineProcess], None],
+        slot: AbstractAsyncContextManager[object] = FREE,
     ) -> None:
         self._spec = spec
         self._ask = examine
@@ -42,7 +45,7 @@ class EngineProcess:
         # Its memory in bytes when it became ready, and when it was read last.
         self.base: int | None = None
         self.memory: int | None = None
-        life = EngineLife(spec, limits, self._examine, self._on_ready)
+        life = EngineLife(spec, limits, self._examine, self._on_ready, slot)
         self.task: asyncio.Task[tuple[End, str]] = asyncio.create_task(
             life.run(link), name=f"life of {spec.model_id} {link.pid}"
         )

@@ -86,10 +86,6 @@ class Succession:
                 if process.task.done():
                     end, reason = process.task.result()
                     served_s = 0.0 if process.ready_at is None else time.monotonic() - process.ready_at
-                    if end is End.IDLE:
-                        # Before the process is gone, so that whoever needs the engine can have it loaded again.
-                        self._notify(EngineState.UNLOADED, reason)
-                        log.info("engine %s is unloaded: %s", self._name, reason)
                     return Outcome(end, reason, served_s, process.link.request_to_blame)
                 if self._heir is not None and self._heir.task.done():
                     self._heir_failed(self._heir)

@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 
 import msgspec
@@ -27,6 +27,7 @@ from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import CallTimes, Liveness
 from worker_node.hosting.process import EngineProcess
 from worker_node.hosting.restart import RestartPolicy, Verdict
+from worker_node.hosting.slots import FREE
 from worker_node.hosting.succession import Outcome, Succession
 from worker_node.hosting.suspicion import Suspects
 
@@ -35,13 +36,13 @@ log = logging.getLogger(__name__)
 # Set in the canary's context, to the process that it examines. Its questions are known to be harmless, so no death of
 # an engine is theirs.
 _examined: ContextVar[EngineLink | None] = ContextVar("examined", default=None)
-_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
+_UNLOADABLE = frozenset({EngineState.READY, EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
 
 
 class SupervisedEngine:
     """An `Engine` in a child process that is restarted when it dies or hangs.
 
-    A `lazy` one stays unloaded until `wake` is called. `standby` is woken when this engine cannot serve any more.
+    A `lazy` one stays unloaded until `wake` is called. Its processes load while they hold `slot`.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class SupervisedEngine:
         limits: HostingLimits,
         *,
         lazy: bool = False,
-        standby: SupervisedEngine | None = None,
+        slot: AbstractAsyncContextManager[object] = FREE,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
     ) -> None:
         self.spec = spec
         self.lazy = lazy
-        self._standby = standby
+        self._slot = slot
         self._canary = canary
         self._limits = limits
         self._policy = RestartPolicy(limits.restart)
@@ -114,9 +115,10 @@ class SupervisedEngine:
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.model_id}")
 
     async def unload(self) -> bool:
-        """End the process until `wake` is called; False, and nothing done, while it holds jobs or is not ready."""
-        if self._task is None or self._state is not EngineState.READY or self.status.in_flight:
+        """End the process until `wake` is called; False, and nothing done, while it holds jobs or is being loaded."""
+        if self._task is None or self._state not in _UNLOADABLE or self.status.in_flight:
             return False
+        self._resume_at = None
         self._set(EngineState.UNLOADED, "it was unloaded; it is loaded again when needed")
         task, self._task = self._task, None
         task.cancel()
@@ -147,35 +149,31 @@ class SupervisedEngine:
             self._state, self._reason = state, reason
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        if self._standby is not None and state in _DOWN:
-            self._standby.wake()
 
     async def _supervise(self) -> None:
         try:
-            while await self._serve_once():
-                pass
+            while True:
+                await self._serve_once()
         finally:
             if self._state is not EngineState.STOPPED:
                 await self._succession.discard_heir()
 
-    async def _serve_once(self) -> bool:
-        """Serve until a process ends by itself or is replaced, and be ready for the next; False: none is wanted."""
+    async def _serve_once(self) -> None:
+        """Serve until a process ends by itself or is replaced, and be ready for the next."""
         try:
             outcome = await self._succession.serve()
         except Exception as error:
             # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
             log.exception("engine %s: its supervision failed", self._name)
             outcome = Outcome(End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)")
-        if outcome.end is End.IDLE:
-            return False
         if outcome.end is End.OUTGROWN:
-            return True
+            return
         self._succession.replacing = False
         if outcome.end is End.HOPELESS:
             log.error("engine %s %s", self._name, outcome.reason)
             # A driver may come up, memory may become free, a file may be repaired while the node runs.
             await self._pause(EngineState.FAILED, outcome.reason, self._limits.restart.quarantine_s)
-            return True
+            return
         verdict = self._judge(outcome)
         if verdict.quarantined:
             self._suspects.clear()
@@ -184,11 +182,10 @@ class SupervisedEngine:
             log.warning("engine %s ended: %s; its successor is being loaded", self._name, verdict.reason)
             self._succession.replacing = True
             self._set(EngineState.STARTING, f"its successor is being loaded after: {verdict.reason}")
-            return True
+            return
         log.warning("engine %s ended: %s; next start in %.1f s", self._name, verdict.reason, verdict.delay)
         state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
         await self._pause(state, verdict.reason, verdict.delay)
-        return True
 
     def _judge(self, outcome: Outcome) -> Verdict:
         """Count an end that was not asked for, and decide when to start again."""
@@ -212,7 +209,7 @@ class SupervisedEngine:
     async def _spawn(self) -> EngineProcess:
         liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
         link = await EngineLink.spawn(self.spec, liveness, self._suspects)
-        return EngineProcess(self.spec, self._limits, link, self._examine, self._succession.became_ready)
+        return EngineProcess(self.spec, self._limits, link, self._examine, self._succession.became_ready, self._slot)
 
     async def _examine(self, link: EngineLink) -> None:
         """Ask the canary of one process, which need not be the one that serves."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Activity:
-    """Counts the requests that a model works on. `clock` is monotonic seconds."""
+    """Counts the requests that a model works on. `clock` is monotonic seconds; `on_idle` is called after the last."""
 
     clock: Callable[[], float] = time.monotonic
+    on_idle: Callable[[], None] | None = None
     _running: int = 0
     _since: float = 0.0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -34,6 +35,8 @@ class Activity:
             if not self._running:
                 self._since = self.clock()
                 self._idle.set()
+                if self.on_idle is not None:
+                    self.on_idle()
 
     @property
     def idle_since(self) -> float | None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
+from worker_node.devices.memory import resident_memory
 from worker_node.domain import ModelKind
+from worker_node.engines.base import EngineState
 from worker_node.errors import ModelNotFound
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
 from worker_node.manager.pulls import Pulls
-from worker_node.manager.residence import Residence
+from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.progress import Progress
@@ -25,22 +28,38 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 R = TypeVar("R")
 
+_UNLIMITED: Mapping[str, int | None] = {}
+_LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
+
 Build = Callable[[InstalledModel], ServedModel]
 
 
 class ModelManager:
     """Serves the configured `models`, and models of the `store` from when they are first asked for.
 
-    `build` makes a served model of an installed one; nothing of it is loaded yet.
+    `build` makes a served model of an installed one; nothing of it is loaded yet. `budgets` are bytes by memory pool,
+    None for no limit. Models are loaded and unloaded from `start` on.
     """
 
     def __init__(
-        self, models: Iterable[ServedModel], store: ModelStore, build: Build, residence: Residence | None = None
+        self,
+        models: Iterable[ServedModel],
+        store: ModelStore,
+        build: Build,
+        budgets: Mapping[str, int | None] = _UNLIMITED,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.store = store
         self._names = Names(store.catalog, models)
-        self._residence = residence or Residence()
+        self._keeping = Keeping(clock)
+        self._reconciler = Reconciler(
+            lambda: self.models, self._keeping.until, self._keeping.forget, budgets, clock=clock, measure=measure
+        )
+        self._clock = clock
         self._build = build
+        self._started = False
         self._adding = asyncio.Lock()
         self._pulls = Pulls(partial(pull, store.root))
 
@@ -64,10 +83,13 @@ class ModelManager:
     def add(self, model: ServedModel) -> None:
         """See `Names.add`."""
         self._names.add(model)
+        if self._started:
+            self._reconciler.attend(model)
 
     def drop(self, model: ServedModel) -> None:
         """See `Names.drop`."""
         self._names.drop(model)
+        self._reconciler.leave(model)
 
     async def resolve(self, name: str) -> ServedModel:
         """The model of that name; one that is only installed is served from now on.
@@ -82,7 +104,7 @@ class ModelManager:
             known = {model.id: model for model in self.models}
             if installed.id not in known:
                 known[installed.id] = await self._usable(name, self._build, installed)
-                self._names.add(known[installed.id])
+                self.add(known[installed.id])
         return known[installed.id]
 
     async def _usable(self, name: str, read: Callable[[A], R], argument: A) -> R:
@@ -106,20 +128,41 @@ class ModelManager:
         return served + [model for model in await asyncio.to_thread(self.store.installed) if model.id not in known]
 
     async def load(self, model: ServedModel, deadline: float) -> float:
-        """See `Residence.load`."""
-        return await self._residence.load(model, deadline)
+        """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
+
+        A model whose engines cannot be loaded now is left to routing, which says why.
+        """
+        began = self._clock()
+        if not self.want(model):
+            return 0.0
+        await model.placements[0].settled(deadline, patient=True)
+        return self._clock() - began
+
+    def want(self, model: ServedModel) -> bool:
+        """Begin to load the model's preferred engine; False if one serves already, or none can be loaded now."""
+        preferred = model.placements[0]
+        if model.serving() is not None or preferred.state not in _LOADABLE:
+            return False
+        preferred.wake(insist=True)
+        return True
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
-        """See `Residence.keep`."""
-        self._residence.keep(model, seconds)
+        """From now on unload the model when it has been idle for `seconds`; None keeps it for good."""
+        self._keeping.keep(model, seconds)
+        for placement in model.placements:
+            placement.residency.leave = False
+        self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
-        """See `Residence.expires_in`."""
-        return self._residence.expires_in(model)
+        """Seconds until the model is unloaded if nothing more is asked of it; None if it stays."""
+        return self._keeping.expires_in(model)
 
-    async def unload(self, model: ServedModel) -> None:
-        """See `Residence.unload`."""
-        await self._residence.unload(model)
+    def unload(self, model: ServedModel) -> None:
+        """Free the model's memory as soon as it runs nothing more."""
+        self._keeping.forget(model)
+        for placement in model.placements:
+            placement.residency.leave = True
+        self._reconciler.poke()
 
     async def pull(self, name: str, progress: Progress) -> None:
         """Install the model that `name` stands for. Raises as `requested`, and what the pull ends with."""
@@ -134,26 +177,23 @@ class ModelManager:
         directory = await asyncio.to_thread(self.store.locate, name)
         for model in self.models:
             if model.installed.path == directory:
-                self._residence.keep(model, None)
-                self._names.drop(model)
+                self.drop(model)
                 for placement in model.placements:
                     await placement.engine.stop()
         await asyncio.to_thread(self.store.remove, directory.name)
 
     def start(self) -> None:
-        """Load the models that are to be loaded at start-up: returns at once."""
-        for engine in self._engines():
-            engine.start()
+        """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
+        self._started = True
+        self._reconciler.start()
+        for model in self.models:
+            self._reconciler.attend(model)
 
     async def close(self) -> None:
-        """End pulls and plans to unload; the models are served until `stop`."""
+        """End pulls; the models are served until `stop`."""
         await self._pulls.close()
-        await self._residence.close()
 
     async def stop(self) -> None:
         """End all engines."""
-        await asyncio.gather(*(engine.stop() for engine in self._engines()))
-
-    def _engines(self) -> list[SupervisedEngine]:
-        engines = [placement.engine for model in self.models for placement in model.placements]
-        return [engine for engine in engines if isinstance(engine, SupervisedEngine)]
+        await self._reconciler.close()
+        await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))

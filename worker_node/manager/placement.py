@@ -1,18 +1,19 @@
-"""A model on a device: the engine that runs it, its limits, and the door before it."""
+"""A model on a device: the engine that runs it, its limits, its admission control, and its part in memory."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from worker_node.domain import Device
 from worker_node.engines.base import Engine, EngineState
+from worker_node.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.hosting.isolation import Isolation
 from worker_node.hosting.suspicion import Suspects
+from worker_node.manager.residency import Residency
 from worker_node.routing import NOTHING, Candidate, Feature, Obstacle
 from worker_node.scheduling.admission import Admission
 
-# A guess at the load of an engine that was never loaded here.
-_UNKNOWN_LOAD_S = 20.0
 _OBSTACLES: dict[EngineState, Obstacle] = {
     EngineState.UNLOADED: "model_loading",
     EngineState.STARTING: "model_loading",
@@ -21,14 +22,16 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
     EngineState.FAILED: "device_unavailable",
     EngineState.STOPPED: "device_unavailable",
 }
+_COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
 
-    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it. `notes` say
-    what was found at start-up. `suspects` are those of the model, shared by its placements.
+    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
+    at start-up. `notes` say what was found when it was built. `suspects` are those of the model, shared by its
+    placements.
     """
 
     device: Device
@@ -38,14 +41,81 @@ class Placement:
     total_limit: int
     emulated: bool = False
     on_demand: bool = False
+    eager: bool = False
     notes: tuple[str, ...] = ()
     lacks: frozenset[Feature] = NOTHING
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
+    residency: Residency = field(default_factory=Residency, compare=False, repr=False)
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's state; one whose load is wanted and waits for its turn counts as starting."""
+        state = self.engine.status.state
+        queued = state is EngineState.UNLOADED and self.residency.wanted_since is not None
+        return EngineState.STARTING if queued else state
+
+    @property
+    def reason(self) -> str | None:
+        """Why the engine is not ready; None when it is."""
+        status, residency = self.engine.status, self.residency
+        if status.state is not EngineState.UNLOADED:
+            return status.reason
+        return "it waits for its turn" if residency.wanted_since is not None else residency.refusal or status.reason
+
+    @property
+    def awaited(self) -> bool:
+        """Whether requests wait for its load: it is loaded for requests, or would serve if we had left it alone."""
+        return (
+            self.on_demand
+            or self.residency.on_request
+            or self.engine.status.replacing
+            or self.state is EngineState.UNLOADED
+        )
+
+    def wake(self, *, insist: bool = False) -> None:
+        """Have the engine loaded: returns at once, `settled` waits. Unless `insist`, only while somebody waits."""
+        self.residency.want(on_request=True, insist=insist)
+        if self.residency.ask is None:
+            self.residency.settle()
+            self.engine.wake()
+
+    async def settled(self, deadline: float, *, patient: bool = False) -> None:
+        """Wait until the engine is ready, or known not to become so soon.
+
+        `patient`: also wait for memory that other models use. Raises DeadlineExceeded, InsufficientMemory.
+        """
+        residency = self.residency
+        residency.waiters += 1
+        residency.patient += patient
+        try:
+            async with asyncio.timeout(max(0.0, deadline - residency.clock())):
+                while True:
+                    if residency.refusal is not None:
+                        raise InsufficientMemory(residency.refusal)
+                    if self.engine.status.state is not EngineState.UNLOADED:
+                        await self.engine.settled()
+                        return
+                    if residency.wanted_since is None:
+                        return
+                    await residency.change()
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while the model was being loaded") from error
+        finally:
+            residency.waiters -= 1
+            residency.patient -= patient
+            unstarted = self.engine.status.state is EngineState.UNLOADED
+            if unstarted and not residency.waiters and not residency.insisted:
+                residency.settle()
+            if residency.ask is not None:
+                residency.ask()
 
     def expected_load_s(self) -> float:
-        """How long the next load is going to take, as far as is known."""
-        return self.engine.status.load_seconds or _UNKNOWN_LOAD_S
+        """Seconds until a load that begins now, or is going on, has ended, as far as is known."""
+        status = self.engine.status
+        if self.residency.ask is None and status.load_seconds is not None:
+            return status.load_seconds
+        return self.residency.ready_in()
 
     def candidate(self) -> Candidate:
         """This placement as routing sees it now."""
@@ -57,5 +127,5 @@ class Placement:
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
             lacks=self.lacks,
-            retry_after=self.expected_load_s() if status.state is EngineState.UNLOADED else status.retry_after,
+            retry_after=self.expected_load_s() if status.state in _COMING else status.retry_after,
         )

@@ -24,11 +24,15 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer."""
+    """A model with its placements in order of preference. Each task adds what its requests need, as a tokenizer.
+
+    `idle_unload_s`: its engines are unloaded when it was idle for so long, unless a request says otherwise.
+    """
 
     installed: InstalledModel
     placements: Sequence[Placement]
     aliases: Sequence[str] = field(default=(), kw_only=True)
+    idle_unload_s: float | None = field(default=None, kw_only=True)
     activity: Activity = field(default_factory=Activity, kw_only=True, compare=False, repr=False)
 
     @property
@@ -42,7 +46,7 @@ class ServedModel:
         `loading`: no engine serves, but one is being started, for the first time or again. `unloaded`: the preferred
         engine is loaded when a request needs it.
         """
-        states = [placement.engine.status.state for placement in self.placements]
+        states = [placement.state for placement in self.placements]
         if states[0] is EngineState.READY:
             return ModelState.READY
         if states[0] is EngineState.UNLOADED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
@@ -17,9 +17,11 @@ from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.slots import LoadingSlots
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
+from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
@@ -30,6 +32,7 @@ from worker_node.serving.canary import embedding_canary, generation_canary
 from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.limits import admission_limits, growth_limits
+from worker_node.serving.memory import estimate_bytes, memory_pool
 from worker_node.serving.models import EmbeddingModel, GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
@@ -47,6 +50,7 @@ class Machine:
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
+    slots: LoadingSlots = field(default_factory=LoadingSlots)
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in the order of preference."""
@@ -80,6 +84,7 @@ def build_model(
         limits.max_tokens_limit or sys.maxsize,
         limits.best_of_limit,
         aliases=wanted.aliases,
+        idle_unload_s=wanted.idle_unload_s,
     )
 
 
@@ -103,6 +108,7 @@ def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: 
         installed.space,
         installed.dimensions,
         aliases=wanted.aliases,
+        idle_unload_s=wanted.idle_unload_s,
     )
 
 
@@ -121,16 +127,11 @@ def _placements(
             f"{installed.id}: OpenVINO sees no device here ({machine.probe.error or 'none listed'})"
         )
     devices = [place.device for place in places]
-    placements: list[Placement] = []
-    standby: SupervisedEngine | None = None
     suspects = Suspects()
-    # From the last to the first, since each engine knows the next one as its standby.
-    for index in reversed(range(len(places))):
-        placement, standby = _placement(
-            installed, wanted, places[index], devices, machine, canary, standby, suspects, first=index == 0
-        )
-        placements.insert(0, placement)
-    return tuple(placements)
+    return tuple(
+        _placement(installed, wanted, place, devices, machine, canary, suspects, first=index == 0)
+        for index, place in enumerate(places)
+    )
 
 
 def _placement(
@@ -140,11 +141,10 @@ def _placement(
     beside: Collection[Device],
     machine: Machine,
     canary: Canary,
-    standby: SupervisedEngine | None,
     suspects: Suspects,
     *,
     first: bool,
-) -> tuple[Placement, SupervisedEngine]:
+) -> Placement:
     settings = machine.settings
     plan = plan_engine(installed, wanted, place, beside, settings, machine.npu)
     emulated = machine.npu.emulated and place.device is Device.NPU
@@ -173,7 +173,6 @@ def _placement(
         load_timeout_s=settings.load_timeout_s,
         liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
         canary_interval_s=settings.canary_interval_s,
-        idle_unload_s=wanted.idle_unload_s,
         restart=RestartLimits(
             crash_limit=settings.crash_limit,
             crash_window_s=settings.crash_window_s,
@@ -182,10 +181,10 @@ def _placement(
         growth=growth_limits(settings.engine_memory_growth, place.device, emulated=emulated),
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
-    engine = SupervisedEngine(spec, canary, hosting, lazy=lazy, standby=standby, suspects=suspects)
-    placement = Placement(
+    slot = machine.slots.slot(place.device.value)
+    return Placement(
         device=place.device,
-        engine=engine,
+        engine=SupervisedEngine(spec, canary, hosting, lazy=True, slot=slot, suspects=suspects),
         admission=Admission(f"{installed.id} on {place.device}", admission_limits(plan, wanted.max_outstanding)),
         prompt_limit=plan.prompt_limit,
         total_limit=plan.total_limit,
@@ -194,8 +193,14 @@ def _placement(
         notes=tuple(notes),
         lacks=_LACKS.get(plan.runner, NOTHING),
         suspects=suspects,
+        eager=not lazy,
+        residency=Residency(
+            estimate=estimate_bytes(installed, plan),
+            weights=installed.size,
+            pinned=not lazy and wanted.idle_unload_s is None,
+            pool=memory_pool(machine.probe, place.device),
+        ),
     )
-    return placement, engine
 
 
 def _memory_note(installed: InstalledModel, plan: EnginePlan) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from worker_node.domain import Device, RequestContext, Route
-from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, ModelLoading, NodeError, Overloaded
+from worker_node.errors import ModelLoading, NodeError, Overloaded
 from worker_node.manager.placement import Placement
 from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
 
@@ -127,10 +125,10 @@ async def find_place(demand: Demand, context: RequestContext) -> Place:
             if index is None:
                 raise
             placement = demand.placements[index]
-            placement.engine.wake()
+            placement.wake()
             if not _in_time(placement, context):
                 raise
-            await _settled(placement, context.deadline)
+            await placement.settled(context.deadline, patient=context.wait_for_load)
             waited = True
             continue
         return Place(
@@ -157,10 +155,8 @@ def _loadable(demand: Demand, candidates: Sequence[Candidate], context: RequestC
     One whose engine is being replaced is always waited for: it would serve if we had left it alone.
     """
     for index, (placement, candidate) in enumerate(zip(demand.placements, candidates, strict=True)):
-        status = placement.engine.status
-        comes = status.replacing or status.state is EngineState.UNLOADED
         if (
-            (placement.on_demand or comes or context.wait_for_load)
+            (placement.awaited or context.wait_for_load)
             and candidate.obstacle == "model_loading"
             and demand.require in {None, candidate.device}
             and candidate.suits(demand.prompt_tokens, demand.min_new_tokens, demand.needs)
@@ -172,11 +168,3 @@ def _loadable(demand: Demand, candidates: Sequence[Candidate], context: RequestC
 def _in_time(placement: Placement, context: RequestContext) -> bool:
     """Whether a load is likely to end before the deadline."""
     return time.monotonic() + placement.expected_load_s() <= context.deadline
-
-
-async def _settled(placement: Placement, deadline: float) -> None:
-    try:
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            await placement.engine.settled()
-    except TimeoutError as error:
-        raise DeadlineExceeded("the deadline passed while the model was being loaded") from error

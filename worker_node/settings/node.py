@@ -161,6 +161,12 @@ class NodeSettings(BaseSettings):
         description="bytes by which an engine process may grow before it is replaced, without the loss of a "
         "request (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
     )
+    memory_budget: int | None = Field(
+        default=None,
+        gt=0,
+        description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
+        "that the settings do not name; default: 80 % of the host memory that is free at start-up",
+    )
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.faults.hosting.test_engine_faults import until
 from worker_node import server
 from worker_node.api.sse import EventStream
 from worker_node.app import make_app
 from worker_node.domain import Device
+from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
@@ -56,13 +58,13 @@ async def echoing_node(store, monkeypatch):
 
     installed = store.get("smollm2-135m-instruct")
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, ECHO, {})
-    engine = SupervisedEngine(spec, no_canary, HostingLimits())
-    placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192)
+    engine = SupervisedEngine(spec, no_canary, HostingLimits(), lazy=True)
+    placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
     model = GenerationModel(installed, (placement,), ChatTokenizer(installed.path, installed.context_limit))
     monkeypatch.setattr(server, "_bind", with_small_buffers)
     profile = server.Profile(lambda _machine: [model], make_app)
     async with server.running_node(NodeSettings(port=0), profile) as (node, url):
-        await engine.settled()
+        await until(engine, EngineState.READY)
         yield SimpleNamespace(url=url, state=node.state, engine=engine)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import psutil
 import pytest
 
@@ -12,6 +13,7 @@ from worker_node.engines.messages import EngineSpec
 from worker_node.errors import EngineUnavailable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.restart import RestartLimits
+from worker_node.hosting.slots import LoadingSlots
 from worker_node.hosting.supervisor import SupervisedEngine
 
 QUESTION = (5, 6, 7)
@@ -23,28 +25,23 @@ async def canary(engine):
         raise CanaryFailed("the answer to a known question is wrong")
 
 
-def make(canary=canary, *, limits=None, lazy=False, standby=None, device=Device.CPU, **options):
+def make(canary=canary, *, limits=None, lazy=False, device=Device.CPU, **options):
     runner = "tests.support.garbage_runner:GarbageRunner"
     spec = EngineSpec("garbage", ModelKind.GENERATION, "/", device, runner, options)
-    return SupervisedEngine(spec, canary, limits or HostingLimits(), lazy=lazy, standby=standby)
+    return SupervisedEngine(spec, canary, limits or HostingLimits(), lazy=lazy)
 
 
-async def test_garbage_quarantines_at_once_and_the_standby_is_loaded():
-    standby = make(no_canary, lazy=True)
-    engine = make(standby=standby)
-    standby.start()
+async def test_garbage_quarantines_at_once():
+    engine = make()
     engine.start()
     try:
-        assert standby.status.state is EngineState.UNLOADED
         status = await until(engine, EngineState.QUARANTINED)
         assert status.restarts == 1
         assert "canary failed: the answer to a known question is wrong" in status.reason
         assert status.retry_after > 200
         assert status.proof is None
-        await until(standby, EngineState.READY)
     finally:
         await engine.stop()
-        await standby.stop()
 
 
 async def test_a_quarantined_engine_is_tried_again_with_a_fresh_process():
@@ -99,9 +96,8 @@ async def test_a_busy_engine_is_not_examined():
         await engine.stop()
 
 
-async def test_an_engine_is_loaded_when_woken_and_unloaded_when_idle_whatever_the_canary_asks():
-    limits = HostingLimits(canary_interval_s=0.02, idle_unload_s=0.2)
-    engine = make(limits=limits, lazy=True, after=10**6)
+async def test_an_engine_is_loaded_when_woken_and_again_after_it_was_unloaded():
+    engine = make(lazy=True, after=10**6)
     engine.start()
     try:
         for _ in range(2):
@@ -113,12 +109,36 @@ async def test_an_engine_is_loaded_when_woken_and_unloaded_when_idle_whatever_th
             status = await engine.settled()
             assert status.state is EngineState.READY
             assert await collect(engine, 1, 2) == [1, 2]
-            await until(engine, EngineState.UNLOADED)
-            async with asyncio.timeout(10):
-                while psutil.pid_exists(status.pid):
-                    await asyncio.sleep(0.01)
+            assert await engine.unload()
+            assert not psutil.pid_exists(status.pid)
     finally:
         await engine.stop()
+
+
+async def test_engines_that_share_a_slot_load_one_after_another(tmp_path):
+    order = tmp_path / "order"
+    order.write_text("wait")
+    slot = LoadingSlots().slot("CPU")
+    runner = "tests.support.scripted_runner:ScriptedRunner"
+    spec = EngineSpec("scripted", ModelKind.GENERATION, "/", Device.CPU, runner, {"on_load": str(order)})
+    first, second = (SupervisedEngine(spec, no_canary, HostingLimits(), slot=slot) for _ in range(2))
+    other = LoadingSlots().slot("CPU")
+    quick = SupervisedEngine(msgspec.structs.replace(spec, options={}), no_canary, HostingLimits(), slot=other)
+    engines = (first, second, quick)
+    for engine in engines:
+        engine.start()
+    try:
+        # It started last, and is ready: the second one would be, too, if it did not wait for the first.
+        await until(quick, EngineState.READY)
+        assert [engine.status.state for engine in (first, second)] == [EngineState.STARTING] * 2
+        order.write_text("die")
+        await until(first, EngineState.BACKING_OFF)
+        order.write_text("go")
+        await until(second, EngineState.READY)
+        await until(first, EngineState.READY)
+    finally:
+        for engine in engines:
+            await engine.stop()
 
 
 async def test_unloading_waits_for_nobody_and_harms_nobody():
@@ -156,18 +176,6 @@ async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_r
         assert (await until(engine, EngineState.READY)).pid != first.pid
     finally:
         await engine.stop()
-
-
-async def test_what_cannot_be_loaded_has_its_standby_loaded():
-    standby = make(no_canary, lazy=True)
-    engine = make(no_canary, standby=standby, load_error="OpenVINO sees no NPU")
-    engine.start()
-    try:
-        assert "OpenVINO sees no NPU" in (await until(engine, EngineState.FAILED)).reason
-        await until(standby, EngineState.READY)
-    finally:
-        await engine.stop()
-        await standby.stop()
 
 
 @pytest.mark.parametrize("device", [Device.NPU, Device.CPU])

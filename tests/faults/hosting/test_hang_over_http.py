@@ -26,7 +26,7 @@ def scripted_models(machine):
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
     limits = HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK)
-    engine = SupervisedEngine(spec, no_canary, limits, suspects=model.placements[0].suspects)
+    engine = SupervisedEngine(spec, no_canary, limits, lazy=True, suspects=model.placements[0].suspects)
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 
 

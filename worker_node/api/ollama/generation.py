@@ -187,7 +187,7 @@ async def _load_or_unload(
         return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
     if seconds == 0:
         reason = "unload"
-        await manager.unload(await served(request, body.model))
+        manager.unload(await served(request, body.model))
     else:
         model, _ = await resident(request, body.model, context)
         if body.keep_alive is not None:

@@ -19,7 +19,12 @@ def node(draining=False, **models):
     served = []
     for name, states in models.items():
         placements = [
-            SimpleNamespace(device=device, engine=SimpleNamespace(status=EngineStatus(state, f"it is {state}")))
+            SimpleNamespace(
+                device=device,
+                state=state,
+                reason=f"it is {state}",
+                engine=SimpleNamespace(status=EngineStatus(state, f"it is {state}")),
+            )
             for device, state in zip((Device.NPU, Device.CPU), states, strict=False)
         ]
         served.append(EmbeddingModel(SimpleNamespace(id=name), placements, None, "s", 1))

@@ -1,41 +1,19 @@
 """When the watchdog acts, over a clock that jumps from one timer to the next: no time passes, and none is guessed."""
 
 import asyncio
-import selectors
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.jumping import JumpingLoop
 from worker_node.engines.messages import EngineStats, Loaded
 from worker_node.hosting import life
 from worker_node.hosting.life import End, EngineLife, HostingLimits
 from worker_node.hosting.liveness import CallTimes, Liveness, LivenessLimits
 
 SPEC = SimpleNamespace(model_id="m", device="CPU")
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop that has nothing to wait for but timers: instead of waiting it sets its clock on."""
-
-    def __init__(self):
-        self.now = 1000.0
-        super().__init__(_JumpingSelector(self))
-
-    def time(self):
-        return self.now
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    def __init__(self, loop):
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout=None):
-        if timeout:
-            self._loop.now += timeout
-        return super().select(0)
 
 
 class Link:
@@ -48,12 +26,14 @@ class Link:
 
     def __init__(self, loop, limits):
         self._loop = loop
-        self.used_at = loop.time()
         self.liveness = Liveness(limits, CallTimes(), loop.time())
         self.loaded = loop.create_future()
         self.loaded.set_result(Loaded(0.0, "scripted", "0"))
         self._closed = loop.create_future()
         self.killed_at = None
+
+    def begin(self):
+        pass
 
     def hear_at(self, when):
         self._loop.call_at(when, self._hear)

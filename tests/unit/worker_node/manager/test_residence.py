@@ -1,128 +1,269 @@
-"""How long a model stays in memory, in virtual time."""
+"""How long models stay in memory, who shares a load, and who is refused: the manager over a clock that jumps."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.manager.activity import Activity
-from worker_node.manager.residence import Residence
-
-
-class Time:
-    """A clock that moves only when told, and wakes who slept long enough."""
-
-    def __init__(self):
-        self.now = 0.0
-        self._sleepers = []
-
-    def clock(self):
-        return self.now
-
-    async def sleep(self, seconds):
-        woken = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.now + seconds, woken))
-        await woken
-
-    async def advance(self, seconds):
-        """Move on, stopping wherever somebody wakes."""
-        end = self.now + seconds
-        await settle()
-        while due := sorted((s for s in self._sleepers if s[0] <= end and not s[1].done()), key=lambda s: s[0]):
-            self.now, woken = due[0]
-            woken.set_result(None)
-            await settle()
-        self.now = end
-
-
-async def settle():
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-class Engine:
-    def __init__(self):
-        self.state = EngineState.READY
-        self.woken = 0
-
-    @property
-    def status(self):
-        return EngineStatus(self.state)
-
-    def wake(self):
-        self.woken += 1
-        self.state = EngineState.STARTING
-
-    async def unload(self):
-        self.state = EngineState.UNLOADED
-        return True
+from tests.support.jumping import JumpingLoop
+from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from worker_node.engines.base import EngineState
+from worker_node.errors import DeadlineExceeded, InsufficientMemory
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ModelState
+from worker_node.models.store import ModelStore
 
 
 class Case:
-    def __init__(self):
-        self.time = Time()
-        self.engine = Engine()
-        self.model = SimpleNamespace(
-            id="m", placements=[SimpleNamespace(engine=self.engine)], activity=Activity(self.time.clock)
+    """Models by name, each with one engine on the CPU unless others are given."""
+
+    def __init__(self, loop, budget=None):
+        self.machine = Machine()
+        self.clock = loop.time
+        self.budget = budget
+        self.models = []
+
+    def add(self, name, devices=("CPU",), *, pinned=False, idle_unload_s=None, **engine):
+        engines = [ScriptedEngine(name, device, self.machine, **engine) for device in devices]
+        model = scripted_model(name, engines, self.clock, pinned=pinned, idle_unload_s=idle_unload_s)
+        self.models.append(model)
+        return model
+
+    def start(self):
+        self.manager = ModelManager(
+            self.models,
+            ModelStore(),
+            pytest.fail,
+            {"host": self.budget},
+            clock=self.clock,
+            measure=self.machine.measure,
         )
-        self.residence = Residence(self.time.clock, self.time.sleep)
+        self.manager.start()
 
-    @property
-    def loaded(self):
-        return self.engine.state is not EngineState.UNLOADED
-
-
-@pytest.fixture
-async def case():
-    made = Case()
-    yield made
-    await made.residence.close()
+    async def load(self, model, seconds=60.0, **more):
+        placement = model.placements[0]
+        placement.wake()
+        await placement.settled(self.clock() + seconds, **more)
 
 
+def state(model, index=0):
+    return model.placements[index].engine.state
+
+
+def over_jumping_time(test):
+    """Run an async test on a loop whose clock jumps."""
+
+    def run():
+        async def main():
+            case = Case(asyncio.get_running_loop())
+            try:
+                await test(case)
+            finally:
+                await case.manager.stop()
+
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@over_jumping_time
 async def test_a_model_is_unloaded_when_it_was_idle_for_so_long(case):
-    case.residence.keep(case.model, 60)
-    await case.time.advance(59)
-    assert case.loaded
-    assert case.residence.expires_in(case.model) == 1
-    await case.time.advance(2)
-    assert not case.loaded
-    assert case.residence.expires_in(case.model) is None
+    model = case.add("m", pinned=True)
+    case.start()
+    await case.load(model)
+    case.manager.keep(model, 60)
+    await asyncio.sleep(59)
+    assert state(model) is EngineState.READY
+    assert case.manager.expires_in(model) == pytest.approx(1)
+    await asyncio.sleep(2)
+    assert state(model) is EngineState.UNLOADED
+    assert case.manager.expires_in(model) is None
 
 
+@over_jumping_time
 async def test_the_time_counts_from_the_end_of_the_last_request(case):
-    case.residence.keep(case.model, 60)
-    await case.time.advance(30)
-    with case.model.activity.working():
-        await case.time.advance(100)
-        assert case.residence.expires_in(case.model) == 60, "in use: the time has not begun"
-        with case.model.activity.working():
-            await case.time.advance(10)
-        await case.time.advance(10)
-    await case.time.advance(59)
-    assert case.loaded, "it became idle 59 s ago and stays for 60"
-    await case.time.advance(1)
-    assert not case.loaded
+    model = case.add("m", idle_unload_s=60.0)
+    case.start()
+    await case.load(model)
+    await asyncio.sleep(30)
+    with model.activity.working():
+        await asyncio.sleep(100)
+        assert case.manager.expires_in(model) == 60, "in use: the time has not begun"
+        with model.activity.working():
+            await asyncio.sleep(10)
+        await asyncio.sleep(10)
+    await asyncio.sleep(59)
+    assert state(model) is EngineState.READY, "it became idle 59 s ago and stays for 60"
+    await asyncio.sleep(2)
+    assert state(model) is EngineState.UNLOADED
 
 
+@over_jumping_time
+async def test_the_time_never_begins_before_the_load_has_ended(case):
+    model = case.add("m", idle_unload_s=5.0, load_s=30.0)
+    case.start()
+    await asyncio.sleep(100)
+    assert case.manager.want(model)
+    await asyncio.sleep(34)
+    assert state(model) is EngineState.READY
+    await asyncio.sleep(2)
+    assert state(model) is EngineState.UNLOADED
+
+
+@over_jumping_time
 async def test_a_later_wish_replaces_the_earlier_one(case):
-    case.residence.keep(case.model, 10)
-    case.residence.keep(case.model, None)
-    await case.time.advance(1000)
-    assert case.loaded
-    case.residence.keep(case.model, 0)
-    await case.time.advance(0)
-    assert not case.loaded
+    model = case.add("m", idle_unload_s=20.0)
+    case.start()
+    await case.load(model)
+    case.manager.keep(model, 10)
+    case.manager.keep(model, None)
+    await asyncio.sleep(1000)
+    assert state(model) is EngineState.READY
+    case.manager.keep(model, 0)
+    await asyncio.sleep(0.1)
+    assert state(model) is EngineState.UNLOADED
+    await case.load(model)
+    await asyncio.sleep(21)
+    assert state(model) is EngineState.UNLOADED, "after it was unloaded the settings decide again"
 
 
+@over_jumping_time
 async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
-    with case.model.activity.working():
-        case.engine.state = EngineState.STARTING
-        await case.residence.unload(case.model)
-        await case.time.advance(100)
-        assert case.loaded
-    await case.time.advance(5)
-    assert case.engine.state is EngineState.STARTING
-    case.engine.state = EngineState.READY
-    await case.time.advance(1)
-    assert not case.loaded
+    model = case.add("m", load_s=10.0)
+    case.start()
+    with model.activity.working():
+        loading = asyncio.create_task(case.load(model))
+        await asyncio.sleep(1)
+        case.manager.unload(model)
+        await loading
+        await asyncio.sleep(100)
+        assert state(model) is EngineState.READY
+    await asyncio.sleep(1)
+    assert state(model) is EngineState.UNLOADED
+
+
+@over_jumping_time
+async def test_waiters_share_a_load_and_each_keeps_its_own_deadline(case):
+    model = case.add("m", load_s=10.0)
+    case.start()
+    began = case.clock()
+    impatient = asyncio.create_task(case.load(model, 3.0))
+    others = [asyncio.create_task(case.load(model, 60.0)) for _ in range(20)]
+    with pytest.raises(DeadlineExceeded):
+        await impatient
+    assert case.clock() == pytest.approx(began + 3)
+    await asyncio.gather(*others)
+    assert case.clock() == pytest.approx(began + 10)
+    assert model.placements[0].engine.loads == 1
+
+
+@over_jumping_time
+async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
+    first, second, third = (case.add(name, load_s=10.0) for name in "abc")
+    elsewhere = case.add("d", ("NPU",), load_s=10.0)
+    case.start()
+    waits = []
+    for model in (second, first, third, elsewhere):
+        waits.append(asyncio.create_task(case.load(model)))
+        await asyncio.sleep(0.1)
+    assert [m.state() for m in (first, second, third, elsewhere)] == [ModelState.LOADING] * 4
+    assert [state(m) for m in (first, second, third, elsewhere)] == [
+        EngineState.UNLOADED,
+        EngineState.STARTING,
+        EngineState.UNLOADED,
+        EngineState.STARTING,
+    ]
+    # Nothing was ever timed, so the estimate is of the size; it counts the loads before it.
+    assert third.placements[0].expected_load_s() > first.placements[0].expected_load_s() > 0
+    await asyncio.gather(*waits)
+    assert [name for what, name, *_ in case.machine.events] == ["b", "d", "a", "c"]
+
+
+@over_jumping_time
+async def test_how_long_a_load_takes_is_known_after_the_first_one(case):
+    model = case.add("m", load_s=40.0)
+    case.start()
+    await case.load(model)
+    case.manager.unload(model)
+    await asyncio.sleep(1)
+    model.placements[0].wake(insist=True)
+    await asyncio.sleep(10)
+    assert model.placements[0].candidate().retry_after == pytest.approx(30, rel=0.1)
+
+
+@over_jumping_time
+async def test_room_is_made_by_the_least_recently_used_and_never_by_a_configured_one(case):
+    case.budget = 310
+    fixed = case.add("fixed", pinned=True)
+    old, new, wanted = case.add("old"), case.add("new"), case.add("wanted")
+    case.start()
+    for model in (fixed, old, new):
+        await case.load(model)
+        await asyncio.sleep(1)
+    with old.activity.working():
+        await asyncio.sleep(1)
+    await case.load(wanted)
+    assert [state(m) for m in (fixed, old, new, wanted)] == [
+        EngineState.READY,
+        EngineState.READY,
+        EngineState.UNLOADED,
+        EngineState.READY,
+    ]
+
+
+@over_jumping_time
+async def test_what_does_not_fit_beside_models_in_use_is_refused_at_once_or_waits_if_it_is_patient(case):
+    case.budget = 150
+    busy, wanted = case.add("busy"), case.add("wanted")
+    case.start()
+    await case.load(busy)
+    began = case.clock()
+    with busy.activity.working():
+        with pytest.raises(InsufficientMemory, match=r"busy \(in use\).*memory_budget"):
+            await case.load(wanted)
+        assert case.clock() == began
+        patient = asyncio.create_task(case.load(wanted, patient=True))
+        await asyncio.sleep(5)
+        assert not patient.done()
+    await patient
+    assert (state(busy), state(wanted)) == (EngineState.UNLOADED, EngineState.READY)
+
+
+@over_jumping_time
+async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
+    first, second = case.add("a", load_s=10.0), case.add("b")
+    case.start()
+    loading = asyncio.create_task(case.load(first))
+    waiting = asyncio.create_task(case.load(second))
+    await asyncio.sleep(1)
+    waiting.cancel()
+    await loading
+    await asyncio.sleep(10)
+    assert (second.placements[0].engine.loads, second.state()) == (0, ModelState.UNLOADED)
+
+
+@over_jumping_time
+async def test_the_next_placement_is_loaded_once_when_an_engine_goes_down(case):
+    model = case.add("m", ("NPU", "CPU"), pinned=True, failures=[True])
+    model.placements[1].engine.failures = []
+    case.start()
+    await asyncio.sleep(10)
+    assert (state(model), state(model, 1)) == (EngineState.FAILED, EngineState.READY)
+    case.manager.unload(model)
+    await asyncio.sleep(10)
+    assert state(model, 1) is EngineState.UNLOADED, "it does not come back by itself"
+
+
+@over_jumping_time
+async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
+    case.budget = 250
+    small, growing = case.add("small"), case.add("growing")
+    case.start()
+    for model in (small, growing):
+        await case.load(model)
+    await asyncio.sleep(1)
+    case.machine.memory[growing.placements[0].engine.pid] = 200
+    await asyncio.sleep(5)
+    assert (state(small), state(growing)) == (EngineState.UNLOADED, EngineState.READY)
+    assert growing.placements[0].residency.memory == 100, "the next load is estimated by what was measured after one"

@@ -1,0 +1,149 @@
+"""What the policy decides, over thousands of random snapshots, against an oracle that tries out every subset."""
+
+import itertools
+import random
+
+from worker_node.manager.policy import Refusal, Unit, UnitState, Why, decide
+
+UNLOADED, LOADING, READY = UnitState.UNLOADED, UnitState.LOADING, UnitState.READY
+
+
+def unit(name, state=READY, **more):
+    return Unit((name, "CPU"), "CPU", "host", more.pop("memory", 100), state, **more)
+
+
+def room_for(wanted, others, budget):
+    """Every set of evictable units without which the wanted one fits: the oracle, by trying all of them."""
+    evictable = [u for u in others if u.state is READY and not u.busy and not u.pinned]
+    held = sum(u.memory for u in others if u.state is not UNLOADED)
+    return [
+        {u.key for u in chosen}
+        for count in range(len(evictable) + 1)
+        for chosen in itertools.combinations(evictable, count)
+        if held - sum(u.memory for u in chosen) + wanted.memory <= budget
+    ]
+
+
+def random_units(rng, count):
+    return [
+        unit(
+            f"m{number}",
+            rng.choice([READY, READY, READY, UnitState.DOWN, UNLOADED]),
+            memory=rng.randint(1, 200),
+            last_use=rng.uniform(0, 100),
+            busy=rng.random() < 0.3,
+            pinned=rng.random() < 0.2,
+        )
+        for number in range(count)
+    ]
+
+
+def test_one_load_fits_is_refused_or_evicts_the_least_recently_used_as_the_oracle_says():
+    rng = random.Random(7)
+    outcomes = set()
+    for _ in range(5_000):
+        others = random_units(rng, rng.randint(0, 6))
+        wanted = unit("wanted", UNLOADED, memory=rng.randint(1, 200), wanted_since=1.0)
+        held = sum(u.memory for u in others if u.state is not UNLOADED)
+        budget = rng.randint(max(1, held), held + 250)
+        plan = decide([*others, wanted], {"host": budget}, 200.0)
+        possible = room_for(wanted, others, budget)
+        evicted = {key for key, why in plan.unloads if why is Why.ROOM}
+        assert [key for key, _ in plan.unloads if key not in evicted] == []
+        if not possible:
+            assert (plan.loads, evicted) == ((), set())
+            assert [refusal.key for refusal in plan.refusals] == [wanted.key]
+            outcomes.add("refused")
+            continue
+        assert plan.refusals == ()
+        assert evicted in possible
+        assert plan.loads == (() if evicted else (wanted.key,))
+        by_use = sorted((u for u in others if u.evictable), key=lambda u: u.last_use)
+        prefixes = [{u.key for u in by_use[:count]} for count in range(len(by_use) + 1)]
+        assert evicted == next(prefix for prefix in prefixes if prefix in possible)
+        outcomes.add("evicted" if evicted else "loaded")
+    assert outcomes == {"refused", "evicted", "loaded"}
+
+
+def test_beyond_the_budget_idle_units_go_until_it_is_kept_and_no_further():
+    rng = random.Random(8)
+    for _ in range(3_000):
+        units = random_units(rng, rng.randint(1, 8))
+        budget = rng.randint(1, 600)
+        plan = decide(units, {"host": budget}, 200.0)
+        gone = [key for key, why in plan.unloads if why is Why.PRESSURE]
+        left = {u.key: u for u in units if u.state is not UNLOADED and u.key not in gone}
+        evictable = sorted((u for u in units if u.evictable), key=lambda u: u.last_use)
+        assert gone == [u.key for u in evictable[: len(gone)]]
+        held = sum(u.memory for u in left.values())
+        assert held <= budget or not any(u.evictable for u in left.values())
+        if gone:
+            assert held + evictable[len(gone) - 1].memory > budget
+
+
+def test_any_snapshot_keeps_the_promises():
+    rng = random.Random(9)
+    for _ in range(5_000):
+        units = [
+            Unit(
+                (f"m{number}", device),
+                device,
+                rng.choice(["host", "GPU"]),
+                rng.randint(1, 200),
+                rng.choice(list(UnitState)),
+                last_use=rng.uniform(0, 100),
+                wanted_since=rng.choice([None, rng.uniform(0, 100)]),
+                busy=rng.random() < 0.3,
+                pinned=rng.random() < 0.2,
+                keep_until=rng.choice([None, rng.uniform(100, 300)]),
+                leave=rng.random() < 0.2,
+                patient=rng.random() < 0.3,
+            )
+            for number in range(rng.randint(0, 8))
+            for device in rng.sample(["NPU", "GPU", "CPU"], rng.randint(1, 2))
+        ]
+        budgets = {"host": rng.choice([None, rng.randint(1, 900)]), "GPU": rng.randint(1, 900)}
+        plan = decide(units, budgets, 200.0)
+        by_key = {u.key: u for u in units}
+        gone = [key for key, _ in plan.unloads]
+        assert len(set(gone)) == len(gone)
+        for key in gone:
+            assert by_key[key].state is READY
+            assert not by_key[key].busy
+            assert by_key[key].wanted_since is None
+        loading = [u.device for u in units if u.state is LOADING] + [by_key[key].device for key in plan.loads]
+        for device in {by_key[key].device for key in plan.loads}:
+            assert loading.count(device) == 1
+        for pool, budget in budgets.items():
+            new = sum(by_key[key].memory for key in plan.loads if by_key[key].pool == pool)
+            held = sum(u.memory for u in units if u.pool == pool and u.state is not UNLOADED)
+            assert budget is None or not new or held + new <= budget
+        assert not {refusal.key for refusal in plan.refusals} & {*plan.loads, *gone}
+        assert all(by_key[key].wanted_since is not None for key in plan.loads)
+
+
+def test_the_refusal_names_what_is_in_the_way():
+    pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
+    wanted = unit("wanted", UNLOADED, wanted_since=1.0)
+    plan = decide([pinned, busy, wanted], {"host": 250}, 1.0)
+    assert plan.refusals == (Refusal(wanted.key, 100, 50, 250, (pinned.key, busy.key)),)
+    patient = unit("wanted", UNLOADED, wanted_since=1.0, patient=True)
+    assert decide([pinned, busy, patient], {"host": 250}, 1.0).refusals == (), "it waits until the busy one is idle"
+    hopeless = unit("wanted", UNLOADED, wanted_since=1.0, patient=True, memory=200)
+    assert [r.in_the_way for r in decide([pinned, busy, hopeless], {"host": 250}, 1.0).refusals] == [(pinned.key,)]
+
+
+def test_a_load_that_waits_for_memory_is_not_overtaken_by_a_later_one():
+    leaving = unit("leaving", UnitState.UNLOADING, memory=150)
+    first = unit("first", UNLOADED, wanted_since=1.0, memory=150)
+    second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)
+    assert decide([leaving, first, second], {"host": 200}, 3.0).loads == ()
+    assert decide([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)
+
+
+def test_models_leave_when_their_time_has_come_and_the_next_look_is_at_the_next_one():
+    soon, later = unit("soon", keep_until=10.0), unit("later", keep_until=20.0)
+    assert decide([soon, later], {}, 5.0).look_at == 10.0
+    plan = decide([soon, later], {}, 10.0)
+    assert (plan.unloads, plan.look_at) == (((soon.key, Why.EXPIRED),), 20.0)
+    assert decide([unit("busy", keep_until=10.0, busy=True, leave=True)], {}, 50.0).unloads == ()

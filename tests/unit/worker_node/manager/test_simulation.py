@@ -1,0 +1,197 @@
+"""The model manager in thousands of random scenarios over a clock that jumps: loads, failures, idleness, pressure.
+
+The engines are scripted; the manager, its loop and its decisions are the real ones.
+"""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.support.jumping import JumpingLoop
+from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.errors import DeadlineExceeded, InsufficientMemory
+from worker_node.manager.manager import ModelManager
+from worker_node.models.store import ModelStore
+
+DEVICES = (Device.NPU, Device.CPU)
+# A load that is let in fits by what is known: what a process takes beyond its estimate shows when it is there.
+MAX_EXCESS = 40
+STORE = ModelStore()
+
+
+class World:
+    """One scenario: random models, then random requests, wishes and growth, while every invariant is checked."""
+
+    def __init__(self, seed, loop):
+        self.rng = random.Random(seed)
+        self.loop = loop
+        self.clock = loop.time
+        self.machine = Machine()
+        self.broken = []
+        self.budget = self.rng.choice([None, 250, 400, 600])
+        self.models = [self._model(f"m{number}") for number in range(self.rng.randint(1, 6))]
+        self.manager = ModelManager(
+            self.models,
+            STORE,
+            pytest.fail,
+            {"host": self.budget},
+            clock=self.clock,
+            measure=self.machine.measure,
+        )
+        self.working = dict.fromkeys((model.id for model in self.models), 0)
+        self.last_use = dict.fromkeys((model.id for model in self.models), 0.0)
+        self.answers = {"served": 0, "refused": 0, "late": 0, "failed": 0}
+        for model in self.models:
+            for placement in model.placements:
+                self._watch(model, placement.engine)
+
+    def _model(self, name):
+        rng = self.rng
+        devices = rng.choice([(Device.CPU,), (Device.NPU, Device.CPU), (Device.NPU,)])
+        engines = []
+        for device in devices:
+            size = rng.randint(20, 200)
+            failures = [rng.random() < 0.15 for _ in range(30)]
+            load_s = rng.choice([0.1, 1.0, 5.0, 30.0])
+            engines.append(ScriptedEngine(name, device, self.machine, size=size, load_s=load_s, failures=failures))
+        # A damaged model never loads.
+        if rng.random() < 0.1:
+            engines[0].failures = [True] * 1000
+        first = engines[0].size
+        return scripted_model(
+            name,
+            engines,
+            self.clock,
+            pinned=rng.random() < 0.25,
+            estimate=max(1, first + rng.randint(-MAX_EXCESS, MAX_EXCESS)) if len(engines) == 1 else None,
+            idle_unload_s=rng.choice([None, None, 20.0]),
+        )
+
+    def check(self, promise, text):
+        """Note a broken promise; where it is noticed an exception would be lost."""
+        if not promise:
+            self.broken.append(text)
+
+    def _watch(self, model, engine):
+        """Check at the moment of an action, whatever the manager believes."""
+        wake, unload = engine.wake, engine.unload
+
+        def checked_wake():
+            compiling = [
+                other
+                for each in self.models
+                for p in each.placements
+                if (other := p.engine) is not engine and other.device is engine.device
+                if other.state is EngineState.STARTING
+            ]
+            self.check(not compiling, "two compiles on one device")
+            if self.budget is not None:
+                residency = next(p.residency for p in model.placements if p.engine is engine)
+                taken = sum(self.machine.memory.values()) + residency.memory
+                self.check(taken <= self.budget, f"{model.id} was let in at {taken} of {self.budget}")
+            wake()
+
+        async def checked_unload():
+            self.check(not self.working[model.id], f"{model.id} has work in flight")
+            return await unload()
+
+        engine.wake, engine.unload = checked_wake, checked_unload
+
+    async def request(self):
+        """Use a random model: waits for its load, works, and is answered by its deadline."""
+        rng, model = self.rng, self.rng.choice(self.models)
+        placement = rng.choice(model.placements)
+        deadline = self.clock() + rng.choice([0.5, 5.0, 60.0])
+        work_s = rng.choice([0.0, 0.2, 3.0])
+        with model.activity.working():
+            try:
+                while placement.engine.state is not EngineState.READY:
+                    if placement.state not in {EngineState.UNLOADED, EngineState.STARTING}:
+                        self.answers["failed"] += 1
+                        return
+                    placement.wake()
+                    await placement.settled(deadline, patient=rng.random() < 0.3)
+            except InsufficientMemory:
+                self.answers["refused"] += 1
+                return
+            except DeadlineExceeded:
+                self.answers["late"] += 1
+                return
+            finally:
+                assert self.clock() <= deadline + 0.001, "nobody waits beyond the deadline"
+            self.working[model.id] += 1
+            try:
+                await asyncio.sleep(work_s)
+                assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
+            finally:
+                self.working[model.id] -= 1
+                self.last_use[model.id] = self.clock()
+            self.answers["served"] += 1
+
+    async def wish(self):
+        """Something that is not a request."""
+        rng, model = self.rng, self.rng.choice(self.models)
+        match rng.randrange(5):
+            case 0:
+                self.manager.unload(model)
+            case 1:
+                self.manager.keep(model, rng.choice([None, 0.0, 5.0, 30.0]))
+            case 2:
+                self.manager.want(model)
+            case 3:  # its process grows or shrinks
+                for pid in list(self.machine.memory):
+                    if rng.random() < 0.3:
+                        self.machine.memory[pid] = max(10, self.machine.memory[pid] + rng.randint(-30, 30))
+            case 4:  # an engine goes down and comes back, as the hosting layer lets it
+                engine = rng.choice(model.placements).engine
+                if engine.state is EngineState.READY and not self.working[model.id]:
+                    engine._end(EngineState.BACKING_OFF)
+                    await asyncio.sleep(rng.choice([0.1, 2.0]))
+                    if engine.state is EngineState.BACKING_OFF:
+                        engine._end(EngineState.FAILED)
+
+    async def run(self):
+        self.manager.start()
+        tasks = []
+        for _ in range(self.rng.randint(5, 60)):
+            tasks.append(asyncio.ensure_future(self.request() if self.rng.random() < 0.8 else self.wish()))
+            await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.5, 3.0, 30.0]))
+        await asyncio.gather(*tasks)
+        before = len(self.machine.events)
+        # With nobody asking for anything the manager comes to rest, within the budget.
+        await asyncio.sleep(100)
+        rest = len(self.machine.events)
+        await asyncio.sleep(60)
+        assert len(self.machine.events) == rest, "it loads and unloads for nobody"
+        assert rest - before <= 2 * sum(len(m.placements) for m in self.models)
+        if self.budget is not None:
+            evictable = [
+                p.engine
+                for m in self.models
+                for p in m.placements
+                if p.engine.state is EngineState.READY and not p.residency.pinned
+            ]
+            assert sum(self.machine.memory.values()) <= self.budget or not evictable
+        assert not self.broken
+        await self.manager.stop()
+        assert not self.machine.memory
+        return self.answers
+
+
+def test_no_random_scenario_breaks_a_promise(long):
+    totals = dict.fromkeys(("served", "refused", "late", "failed"), 0)
+    for seed in range(5_000 if long else 80):
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            loop = runner.get_loop()
+            try:
+                answers = runner.run(World(seed, loop).run())
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+        for name, count in answers.items():
+            totals[name] += count
+    # The scenarios are of all kinds.
+    assert min(totals.values()) > 20, totals

@@ -1,0 +1,211 @@
+"""Which engines to load and unload now: a pure decision over what is wanted, what is in memory, and the clock.
+
+Guarantees: a unit with work in hand is never unloaded; at most one load at a time on a device; no load that does not
+fit its memory; units are evicted least recently used first, and only to make room for a load or to return to the
+budget; a pinned unit is never evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+Key = tuple[str, str]
+
+
+class UnitState(StrEnum):
+    """What a unit's engine is doing. DOWN: its process has ended and is started again later; it keeps its memory."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+    UNLOADING = "unloading"
+    DOWN = "down"
+
+
+class Why(StrEnum):
+    """Why a unit is unloaded."""
+
+    EXPIRED = "it was idle for its keep-alive"
+    ASKED = "unloading was asked for"
+    ROOM = "another model needs its memory"
+    PRESSURE = "the models together exceed the memory budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A model on a device, as the unit that is loaded and unloaded.
+
+    `memory` is bytes in `pool`: measured while it is loaded, else estimated. `wanted_since`: it is to be loaded,
+    None if nobody asks for it. `busy`: requests are in hand, those that wait for its load included. `keep_until`: it is
+    unloaded then if it is idle. `leave`: it is unloaded as soon as it is idle. `patient`: those who wait for its load
+    also wait for others to become idle; else the load is refused if it does not fit now. Times are monotonic seconds.
+    """
+
+    key: Key
+    device: str
+    pool: str
+    memory: int
+    state: UnitState
+    last_use: float = 0.0
+    wanted_since: float | None = None
+    busy: bool = False
+    pinned: bool = False
+    keep_until: float | None = None
+    leave: bool = False
+    patient: bool = False
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it may be unloaded to make room."""
+        return self.state is UnitState.READY and not self.busy and not self.pinned and self.wanted_since is None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A wanted unit that does not fit: `need` and `free` bytes of its pool's `budget`; `in_the_way` are the units that
+    would have to go, which are pinned or in use."""
+
+    key: Key
+    need: int
+    free: int
+    budget: int
+    in_the_way: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, and when to look again if nothing happens before."""
+
+    loads: tuple[Key, ...] = ()
+    unloads: tuple[tuple[Key, Why], ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    look_at: float | None = None
+
+
+def decide(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float) -> Plan:
+    """Return what to do with the units. `budgets` are bytes by pool; None or a missing pool is unlimited."""
+    unloads = _expired(units, now)
+    memory = _Memory(units, budgets, {key for key, _ in unloads})
+    unloads += memory.relieve()
+    loads: list[Key] = []
+    refusals: list[Refusal] = []
+    loading = {unit.device for unit in units if unit.state is UnitState.LOADING}
+    for unit in _wanted(units):
+        if (refusal := memory.never_fits(unit)) is not None:
+            refusals.append(refusal)
+        elif unit.device not in loading:
+            evicted, refusal, fits = memory.make_room(unit)
+            unloads += evicted
+            if refusal is not None:
+                refusals.append(refusal)
+            elif fits:
+                loading.add(unit.device)
+                loads.append(unit.key)
+    return Plan(tuple(loads), tuple(unloads), tuple(refusals), _next_look(units, now))
+
+
+def _wanted(units: Iterable[Unit]) -> list[Unit]:
+    """The units to load, in the order in which they were asked for."""
+    wanted = [(u.wanted_since, index, u) for index, u in enumerate(units) if u.state is UnitState.UNLOADED]
+    return [unit for since, _, unit in sorted((w for w in wanted if w[0] is not None), key=lambda w: (w[0], w[1]))]
+
+
+def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
+    expired: list[tuple[Key, Why]] = []
+    for unit in units:
+        if unit.state is not UnitState.READY or unit.busy or unit.wanted_since is not None:
+            continue
+        if unit.leave:
+            expired.append((unit.key, Why.ASKED))
+        elif unit.keep_until is not None and unit.keep_until <= now:
+            expired.append((unit.key, Why.EXPIRED))
+    return expired
+
+
+def _next_look(units: Iterable[Unit], now: float) -> float | None:
+    times = [
+        unit.keep_until
+        for unit in units
+        if unit.state is UnitState.READY and not unit.busy and unit.keep_until is not None and unit.keep_until > now
+    ]
+    return min(times, default=None)
+
+
+class _Memory:
+    """The bytes of each pool while one decision is made. `leaving` are the units that this decision unloads."""
+
+    def __init__(self, units: Sequence[Unit], budgets: Mapping[str, int | None], leaving: set[Key]) -> None:
+        self._budgets = budgets
+        self._leaving = leaving
+        self._units = units
+        self._claimed: dict[str, int] = {}
+
+    def relieve(self) -> list[tuple[Key, Why]]:
+        """Evict what is needed to return to the budgets."""
+        evicted: list[tuple[Key, Why]] = []
+        for pool, budget in self._budgets.items():
+            if budget is not None:
+                excess = self._held(pool, staying=True) - budget
+                evicted += [(unit.key, Why.PRESSURE) for unit in self._evict(pool, excess)]
+        return evicted
+
+    def never_fits(self, unit: Unit) -> Refusal | None:
+        """The refusal of a load that would not fit if every unit that is not pinned were unloaded."""
+        budget = self._budgets.get(unit.pool)
+        if budget is None:
+            return None
+        pinned = [u for u in self._units if self._holds(u, unit.pool) and u.pinned]
+        room = budget - sum(u.memory for u in pinned)
+        if unit.memory <= room:
+            return None
+        return Refusal(unit.key, unit.memory, max(0, room), budget, tuple(u.key for u in pinned))
+
+    def make_room(self, unit: Unit) -> tuple[list[tuple[Key, Why]], Refusal | None, bool]:
+        """What is evicted for a load, why it is refused, and whether it fits now.
+
+        A load that has to wait for memory claims what it waits for, so that later ones do not take it.
+        """
+        budget = self._budgets.get(unit.pool)
+        if budget is None:
+            return [], None, True
+        claimed = self._claimed.get(unit.pool, 0)
+        # Of what is leaving the memory is not free yet, but it will be without further evictions.
+        room = budget - claimed - self._held(unit.pool, staying=True)
+        short = unit.memory - room
+        enough = short <= sum(other.memory for other in self._evictable(unit.pool))
+        if not enough and not unit.patient:
+            staying = [u for u in self._units if self._holds(u, unit.pool) and u.key not in self._leaving]
+            return [], Refusal(unit.key, unit.memory, max(0, room), budget, tuple(u.key for u in staying)), False
+        evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)] if enough else []
+        self._claimed[unit.pool] = claimed + unit.memory
+        return evicted, None, unit.memory <= budget - claimed - self._held(unit.pool, staying=False)
+
+    def _evict(self, pool: str, short: int) -> list[Unit]:
+        evicted: list[Unit] = []
+        for unit in self._evictable(pool):
+            if short <= 0:
+                break
+            short -= unit.memory
+            self._leaving.add(unit.key)
+            evicted.append(unit)
+        return evicted
+
+    def _evictable(self, pool: str) -> list[Unit]:
+        """Least recently used first."""
+        free = [u for u in self._units if u.pool == pool and u.evictable and u.key not in self._leaving]
+        return sorted(free, key=lambda unit: unit.last_use)
+
+    def _held(self, pool: str, *, staying: bool) -> int:
+        """Bytes that are taken now; with `staying` without what is being unloaded."""
+        return sum(
+            unit.memory
+            for unit in self._units
+            if self._holds(unit, pool)
+            and not (staying and (unit.key in self._leaving or unit.state is UnitState.UNLOADING))
+        )
+
+    @staticmethod
+    def _holds(unit: Unit, pool: str) -> bool:
+        return unit.pool == pool and unit.state is not UnitState.UNLOADED

@@ -1,0 +1,268 @@
+"""Brings the engines to what is wanted: one loop that looks, decides (`policy`) and acts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from itertools import pairwise
+
+from worker_node.devices.memory import resident_memory
+from worker_node.engines.base import EngineState
+from worker_node.manager.placement import Placement
+from worker_node.manager.policy import Key, Refusal, Unit, UnitState, Why, decide
+from worker_node.manager.served import ServedModel
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+_RETRY_S = 0.5
+_MB = 1e6
+_STATES = {
+    EngineState.UNLOADED: UnitState.UNLOADED,
+    EngineState.STARTING: UnitState.LOADING,
+    EngineState.READY: UnitState.READY,
+    EngineState.BACKING_OFF: UnitState.DOWN,
+    EngineState.QUARANTINED: UnitState.DOWN,
+    EngineState.FAILED: UnitState.DOWN,
+    EngineState.STOPPED: UnitState.UNLOADING,
+}
+_DOWN = frozenset({EngineState.BACKING_OFF, EngineState.QUARANTINED, EngineState.FAILED})
+# No process is to come soon: others may use the memory.
+_GIVEN_UP = frozenset({EngineState.QUARANTINED, EngineState.FAILED})
+
+
+class Reconciler:
+    """Loads and unloads the engines of `models()`, within `budgets` (bytes by pool).
+
+    `keep_until` says when an idle model is to be unloaded, None for never; `unloaded` is called with one that was.
+    `clock` is monotonic seconds, the event loop's own; `measure` gives a process's memory.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[ServedModel]],
+        keep_until: Callable[[ServedModel], float | None],
+        unloaded: Callable[[ServedModel], None],
+        budgets: Mapping[str, int | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        measure: Callable[[int], int | None] = resident_memory,
+    ) -> None:
+        self.budgets = dict(budgets)
+        self._models = models
+        self._keep_until = keep_until
+        self._unloaded = unloaded
+        self._clock = clock
+        self._measure = measure
+        self._poked = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._down: set[Key] = set()
+
+    def poke(self) -> None:
+        """Something has changed: look again."""
+        self._poked.set()
+
+    def start(self) -> None:
+        """Begin. From then on every model that is attended is loaded by this loop alone."""
+        self._start(self._run(), "model manager")
+
+    def attend(self, model: ServedModel) -> None:
+        """Look after one more model, and have those of its engines loaded that are wanted from the start."""
+        model.activity.on_idle = self.poke
+        for placement in model.placements:
+            placement.residency.ask = self.poke
+            self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
+            if placement.eager:
+                placement.residency.want()
+        self.poke()
+
+    def leave(self, model: ServedModel) -> None:
+        """Look after a model no more."""
+        for placement in model.placements:
+            placement.residency.ask = None
+            placement.residency.settle()
+            placement.residency.changed()
+            if (watch := self._watches.pop(id(placement), None)) is not None:
+                watch.cancel()
+        self.poke()
+
+    async def close(self) -> None:
+        """End the loop; engines stay as they are."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self, placement: Placement) -> None:
+        while True:
+            await placement.engine.next_change()
+            self.poke()
+
+    async def _run(self) -> None:
+        while True:
+            self._poked.clear()
+            try:
+                look_at = self._reconcile()
+            except Exception:  # one mistake must not leave the node without anybody who loads its models
+                log.exception("the models could not be reconciled; trying again")
+                look_at = self._clock() + _LOOK_S
+            await self._wait(look_at)
+
+    def _reconcile(self) -> float | None:
+        """Look, decide and act once; return when to look again if nothing happens before."""
+        units: dict[Key, tuple[ServedModel, Placement]] = {}
+        snapshot: list[Unit] = []
+        for model in self._models():
+            self._stand_in(model)
+            for placement in model.placements:
+                unit = self._look(model, placement)
+                units[unit.key] = (model, placement)
+                snapshot.append(unit)
+        self._line_up(snapshot, units)
+        now = self._clock()
+        plan = decide(snapshot, self.budgets, now)
+        for key in plan.loads:
+            self._load(*units[key])
+        for key, why in plan.unloads:
+            self._unload(*units[key], why)
+        for refusal in plan.refusals:
+            self._refuse(units[refusal.key][1], refusal, snapshot)
+        loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
+        # Memory changes without notice.
+        looks = [plan.look_at, now + _LOOK_S if loaded and any(self.budgets.values()) else None]
+        return min((at for at in looks if at is not None), default=None)
+
+    async def _wait(self, until: float | None) -> None:
+        alarm = None if until is None else asyncio.create_task(self._ring(until))
+        try:
+            await self._poked.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    async def _ring(self, until: float) -> None:
+        await asyncio.sleep(max(0.0, until - self._clock()))
+        self.poke()
+
+    def _look(self, model: ServedModel, placement: Placement) -> Unit:
+        residency, status = placement.residency, placement.engine.status
+        state = UnitState.UNLOADING if residency.unloading else _STATES[status.state]
+        if status.state is EngineState.STOPPED and status.pid is None:
+            state = UnitState.UNLOADED
+        memory = None if status.pid is None else self._measure(status.pid)
+        residency.observe(
+            loading=status.state is EngineState.STARTING, ready=status.state is EngineState.READY, memory=memory
+        )
+        held = max(residency.memory, memory or 0) if state is UnitState.LOADING else memory or residency.memory
+        return Unit(
+            key=(model.id, placement.device.value),
+            device=placement.device.value,
+            pool=residency.pool,
+            memory=0 if status.state in _GIVEN_UP else held,
+            state=state,
+            last_use=max(model.activity.idle_since or 0.0, residency.ready_at),
+            wanted_since=residency.wanted_since,
+            busy=_busy(model, placement),
+            pinned=residency.pinned,
+            keep_until=self._keep_until(model),
+            leave=residency.leave,
+            patient=residency.patient > 0,
+        )
+
+    def _stand_in(self, model: ServedModel) -> None:
+        """Have the next placement loaded when an engine goes down."""
+        for placement, following in pairwise(model.placements):
+            key = (model.id, placement.device.value)
+            if placement.engine.status.state not in _DOWN:
+                self._down.discard(key)
+            elif key not in self._down:
+                self._down.add(key)
+                if following.engine.status.state is EngineState.UNLOADED:
+                    following.residency.want()
+
+    @staticmethod
+    def _line_up(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:
+        """Tell each engine that waits for its turn how long those before it on its device will take."""
+        ahead: dict[str, float] = {}
+        for unit in snapshot:
+            if unit.state is UnitState.LOADING:
+                ahead[unit.device] = ahead.get(unit.device, 0.0) + units[unit.key][1].residency.ready_in()
+        waiting = [u for u in snapshot if u.state is UnitState.UNLOADED and u.wanted_since is not None]
+        for unit in sorted(waiting, key=lambda u: u.wanted_since or 0.0):
+            residency = units[unit.key][1].residency
+            residency.ahead_s = ahead.get(unit.device, 0.0)
+            ahead[unit.device] = residency.ahead_s + residency.expected_load_s()
+
+    def _load(self, model: ServedModel, placement: Placement) -> None:
+        residency = placement.residency
+        residency.leave = False
+        residency.ahead_s = 0.0
+        log.info(
+            "loading %s on %s: about %.0f MB, %.0f s",
+            model.id,
+            placement.device,
+            residency.memory / _MB,
+            residency.expected_load_s(),
+        )
+        placement.engine.wake()
+        residency.changed()
+        self.poke()
+
+    def _unload(self, model: ServedModel, placement: Placement, why: Why) -> None:
+        if not placement.residency.unloading:
+            placement.residency.unloading = True
+            self._start(self._unload_idle(model, placement, why), f"unload {model.id}")
+
+    async def _unload_idle(self, model: ServedModel, placement: Placement, why: Why) -> None:
+        residency = placement.residency
+        try:
+            # A request may have come since the decision.
+            if not _busy(model, placement) and await placement.engine.unload():
+                log.info("unloaded %s on %s: %s", model.id, placement.device, why)
+                residency.leave = False
+                if why in {Why.EXPIRED, Why.ASKED}:
+                    self._unloaded(model)
+            else:
+                # The canary asks it something: soon over.
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            residency.unloading = False
+            residency.changed()
+            self.poke()
+
+    def _refuse(self, placement: Placement, refusal: Refusal, snapshot: list[Unit]) -> None:
+        residency = placement.residency
+        states = {unit.key: unit for unit in snapshot}
+        in_the_way = ", ".join(f"{key[0]} ({_hold(states[key])})" for key in refusal.in_the_way) or "nothing"
+        residency.refusal = (
+            f"{refusal.key[0]} on {refusal.key[1]} needs about {refusal.need / _MB:.0f} MB of memory; "
+            f"{refusal.free / _MB:.0f} MB of the budget of {refusal.budget / _MB:.0f} MB can be had. "
+            f"Loaded: {in_the_way}. Unload one of them (POST /models/MODEL/unload), or raise memory_budget"
+        )
+        residency.settle()
+        log.warning("%s", residency.refusal)
+        residency.changed()
+
+
+def _busy(model: ServedModel, placement: Placement) -> bool:
+    """Whether requests are in hand that need the engine, or may do so."""
+    running = model.activity.idle_since is None or placement.engine.status.in_flight > 0
+    return running or placement.residency.waiters > 0
+
+
+def _hold(unit: Unit) -> str:
+    """Why a unit is not evicted."""
+    if unit.pinned:
+        return "configured"
+    if unit.state is UnitState.LOADING:
+        return "loading"
+    return "in use" if unit.busy else "idle"
