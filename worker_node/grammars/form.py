@@ -14,6 +14,7 @@ from worker_node.errors import BadRequest
 from worker_node.grammars.budget import QUICK_STEPS, Budget, OutOfSteps
 from worker_node.grammars.ebnf import Rules, json_literal, literal
 from worker_node.grammars.schema import add_schema, check_cost
+from worker_node.grammars.triggered import call_beginnings, free_until, rest_of_call
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -48,7 +49,8 @@ class CallForm(msgspec.Struct, frozen=True):
     """How calls are written: one object in JSON, with the arguments under the key `arguments`.
 
     `tools` are the parameters of each tool, by name. Between `tags` the object stands as it is or, `listed`, in a list.
-    Without tags the answer is one object. `several` calls may follow each other.
+    Without tags the answer is one object. `several` calls may follow each other. With `optional` the answer is any
+    text, in which calls match from where they begin; arguments whose schema cannot be enforced are any object then.
     """
 
     tools: dict[str, Part]
@@ -56,6 +58,7 @@ class CallForm(msgspec.Struct, frozen=True):
     tags: tuple[str, str] | None = None
     listed: bool = False
     several: bool = False
+    optional: bool = False
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -88,11 +91,17 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     dropped: dict[str, None] = {}
     if form.answer is not None:
         kinds.append(_added(rules, form.answer, form.answer.schema, budget, dropped))
+    if form.calls is not None and form.calls.optional:
+        return _written(_optional_calls(form.calls, budget, dropped, form.where), dropped)
     if form.calls is not None:
         kinds.append(_calls(rules, form.calls, budget, dropped))
     # A call between tags begins with another character than any JSON value.
     grammar = rules.text(kinds[0] if len(kinds) == 1 else rules.add("choice", " | ".join(kinds)))
     check_cost(grammar, form.where)
+    return _written(grammar, dropped)
+
+
+def _written(grammar: str, dropped: dict[str, None]) -> str:
     return grammar + (_DROPPED + msgspec.json.encode(list(dropped)).decode() if dropped else "")
 
 
@@ -108,27 +117,74 @@ def compile_form_if_quick(form: Any) -> str | None:
         return None
 
 
+def _optional_calls(form: CallForm, budget: Budget, dropped: dict[str, None], where: str) -> str:
+    """The grammar of text with calls. What is over a bound with the schemas of all tools is left to any objects."""
+    try:
+        return _text_with_calls(form, budget, dropped, where)
+    except OutOfSteps:
+        raise
+    except BadRequest:
+        dropped |= dict.fromkeys(part.where for part in form.tools.values())
+        anything = {name: Part({}, part.where, part.strict) for name, part in form.tools.items()}
+        return _text_with_calls(msgspec.structs.replace(form, tools=anything), budget, dropped, where)
+
+
+def _text_with_calls(form: CallForm, budget: Budget, dropped: dict[str, None], where: str) -> str:
+    rules = Rules()
+    if form.tags is not None:
+        opening, closing = form.tags
+        inside = rules.add("inside", f"ws {_between_tags(rules, form, budget, dropped)} ws {literal(closing)}")
+        beginnings = [(opening, inside)]
+    else:
+        beginnings = [
+            (beginning, rest)
+            for name, part in form.tools.items()
+            for rest in [rest_of_call(rules, _arguments(rules, part, form, budget, dropped), form.arguments)]
+            for beginning in call_beginnings(name)
+        ]
+    grammar = rules.text(rules.add("choice", " | ".join(dict.fromkeys(rule for _, rule in beginnings))))
+    check_cost(grammar, where)
+    return free_until(grammar, beginnings, several=form.several)
+
+
 def _calls(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    call = rules.add(
-        "choice", " | ".join(_call(rules, name, part, form, budget, dropped) for name, part in form.tools.items())
-    )
     if form.tags is None:
-        return call
-    if form.listed:
-        more = f'(ws "," ws {call})*' if form.several else ""
-        call = rules.add("list", f'"[" ws {call} {more} ws "]"')
+        return _call(rules, form, budget, dropped)
     opening, closing = map(literal, form.tags)
-    tagged = rules.add("tagged", f"{opening} ws {call} ws {closing}")
+    tagged = rules.add("tagged", f"{opening} ws {_between_tags(rules, form, budget, dropped)} ws {closing}")
     return rules.add("calls", f"{tagged} (ws {tagged})*") if form.several and not form.listed else tagged
 
 
-def _call(rules: Rules, name: str, part: Part, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    arguments = _added(rules, part, _of_object(part), budget, dropped)
-    return rules.add(
-        "call",
-        f'"{{" ws {json_literal("name")} ws ":" ws {json_literal(name)} ws "," ws {json_literal(form.arguments)} '
-        f'ws ":" ws {arguments} ws "}}"',
-    )
+def _between_tags(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+    call = _call(rules, form, budget, dropped)
+    if not form.listed:
+        return call
+    more = f'(ws "," ws {call})*' if form.several else ""
+    return rules.add("list", f'"[" ws {call} {more} ws "]"')
+
+
+def _call(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+    calls = [
+        rules.add(
+            "call",
+            f'"{{" ws {json_literal("name")} ws ":" ws {json_literal(name)} ws "," ws {json_literal(form.arguments)} '
+            f'ws ":" ws {_arguments(rules, part, form, budget, dropped)} ws "}}"',
+        )
+        for name, part in form.tools.items()
+    ]
+    return rules.add("choice", " | ".join(calls))
+
+
+def _arguments(rules: Rules, part: Part, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+    try:
+        return _added(rules, part, _of_object(part), budget, dropped)
+    except OutOfSteps:
+        raise
+    except BadRequest:
+        if not form.optional:
+            raise
+        dropped[part.where] = None
+        return "object"
 
 
 def _of_object(part: Part) -> Any:

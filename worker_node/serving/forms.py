@@ -11,7 +11,8 @@ from worker_node.grammars.form import CallForm, Form, Part
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:
-    """A forced call, JSON that matches a schema, or either of calls and that JSON; None where no schema counts.
+    """A forced call, JSON that matches a schema, either of calls and that JSON, or text with calls in it; None where no
+    schema counts.
 
     Calls are written as that family of models writes them.
     """
@@ -23,10 +24,23 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
     form = tool_format(family)
     if use.forced:
         return Form(calls=CallForm(_parts(use.tools), form.arguments))
+    tags = (OPENING, CLOSING)
     if answer is None:
-        return None
+        if not _may_hold_calls(request):
+            return None
+        parts = {tool.name: Part(tool.parameters, tool.path, strict=False) for tool in use.tools}
+        return Form(
+            calls=CallForm(
+                parts, form.arguments, tags if form.opening else None, form.listed, not use.single, optional=True
+            )
+        )
     form = form.beside_json
-    return Form(answer, CallForm(_parts(use.tools), form.arguments, (OPENING, CLOSING), form.listed, not use.single))
+    return Form(answer, CallForm(_parts(use.tools), form.arguments, tags, form.listed, not use.single))
+
+
+def _may_hold_calls(request: GenerationRequest) -> bool:
+    """Whether calls in free text can be held: after one there may be nothing to write but the end."""
+    return request.grammar is None and not request.sampling.min_tokens and not request.sampling.ignore_eos
 
 
 def _parts(tools: Sequence[Tool]) -> dict[str, Part]:

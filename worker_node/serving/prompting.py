@@ -68,10 +68,10 @@ def _conversation(
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
         text += wanted.opening
         return Prepared(encode(text), grammar, wanted.forced_parser(_names(use)))
-    if use is not None and grammar is not None:
+    if use is not None and request.grammar is not None:
         return Prepared(encode(text), grammar, wanted.free_parser(_names(use)))
     answer = wanted.parser(_names(use)) if use is not None else None
-    if not request.split_reasoning or grammar is not None:
+    if not request.split_reasoning or request.grammar is not None:
         return Prepared(encode(text), grammar, answer)
     begun = text.rstrip().endswith("<think>")
     return Prepared(encode(text), grammar, ReasoningFirst(answer, begun=begun))

@@ -41,12 +41,22 @@ class SchemaCompiler:
         """End the processes."""
         await asyncio.gather(self._quick.close(), self._thorough.close())
 
-    async def grammar(self, form: Form, context: RequestContext) -> str:
+    async def grammar(self, form: Form, context: RequestContext) -> str | None:
         """The grammar of a form of answers, within the deadline; the keywords that were dropped are noted as ignored.
 
+        None for text with calls whose schemas are over a bound: it is left free, and that is noted too.
         Raises BadRequest for a schema that is none, cannot be enforced or is over a bound; Overloaded,
         DeadlineExceeded, EngineUnavailable.
         """
+        try:
+            return await self._grammar(form, context)
+        except BadRequest:
+            if form.calls is None or not form.calls.optional:
+                raise
+            context.note_ignored(form.where)
+            return None
+
+    async def _grammar(self, form: Form, context: RequestContext) -> str:
         where = form.where
         try:
             data = _encoder.encode(form)

@@ -1,8 +1,9 @@
 """What an answer is held to, in every format of calls: sampled from the grammar by the engines' runtime, read by the
 format's own parser, and judged by another validator."""
 
-import itertools
 import json
+import re
+from dataclasses import replace
 
 import jsonschema_rs
 import pytest
@@ -21,7 +22,7 @@ from worker_node.domain import (
     ToolUse,
 )
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.grammars.form import compile_form, compile_form_if_quick
+from worker_node.grammars.form import Compiled, compile_form, compile_form_if_quick
 from worker_node.serving.forms import answer_form
 
 FAMILIES = ["smollm", "qwen", "llama3"]
@@ -104,6 +105,66 @@ def test_beside_a_schema_an_answer_is_calls_or_matches_it(held, family, schema, 
     assert called
 
 
+def begun(grammar):
+    """The grammars of what follows each beginning of a call in free text, as texts that begin with it."""
+    root, _, rules = grammar.partition("\n")
+    found = re.findall(r'\(("(?:[^"\\]|\\.)*"), (\w+)\)', root)
+    assert found
+    return [f"root ::= {beginning} {rule}\n{rules}" for beginning, rule in found]
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_in_free_text_matches_from_where_it_begins(held, family, single):
+    grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, single=single))))
+    assert f"loop_after_dispatch={str(not single).lower()}" in grammar
+    seen = []
+    for seed, one in enumerate(begun(grammar)[::7] if family == "llama3" else begun(grammar) * 7):
+        text = held.sample(one, seed)
+        if text is None:
+            continue
+        calls, answer = read(tool_format(family).parser([tool.name for tool in TOOLS]), text)
+        check(calls)
+        assert calls
+        assert answer == ""
+        assert not (single and len(calls) > 1)
+        seen += [name for name, _ in calls]
+    assert len(set(seen)) >= 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_without_a_call_is_free(held, family):
+    grammar = compile_form(answer_form(family, request(ToolUse(TOOLS))))
+    texts = [text for seed in range(4) if (text := held.sample(grammar, seed)) is not None]
+    assert texts
+    assert len(set(texts)) > 1
+    assert not any(text.startswith(("{", "<tool_call>")) for text in texts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_schema_that_cannot_be_enforced_leaves_the_arguments_of_its_own_tool_free(held, family):
+    bad = Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1].function.parameters")
+    grammar, dropped = Compiled.read(compile_form(answer_form(family, request(ToolUse((TOOLS[1], bad))))))
+    assert dropped == ("tools[1].function.parameters",)
+    one = begun(grammar)[0]
+    (call,) = {tuple(read(tool_format(family).parser(["count"]), text)[0][0]) for text in [held.sample(one, 1)] if text}
+    check([call])
+
+
+def test_schemas_over_a_bound_leave_the_arguments_of_all_tools_free():
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 3 * i + 1} for i in range(300)}}
+    tools = tuple(Tool(f"t{i}", "", wide, f"tools[{i}]") for i in range(2))
+    grammar, dropped = Compiled.read(compile_form(answer_form("qwen", request(ToolUse(tools)))))
+    assert dropped == ("tools[0]", "tools[1]")
+    assert "object" in grammar
+
+
+@pytest.mark.parametrize("sampling", [Sampling(min_tokens=1), Sampling(ignore_eos=True)])
+def test_calls_are_not_held_where_the_answer_may_not_end_with_one(sampling):
+    free = replace(request(ToolUse(TOOLS)), sampling=sampling)
+    assert answer_form("qwen", free) is None
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tags_within_strings_are_text(family):
     wanted = tool_format(family).beside_json
@@ -116,13 +177,9 @@ def test_tags_within_strings_are_text(family):
 
 def test_refusals_name_the_part_of_the_tool():
     tools = (TOOLS[0], Tool("bad", "", objects(x={"$ref": "#/$defs/X"}), "tools[1]"))
-    for use, schema in itertools.product([ToolUse(tools, forced=True), ToolUse(tools)], [None, {}]):
-        form = answer_form("qwen", request(use, schema))
-        if form is None:
-            assert not use.forced
-            continue
+    for use, schema in ((ToolUse(tools, forced=True), None), (ToolUse(tools, forced=True), {}), (ToolUse(tools), {})):
         with pytest.raises(BadRequest) as refused:
-            compile_form(form)
+            compile_form(answer_form("qwen", request(use, schema)))
         assert refused.value.param == "tools[1].properties.x.$ref"
     with pytest.raises(BadRequest) as refused:
         compile_form(
