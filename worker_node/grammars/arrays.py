@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from worker_node.errors import UnsupportedParameter
 from worker_node.grammars.budget import OutOfSteps
-from worker_node.grammars.ebnf import json_literal
+from worker_node.grammars.ebnf import Rules, json_literal
 from worker_node.grammars.members import MAX_COUNT, Member, containing, in_order, in_order_counted, listed
-from worker_node.grammars.merging import comparable
+from worker_node.grammars.merging import ANNOTATIONS, comparable
 from worker_node.grammars.merging_objects import Schema, both_parts
 from worker_node.grammars.objects import Compiler
 from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
 from worker_node.grammars.repetition import repeated
+
+# Up to so many constants a list without repeats has them in any order: a rule for each of their sets.
+_ANY_ORDER = 6
+_MOST_NUMBERS = 64
 
 
 def array_of(compiler: Compiler, schema: Schema, path: str) -> str:
@@ -100,13 +105,20 @@ def _containing(compiler: Compiler, schema: Schema, path: str, length: tuple[int
 
 
 def _unique(compiler: Compiler, schema: Schema, path: str, least: int, most: int | None) -> str:
-    """A list out of constants: each at most once, in the order in which they are declared."""
+    """A list out of constants: each at most once. Many of them come in the order in which they are declared."""
     constants = None if {"prefixItems", "contains"} & schema.keys() else _constants(compiler, schema, path)
     if constants is None:
         raise CannotEnforce(
-            path, "uniqueItems", "can be enforced only where items are constants (enum), or maxItems is 1"
+            path,
+            "uniqueItems",
+            "can be enforced only where items are constants or whole numbers of a short range, or maxItems is 1",
         )
     rules = compiler.rules
+    if len(constants) <= _ANY_ORDER:
+        body = _in_any_order(rules, [json_literal(value) for value in constants], least, most)
+        if body is None:
+            raise NothingAdmitted(path, "there are fewer constants than the list needs")
+        return rules.add("array", f'"[" ws {body} ws "]"')
     members = [Member(json_literal(value), needed=False) for value in constants]
     if not least and (most is None or most >= len(members)):
         return rules.add("array", f'"[" ws {in_order(rules, members)} ws "]"')
@@ -119,6 +131,26 @@ def _unique(compiler: Compiler, schema: Schema, path: str, least: int, most: int
     return rules.add("array", f'"[" ws {body} ws "]"')
 
 
+def _in_any_order(rules: Rules, literals: list[str], least: int, most: int | None) -> str | None:
+    """Each at most once, in any order: a rule for each set of those that are left. None if there are too few."""
+    if len(literals) < least:
+        return None
+    highest = len(literals) if most is None else min(most, len(literals))
+
+    def rest(left: tuple[str, ...], *, first: bool) -> str:
+        count = len(literals) - len(left)
+        comma = "" if first else 'ws "," ws '
+        options = []
+        if count < highest:
+            options = [
+                f"{comma}{one} {rest((*left[:index], *left[index + 1 :]), first=False)}"
+                for index, one in enumerate(left)
+            ]
+        return rules.add("left", " | ".join([*options, *(['""'] if count >= least else [])]))
+
+    return rest(tuple(literals), first=True)
+
+
 def _constants(compiler: Compiler, schema: Schema, path: str) -> list[Any] | None:
     """The values that items may have, if they are constants."""
     found: dict[str, Any] = {}
@@ -126,7 +158,17 @@ def _constants(compiler: Compiler, schema: Schema, path: str) -> list[Any] | Non
         values: list[Any] | None = compiler.constants(one, f"{path}.items") if "enum" in one else None
         if values is None and one.get("type") in ("boolean", "null"):  # may be a list
             values = [False, True] if one["type"] == "boolean" else [None]
+        if values is None and one.get("type") == "integer":
+            values = _whole_numbers(one)
         if values is None:
             return None
         found |= {comparable(value): value for value in values}
     return list(found.values())
+
+
+def _whole_numbers(plain: Schema) -> list[Any] | None:
+    """The numbers between two bounds, if they are few and nothing else counts."""
+    if plain.keys() - ANNOTATIONS - {"type", "minimum", "maximum"} or not {"minimum", "maximum"} <= plain.keys():
+        return None
+    low, high = math.ceil(plain["minimum"]), math.floor(plain["maximum"])
+    return list(range(low, high + 1)) if 0 <= high - low < _MOST_NUMBERS else None
