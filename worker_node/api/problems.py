@@ -85,7 +85,9 @@ def _is_another_form(problem: Problem, level: int) -> bool:
     inner = problem.path[problem.forms[level][0] :]
     if not inner:
         return len(problem.forms) == level + 1
-    return len(inner) == 1 and inner[0] in _KINDS and problem.kind == "literal_error"
+    if len(inner) != 1 or inner[0] not in _KINDS:
+        return False
+    return problem.kind == "literal_error" or (problem.kind == "missing" and inner[0] == "type")
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -231,13 +231,14 @@ class Tokenized(Reply):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[dict[str, Any]]
 
 
 class Detokenized(Reply):
-    """POST /detokenize."""
+    """POST /detokenize: the text, as vLLM and llama.cpp's server name it."""
 
     prompt: str
+    content: str
 
 
 class OllamaVersion(Reply):

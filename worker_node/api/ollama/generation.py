@@ -26,6 +26,7 @@ from worker_node.domain import (
     Finished,
     GenerationRequest,
     Message,
+    Rendering,
     RequestContext,
     Tool,
     ToolCall,
@@ -42,7 +43,7 @@ class _Common(DialectBody):
     format: Format | None = None
     options: Options | None = None
     keep_alive: KeepAlive | None = None
-    think: bool | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
 
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
@@ -52,10 +53,15 @@ class _Common(DialectBody):
             sampling=options.sampling(),
             model=model,
             grammar=schema_of(self.format),
-            think=self.think,
+            think=bool(self.think) if isinstance(self.think, str) else self.think,
+            rendering=self._rendering(),
             context_limit=options.num_ctx,
             **more,
         )
+
+    def _rendering(self) -> Rendering:
+        """A level of thinking is a variable of the templates that know levels; others think or do not."""
+        return Rendering({"reasoning_effort": self.think}) if isinstance(self.think, str) else Rendering()
 
 
 class GenerateBody(_Common):
@@ -79,6 +85,7 @@ class OllamaCall(DialectBody):
         index: int | None = None
 
     function: Function
+    type: Literal["function"] | None = None
     id: str | None = None
 
 
@@ -116,6 +123,7 @@ class ChatBody(_Common):
 
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
+    truncate: bool | None = None
 
     def tool_use(self) -> ToolUse | None:
         """The tools that the model is told of."""
@@ -172,7 +180,15 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _load_or_unload(request, context, body, empty)
     model = await served(request, body.model)
     prompt = _conversation(body.messages)
-    wanted = body.request(context, model.id, prompt=prompt, tool_use=body.tool_use(), split_reasoning=True)
+    wanted = body.request(
+        context,
+        model.id,
+        prompt=prompt,
+        tool_use=body.tool_use(),
+        split_reasoning=True,
+        # Ollama's own default.
+        drop_oldest=body.truncate is not False,
+    )
     return await _answer(request, body, model, wanted, Chatted)
 
 

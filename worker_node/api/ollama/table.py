@@ -47,7 +47,7 @@ GENERATE: Table = {
 }
 
 CHAT: Table = {
-    **hints("shift", "truncate"),
+    **hints("shift"),
     "logprobs": Unsupported("use /v1/chat/completions"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }

@@ -26,8 +26,8 @@ from worker_node.api.openai.tools import (
     MAX_TOOLS,
     AllowedChoice,
     Choice,
-    FunctionTool,
     NamedChoice,
+    OfferedTool,
     ResponseFormat,
     Wanted,
     domain_tools,
@@ -49,7 +49,7 @@ class ChatBody(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
@@ -70,7 +70,7 @@ class ChatBody(SamplingFields):
             parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
             self.model,
             tool_use=self._tool_use(),
-            grammar=schema_of(self.response_format),
+            grammar=self.held_to(schema_of(self.response_format)),
             split_reasoning=True,
             context_limit=self.num_ctx,
             rendering=rendering(

@@ -79,6 +79,7 @@ class CompletionsBody(SamplingFields):
         given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
         sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
         prompts = self.prompts()
+        grammar = self.held_to(None)
         if len(prompts) * count > MAX_GENERATIONS:
             raise BadRequest(
                 f"{len(prompts)} prompts of {count} choices; a request may have {MAX_GENERATIONS} in all",
@@ -93,6 +94,7 @@ class CompletionsBody(SamplingFields):
                     prompt,
                     sampling,
                     self.model,
+                    grammar=grammar,
                     context_limit=self.num_ctx,
                     keep_last=self.keep_last,
                 ),

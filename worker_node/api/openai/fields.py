@@ -9,6 +9,7 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.keep_alive import KeepAlive
+from worker_node.api.openai.guided import GuidedFields
 from worker_node.api.openai.stream import UsageOfChunks
 from worker_node.api.parameters import MAX_STOP_SEQUENCES
 from worker_node.domain import Priority, RequestContext
@@ -27,7 +28,7 @@ class StreamOptions(DialectBody):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(DialectBody):
+class SamplingFields(GuidedFields):
     """Sampling parameters of OpenAI, and what local servers add: top_k, min_p, repetition_penalty, ignore_eos."""
 
     model: str

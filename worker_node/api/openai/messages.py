@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
+from worker_node.api.openai.kinds import only_text
 from worker_node.api.openai.table import MESSAGE
 from worker_node.domain import Message, ToolCall
 from worker_node.errors import BadRequest
@@ -22,7 +23,7 @@ class TextPart(DialectBody):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
 
 
 class SystemMessage(DialectBody):

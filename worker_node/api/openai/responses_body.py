@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from worker_node.api import parameters
 from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
-from worker_node.api.openai.fields import NumberOf
+from worker_node.api.openai.fields import NumberOf, Penalty
+from worker_node.api.openai.kinds import only_functions, only_text
 from worker_node.api.openai.table import RESPONSES, STYLE
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
 from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
+
+_SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
+_SAMPLING |= {"stop", "temperature", "top_k", "top_p"}
 
 
 class TextPart(DialectBody):
@@ -27,12 +31,15 @@ class TextPart(DialectBody):
     logprobs: list[Any] | None = None
 
 
+Parts = list[Annotated[TextPart, BeforeValidator(only_text)]]
+
+
 class MessageItem(DialectBody):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Parts
     id: str | None = None
     status: str | None = None
 
@@ -53,7 +60,7 @@ class OutputItem(DialectBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: str | Parts
     id: str | None = None
     status: str | None = None
 
@@ -88,6 +95,9 @@ class FunctionTool(DialectBody):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
 
 
 class NamedChoice(DialectBody):
@@ -134,9 +144,17 @@ class ResponsesBody(DialectBody):
     max_output_tokens: NumberOf | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    # vLLM takes these here too.
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -155,9 +173,7 @@ class ResponsesBody(DialectBody):
         return GenerationRequest(
             context,
             self._conversation(items),
-            parameters.sampling(
-                parameters.OPENAI, self.model_dump(include={"max_output_tokens", "temperature", "top_p"})
-            ),
+            parameters.sampling(parameters.OPENAI, self.model_dump(include=_SAMPLING)),
             self.model,
             tool_use=self._tool_use(),
             grammar=self._schema(),

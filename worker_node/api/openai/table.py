@@ -6,9 +6,9 @@ Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
 from __future__ import annotations
 
 from worker_node.api.leniency import Table, Unsupported, hints
+from worker_node.api.openai.guided import REFUSED
 
 _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
-_STRUCTURE = "use response_format with a JSON schema"
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
@@ -43,9 +43,11 @@ ACCOUNTING = hints(
     # llama.cpp's
     "cache_prompt",
     "id_slot",
+    "n_cache_reuse",
     "n_keep",
     "return_progress",
     "slot_id",
+    "sse_ping_interval",
     "timings_per_token",
 )
 
@@ -54,6 +56,7 @@ STYLE = hints(
     "include_reasoning",
     "reasoning",
     "reasoning_budget",
+    "reasoning_control",
     "reasoning_effort",
     "reasoning_format",
     "thinking",
@@ -67,24 +70,23 @@ _SAMPLING: Table = {
     "dry_multiplier": Unsupported(_SAMPLER),
     "dynatemp_range": Unsupported(_SAMPLER),
     "early_stopping": Unsupported("this engine has no beam search"),
-    "grammar": Unsupported(_STRUCTURE),
-    "guided_choice": Unsupported(_STRUCTURE),
-    "guided_grammar": Unsupported(_STRUCTURE),
-    "guided_json": Unsupported(_STRUCTURE),
-    "guided_regex": Unsupported(_STRUCTURE),
-    "json_schema": Unsupported(_STRUCTURE),
+    **REFUSED,
     "length_penalty": Unsupported("this engine has no beam search", (1,)),
     "logit_bias": Unsupported(_TOKENS),
     "logits_processors": Unsupported(_TOKENS),
     "lora": Unsupported("adapters are not loaded here; install the merged model"),
     "mirostat": Unsupported(_SAMPLER),
+    "n_cmpl": Unsupported("use n", (1,)),
+    "n_indent": Unsupported("lines are not indented by the engine; ask for it in the prompt"),
     "n_probs": Unsupported("use logprobs"),
     "prompt_embeds": Unsupported("a prompt is text or token ids"),
     "prompt_logprobs": Unsupported(_PROMPT_LOGPROBS),
     "repetition_detection": Unsupported("use the penalties, or stop"),
+    "response_fields": Unsupported("replies have all of their fields"),
+    "return_tokens": Unsupported("tokens are returned as text; use /tokenize for their ids"),
     "return_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
     "return_tokens_as_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
-    "structured_outputs": Unsupported(_STRUCTURE),
+    "t_max_predict_ms": Unsupported("send the header X-Request-Timeout-Ms, which counts from the request's arrival"),
     "tfs_z": Unsupported(_SAMPLER, (1,)),
     "top_a": Unsupported(_SAMPLER),
     "top_n_sigma": Unsupported(_SAMPLER, (-1,)),
@@ -98,8 +100,6 @@ _SAMPLING: Table = {
         "dry_penalty_last_n",
         "dry_sequence_breakers",
         "dynatemp_exponent",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
         "min_keep",
         "mirostat_eta",
         "mirostat_tau",

@@ -21,7 +21,11 @@ _MAX_TOKENS = 1_000_000
 
 
 class TokenizeBody(DialectBody):
-    """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation."""
+    """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation.
+
+    llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and tells each token's
+    text beside its id for `with_pieces`.
+    """
 
     rules: ClassVar[Table] = TOKENIZE
 
@@ -33,10 +37,15 @@ class TokenizeBody(DialectBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
 
     def tokens(self, model: GenerationModel) -> list[int]:
         """The token ids. Raises BadRequest, ContextLengthExceeded."""
-        if (self.prompt is None) == (self.messages is None):
+        if self.content is not None and self.prompt is None and self.messages is None:
+            return model.tokenizer.encode_prompt(self.content, special=bool(self.add_special))
+        if (self.prompt is None) == (self.messages is None) or self.content is not None:
             raise BadRequest("send either prompt or messages", param="prompt")
         if self.prompt is not None:
             return model.tokenizer.encode_prompt(self.prompt, special=self.add_special_tokens is not False)
@@ -69,6 +78,8 @@ async def _tokenize(request: web.Request) -> web.Response:
     tokens = body.tokens(model)
     longest = max(place.total_limit for place in model.placements)
     told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+    if body.with_pieces:
+        told["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
         told["token_strs"] = [model.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
     return _json(told)
@@ -78,7 +89,16 @@ async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
     tokenizer = (await generation_model(request.app[NODE].manager, body.model)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
-    return _json({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    return _json({"prompt": text, "content": text})
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text; its bytes where they are no text of their own."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def _json(data: dict[str, Any]) -> web.Response:

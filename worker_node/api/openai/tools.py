@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
+from worker_node.api.openai.kinds import only_functions
 from worker_node.domain import AnswerSchema, Tool, ToolUse
 from worker_node.errors import BadRequest
 
@@ -29,6 +30,9 @@ class FunctionTool(DialectBody):
 
     type: Literal["function"]
     function: Function
+
+
+OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
 
 
 class NamedChoice(DialectBody):
@@ -66,9 +70,10 @@ class TextFormat(DialectBody):
 
 
 class JsonObjectFormat(DialectBody):
-    """The answer is a JSON object."""
+    """The answer is a JSON object, or JSON that matches a schema, which llama.cpp's server takes here."""
 
     type: Literal["json_object"]
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class JsonSchema(DialectBody):
@@ -87,19 +92,28 @@ class JsonSchemaFormat(DialectBody):
     """
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    # Where llama.cpp's server takes it.
+    bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> AnswerSchema | None:
-    """What the answer must match."""
-    if isinstance(wanted, JsonSchemaFormat):
+    """What the answer must match. Raises BadRequest where the schema is missing."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema is not None:
         return AnswerSchema(
             wanted.json_schema.json_schema, "response_format.json_schema.schema", wanted.json_schema.strict is True
         )
-    return AnswerSchema({"type": "object"}, "response_format") if isinstance(wanted, JsonObjectFormat) else None
+    bare = wanted.bare_schema if isinstance(wanted, JsonSchemaFormat) else wanted.json_schema
+    if bare is not None:
+        return AnswerSchema(bare, "response_format.schema", strict=False)
+    if isinstance(wanted, JsonSchemaFormat):
+        raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
+    return AnswerSchema({"type": "object"}, "response_format")
 
 
 def domain_tools(tools: Iterable[FunctionTool]) -> list[Tool]:

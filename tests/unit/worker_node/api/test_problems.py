@@ -30,6 +30,10 @@ CASES = [
         "input[0].call_id",
     ),
     (ResponsesBody, {"input": [{"type": "invented"}]}, "input[0]"),
+    (ResponsesBody, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    (ResponsesBody, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    (ResponsesBody, {"input": "a", "tools": [{"type": "web_search"}]}, "tools[0]"),
+    (ChatBody, {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
 ]
 
 
