@@ -99,7 +99,7 @@ async def test_text_to_tokens_and_back(store):
         assert body["tokens"] == engine.tokenizer.encode_prompt("Hello <|im_end|>")
         assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
         reply, body = await post(client, "/detokenize", tokens=body["tokens"])
-        assert body == {"prompt": "Hello <|im_end|>"}
+        assert body == {"prompt": "Hello <|im_end|>", "content": "Hello <|im_end|>"}
         _, body = await post(client, "/tokenize", messages=TURNS)
         _, told = await post(client, CHAT, messages=TURNS)
         assert body["count"] == told["usage"]["prompt_tokens"]
