@@ -8,11 +8,16 @@ import time
 import numpy as np
 
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, GenerateJob
+from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.tasks.embed import calls
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
-RUNNERS = {ModelKind.EMBEDDING: "embedding", ModelKind.GENERATION: "generation_continuous"}
+RUNNERS = {
+    ModelKind.EMBEDDING: "worker_node.tasks.embed.dynamic:EmbeddingRunner",
+    ModelKind.GENERATION: "worker_node.tasks.generate.continuous:ContinuousRunner",
+}
 DEADLINE_S = 600.0
 
 
@@ -41,7 +46,7 @@ async def embed(engine, requests, callers):
 
     async def caller():
         for rows in waiting:
-            await engine.embed(rows, deadline=time.monotonic() + DEADLINE_S)
+            await calls.embed(engine, rows, deadline=time.monotonic() + DEADLINE_S)
 
     began = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -60,7 +65,7 @@ async def generate(engine, prompts, tokens, callers):
             flat = np.asarray(ids, TOKEN_DTYPE).tobytes()
             job = GenerateJob(0, flat, tokens, time.monotonic() + DEADLINE_S, ignore_eos=True)
             seen = 0
-            async for delta in engine.generate(job):
+            async for delta in engine.run(job, TokenDelta):
                 if not seen:
                     firsts.append(time.perf_counter() - sent)
                 seen += len(delta.tokens)

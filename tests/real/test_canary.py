@@ -22,6 +22,7 @@ from worker_node.serving.models import GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer
 
 pytestmark = pytest.mark.real
+CONTINUOUS = "worker_node.tasks.generate.continuous:ContinuousRunner"
 GARBAGE = "tests.support.garbage_runner:GarbageRunner"
 
 
@@ -32,7 +33,7 @@ async def garbage_before_real(store):
     chat = ChatTokenizer(installed.path, installed.context_limit)
     canary = generation_canary(installed.canary, chat)
     placements = []
-    for device, runner in ((Device.NPU, GARBAGE), (Device.CPU, "generation_continuous")):
+    for device, runner in ((Device.NPU, GARBAGE), (Device.CPU, CONTINUOUS)):
         spec = EngineSpec(installed.id, installed.kind, str(installed.path), device, runner, {})
         engine = SupervisedEngine(spec, canary, HostingLimits(), lazy=True)
         admission, first = Admission("m", AdmissionLimits(8)), device is Device.NPU

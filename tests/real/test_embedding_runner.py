@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.embedding import EmbeddingRunner
-from worker_node.engines.messages import VECTOR_DTYPE, EmbedJob, EngineSpec
+from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec
+from worker_node.tasks.embed.dynamic import EmbeddingRunner
+from worker_node.tasks.embed.messages import EmbedJob
 
 pytestmark = pytest.mark.real
 

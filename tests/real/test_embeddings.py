@@ -15,6 +15,9 @@ from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.serving.tokenization import EmbeddingTokenizer
+from worker_node.tasks.embed.calls import embed
+
+RUNNER = "worker_node.tasks.embed.dynamic:EmbeddingRunner"
 
 pytestmark = pytest.mark.real
 
@@ -44,7 +47,7 @@ async def engine_with(minilm, **options):
     async def no_canary(_engine):
         pass
 
-    spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, "embedding", options)
+    spec = EngineSpec(minilm.id, minilm.kind, str(minilm.path), Device.CPU, RUNNER, options)
     engine = SupervisedEngine(spec, no_canary, HostingLimits())
     engine.start()
     try:
@@ -67,7 +70,7 @@ def bf16_is_native():
 
 async def check_alone_and_in_batches(engine, rows, chosen, sizes):
     far = time.monotonic() + 600
-    alone = np.vstack([(await engine.embed([rows[i]], deadline=far)).vectors for i in chosen])
+    alone = np.vstack([(await embed(engine, [rows[i]], deadline=far)).vectors for i in chosen])
     assert worst_cosine(alone, VECTORS[chosen]) >= MIN_COSINE
     assert np.allclose(np.linalg.norm(alone, axis=1), 1.0, atol=5e-3)
     shuffle = random.Random(7)
@@ -75,7 +78,7 @@ async def check_alone_and_in_batches(engine, rows, chosen, sizes):
         order = shuffle.sample(chosen, len(chosen))
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            output = await engine.embed([rows[i] for i in batch], deadline=far)
+            output = await embed(engine, [rows[i] for i in batch], deadline=far)
             assert worst_cosine(output.vectors, VECTORS[batch]) >= MIN_COSINE
 
 

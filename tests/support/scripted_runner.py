@@ -19,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.engines.messages import Embedded, EmbedJob, EngineStats, Loaded, NativeCall, Step, TokenDelta
+from worker_node.engines.messages import EngineStats, Loaded, NativeCall
+from worker_node.tasks.embed.messages import Embedded, EmbedJob
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
 CRASH = 666
 POISON = 667
@@ -30,6 +32,8 @@ DIMENSIONS = 4
 
 
 class ScriptedRunner:
+    jobs = EmbedJob | GenerateJob
+
     def __init__(self, spec):
         self._options = spec.options
         self._running = {}

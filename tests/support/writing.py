@@ -6,13 +6,15 @@ import functools
 import numpy as np
 
 from tests.support.application import application, built_models, with_engine
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import TokenDelta
+from tests.support.task_engine import TaskEngine
+from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.generate.messages import TokenDelta
 
 WRITER, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
 
 
-class WritingEngine:
+class WritingEngine(TaskEngine):
     """Writes the tokens of `text`, as many as the job may have. `jobs` are those that it got."""
 
     def __init__(self, text="One two three."):

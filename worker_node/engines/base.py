@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from worker_node.engines.messages import EngineStats, Event, Job, JobResult, Loaded, Outcome
 
-from worker_node.engines.messages import EngineStats, Event, GenerateJob, Job, Loaded, TokenDelta
+R = TypeVar("R", bound=JobResult)
 
 
 class DeviceBroken(Exception):
@@ -27,7 +26,7 @@ class DeviceBroken(Exception):
 class Outbox(Protocol):
     """Where a runner puts its events."""
 
-    def __call__(self, event: Event) -> None: ...
+    def __call__(self, event: Event | Outcome) -> None: ...
 
 
 class Inbox(Protocol):
@@ -41,15 +40,18 @@ class Runner(Protocol):
 
     The loop calls `submit` and `cancel` as commands arrive and `step` while `has_work`; nothing is called from two
     threads. Before a native call that blocks the loop a runner emits a `NativeCall`. One that works in native threads
-    meanwhile makes `wake_fd` readable when something has finished, and reports its oldest run in `stats`.
+    meanwhile makes `wake_fd` readable when something has finished, and reports its oldest run in `stats`. `jobs` is the
+    type of its jobs.
     """
 
+    @property
+    def jobs(self) -> Any: ...
     @property
     def has_work(self) -> bool: ...
     @property
     def wake_fd(self) -> int | None: ...
     def load(self) -> Loaded: ...
-    def submit(self, job: Job) -> None: ...
+    def submit(self, job: Any) -> None: ...
     def cancel(self, job_id: int) -> None: ...
     def step(self, emit: Outbox, poll: Inbox) -> None: ...
     def stats(self) -> EngineStats: ...
@@ -131,31 +133,9 @@ class Engine(Protocol):
         """Return what to await for the first change of state after this call."""
         ...
 
-    async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:
-        """Return the vectors of the texts, in order. Raises EngineUnavailable, DeadlineExceeded."""
-        ...
-
-    def generate(self, job: GenerateJob) -> AsyncGenerator[TokenDelta, None]:
-        """Yield token ids as they come, the last with `finish`. Closing the iterator cancels the generation.
+    def run(self, job: Job, result: type[R]) -> AsyncGenerator[R, None]:
+        """Yield the job's results as they come; closing the iterator cancels the job.
 
         The job's `id` is set by the engine. Raises EngineUnavailable, DeadlineExceeded, Overloaded.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
-    """`vectors`: float32 (n, dimensions). `started` is monotonic time, `inference_s` seconds on the device.
-
-    `device_tokens` are those that the device computed, padding included, where the engine counts them. For
-    `measured_tokens` and `measured_s` see `messages.Embedded`.
-    """
-
-    vectors: npt.NDArray[np.float32]
-    started: float
-    inference_s: float
-    busy_us: int | None
-    busy_shared: bool = False
-    device_tokens: int | None = None
-    measured_tokens: int = 0
-    measured_s: float = 0.0

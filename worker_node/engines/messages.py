@@ -1,31 +1,36 @@
 """The messages between the edge process and an engine process.
 
-Jobs and commands go in, events come out (`hosting.wire` frames them). Token ids and vectors travel as raw arrays,
-little-endian, never as lists of numbers. `deadline` and `started` are `time.monotonic()` seconds, one clock for both
-processes.
+Jobs and commands go in, events come out (`hosting.wire` frames them). What a job and its results are is known to the
+task alone (`tasks`): here they travel as they were encoded, known by the job's id. Times are `time.monotonic()`
+seconds, one clock for both processes.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from typing import Protocol, Self
 
 import msgspec
 import numpy as np
 
-from worker_node.domain import Device, ModelKind
+from worker_node.domain import Device
 
+# Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers.
 TOKEN_DTYPE = np.dtype("<i4")
-
-
 VECTOR_DTYPE = np.dtype("<f4")
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """All that an engine process must know to load its model. `options` are the runner's own (see each runner)."""
+    """All that an engine process must know to load its model.
+
+    `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
+    runner's own.
+    """
 
     model_id: str
-    kind: ModelKind
+    kind: str
     path: str
     device: Device
     runner: str
@@ -33,54 +38,71 @@ class EngineSpec(msgspec.Struct, frozen=True):
     emulated: bool = False
 
 
-class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):
-    """Embed `len(lengths)` texts, whose token ids stand one after another in `tokens` (int32)."""
-
-    id: int
-    tokens: bytes
-    lengths: list[int]
-    deadline: float
-    interactive: bool = True
-
-
-def embed_job(job_id: int, rows: Sequence[Sequence[int]], deadline: float, *, interactive: bool = True) -> EmbedJob:
-    """The job for texts that are rows of token ids."""
-    lengths = [len(row) for row in rows]
-    flat = np.fromiter(itertools.chain.from_iterable(rows), TOKEN_DTYPE, count=sum(lengths))
-    return EmbedJob(job_id, flat.tobytes(), lengths, deadline, interactive)
-
-
-class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
-    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
-
-    Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
-    model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good.
-    """
-
-    id: int
-    tokens: bytes
-    max_new_tokens: int
-    deadline: float
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    ignore_eos: bool = False
-    interactive: bool = True
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logprobs: bool = False
-    grammar: str | None = None
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+class Job(Protocol):
+    """What an engine is to do: a frozen `msgspec.Struct` of a task's own."""
 
     @property
-    def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
-        return len(self.tokens) // TOKEN_DTYPE.itemsize
+    def id(self) -> int: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def interactive(self) -> bool: ...
+
+    def with_id(self, job_id: int) -> Self:
+        """Return the same job under another id."""
+        ...
+
+    def timeless(self) -> Self:
+        """Return the job without its id and the time and room that it has: equal for a request that is sent again."""
+        ...
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    """A job for the engine. `body` is the task's job, encoded."""
+
+    id: int
+    body: msgspec.Raw
+
+
+def submission(job: Job) -> Submit:
+    """Return the command that hands over `job`."""
+    return Submit(job.id, msgspec.Raw(_encoder.encode(job)))
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    """Something that came of job `id`. `body` is the task's result, encoded; nothing follows the `last` one."""
+
+    id: int
+    body: msgspec.Raw
+    last: bool
+
+
+class Results(msgspec.Struct, frozen=True, tag="results", array_like=True):
+    """What one step of the engine brought forth, for any of its jobs."""
+
+    results: list[Result]
+
+
+class JobResult(Protocol):
+    """What comes of a job: a frozen `msgspec.Struct` of a task's own. Nothing follows the `last` of a job."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def last(self) -> bool: ...
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a runner emits for its jobs: the base of a task's own."""
+
+    def parts(self) -> Sequence[JobResult]:
+        """Return the results in the order of delivery."""
+        raise NotImplementedError
+
+
+def results_of(outcome: Outcome) -> Results:
+    """Return the event that delivers `outcome`."""
+    return Results([Result(part.id, msgspec.Raw(_encoder.encode(part)), part.last) for part in outcome.parts()])
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -93,10 +115,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
     """Finish nothing, free the device and exit."""
 
 
-Job = EmbedJob | GenerateJob
-
-
-Command = EmbedJob | GenerateJob | Cancel | Shutdown
+Command = Submit | Cancel | Shutdown
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
@@ -133,52 +152,6 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
     jobs: list[int]
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
-    natural logarithms, one a token.
-
-    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
-    since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
-    tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
-    """
-
-    id: int
-    tokens: list[int]
-    finish: str | None = None
-    started: float | None = None
-    busy_us: int | None = None
-    logprobs: list[float] | None = None
-    busy_shared: bool = False
-    at: float | None = None
-    prefilled: int = 0
-    prefill_s: float = 0.0
-
-
-class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
-    """What one engine step brought forth, for all running generations at once."""
-
-    deltas: list[TokenDelta]
-
-
-class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
-    """The finished vectors of one job: float32, row-major, `len(lengths)` rows.
-
-    `device_tokens` are those that the device computed for it, padding included. For `busy_us` and `busy_shared` see
-    `TokenDelta`; a run that held texts of several jobs is shared out by rows. Since the last such event the engine
-    computed `measured_tokens` tokens of any jobs in `measured_s` seconds in which more texts were waiting.
-    """
-
-    id: int
-    vectors: bytes
-    started: float
-    inference_s: float
-    busy_us: int | None = None
-    busy_shared: bool = False
-    device_tokens: int | None = None
-    measured_tokens: int = 0
-    measured_s: float = 0.0
-
-
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """One job failed; the engine lives on. `code` is that of an error in `worker_node.errors`."""
 
@@ -210,4 +183,4 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     stats: EngineStats
 
 
-Event = Loaded | LoadFailed | Broken | NativeCall | Step | Embedded | Failed | Heartbeat
+Event = Loaded | LoadFailed | Broken | NativeCall | Results | Failed | Heartbeat

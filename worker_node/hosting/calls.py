@@ -7,55 +7,39 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-import numpy as np
+import msgspec
 
-from worker_node.engines.base import EmbeddingOutput
-from worker_node.engines.messages import VECTOR_DTYPE, Cancel, EmbedJob, GenerateJob, TokenDelta
+from worker_node.engines.base import R
+from worker_node.engines.messages import Cancel, Job
 from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.link import EngineLink
-from worker_node.hosting.sinks import EmbeddingSink, GenerationSink
+from worker_node.hosting.sinks import JobSink
 
 
-async def embed(link: EngineLink, job: EmbedJob, *, suspect: bool) -> EmbeddingOutput:
-    """See `Engine.embed`. With `suspect` the death of the process may be put down to the job."""
-    sink = EmbeddingSink()
-    link.send(job, sink, suspect=suspect)
-    try:
-        async with asyncio.timeout_at(_loop_time(job.deadline)):
-            event = await sink.future
-    except TimeoutError as error:
-        raise DeadlineExceeded("the deadline passed before the vectors were ready") from error
-    finally:
-        _abandon(link, job.id)
-    vectors = np.frombuffer(event.vectors, VECTOR_DTYPE).reshape(len(job.lengths), -1)
-    return EmbeddingOutput(
-        vectors,
-        event.started,
-        event.inference_s,
-        event.busy_us,
-        event.busy_shared,
-        event.device_tokens,
-        event.measured_tokens,
-        event.measured_s,
-    )
-
-
-async def generate(link: EngineLink, job: GenerateJob, *, suspect: bool) -> AsyncGenerator[TokenDelta, None]:
-    """See `Engine.generate`. With `suspect` the death of the process may be put down to the job."""
-    sink = GenerationSink()
-    link.send(job, sink, suspect=suspect)
+async def run(link: EngineLink, job: Job, result: type[R], *, suspect: bool) -> AsyncGenerator[R, None]:
+    """See `Engine.run`. With `suspect` the death of the process may be put down to the job."""
+    sink = JobSink()
+    link.submit(job, sink, suspect=suspect)
     try:
         while True:
             try:
                 async with asyncio.timeout_at(_loop_time(job.deadline)):
-                    delta = await sink.next()
+                    received = await sink.next()
             except TimeoutError as error:
-                raise DeadlineExceeded("the deadline passed during generation") from error
-            yield delta
-            if delta.finish is not None:
+                raise DeadlineExceeded("the deadline passed while the engine worked on the request") from error
+            yield _decoded(link, received.body, result)
+            if received.last:
                 return
     finally:
         _abandon(link, job.id)
+
+
+def _decoded(link: EngineLink, body: msgspec.Raw, result: type[R]) -> R:
+    try:
+        return msgspec.msgpack.decode(body, type=result)
+    except msgspec.MsgspecError as error:
+        link.kill(f"sent a result that cannot be read ({error})")
+        raise EngineUnavailable("the engine sent a result that cannot be read; it is started again") from error
 
 
 def _loop_time(deadline: float) -> float:

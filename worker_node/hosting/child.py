@@ -17,21 +17,28 @@ import socket
 import sys
 import time
 
+import msgspec
+
 from worker_node.engines.base import DeviceBroken, Runner
-from worker_node.engines.messages import Broken, Cancel, EngineSpec, Event, Heartbeat, LoadFailed, NativeCall, Shutdown
+from worker_node.engines.messages import (
+    Broken,
+    Cancel,
+    EngineSpec,
+    Event,
+    Failed,
+    Heartbeat,
+    LoadFailed,
+    NativeCall,
+    Outcome,
+    Shutdown,
+    Submit,
+    results_of,
+)
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
 
 HEARTBEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-
-# By name, so that an engine process imports only the runtime that it needs.
-RUNNERS = {
-    "embedding": ("worker_node.engines.embedding", "EmbeddingRunner"),
-    "embedding_static": ("worker_node.engines.embedding_static", "StaticEmbeddingRunner"),
-    "generation_stateful": ("worker_node.engines.generation_stateful", "StatefulRunner"),
-    "generation_continuous": ("worker_node.engines.generation_continuous", "ContinuousRunner"),
-}
 
 
 class EdgeGone(Exception):
@@ -46,8 +53,9 @@ def die_with_parent() -> None:
 
 
 def make_runner(spec: EngineSpec) -> Runner:
-    """Return the runner that the specification names, not yet loaded. Raises KeyError for an unknown one."""
-    module, name = RUNNERS.get(spec.runner) or tuple(spec.runner.rsplit(":", 1))
+    """Return the runner that the specification names, not yet loaded."""
+    # By name, so that an engine process imports only the runtime that it needs.
+    module, name = spec.runner.rsplit(":", 1)
     runner: Runner = getattr(importlib.import_module(module), name)(spec)
     return runner
 
@@ -58,6 +66,7 @@ class Loop:
     def __init__(self, channel: ChildChannel, runner: Runner) -> None:
         self._channel = channel
         self._runner = runner
+        self._jobs = msgspec.msgpack.Decoder(runner.jobs)
         self._beat_at = 0.0
         self._announced = False
 
@@ -75,9 +84,9 @@ class Loop:
                 self._beat_at = 0.0  # the call has returned and nothing came of it that would tell so
             self.beat()
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Event | Outcome) -> None:
         self._announced = isinstance(event, NativeCall)
-        self._channel.send(event)
+        self._channel.send(results_of(event) if isinstance(event, Outcome) else event)
 
     def poll(self) -> None:
         """Hand over every command that has arrived, without waiting; also called by a runner between tokens."""
@@ -92,8 +101,16 @@ class Loop:
             if isinstance(command, Cancel):
                 self._runner.cancel(command.id)
             else:
-                self._runner.submit(command)
+                self._submit(command)
         self.beat()
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            job = self._jobs.decode(command.body)
+        except msgspec.MsgspecError as error:
+            self._emit(Failed(command.id, "internal_error", f"the engine cannot read the job: {error}"))
+            return
+        self._runner.submit(job)
 
     def beat(self) -> None:
         """Send a heartbeat if one is due."""

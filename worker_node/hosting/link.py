@@ -21,7 +21,6 @@ from worker_node import errors
 from worker_node.engines.messages import (
     Broken,
     Command,
-    Embedded,
     EngineSpec,
     EngineStats,
     Event,
@@ -31,9 +30,10 @@ from worker_node.engines.messages import (
     Loaded,
     LoadFailed,
     NativeCall,
+    Result,
+    Results,
     Shutdown,
-    Step,
-    TokenDelta,
+    submission,
 )
 from worker_node.environment import native_environment
 from worker_node.errors import EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
@@ -146,14 +146,17 @@ class EngineLink(asyncio.Protocol):
         """How many jobs the engine holds."""
         return len(self._jobs)
 
-    def send(self, command: Command, sink: JobSink | None = None, *, suspect: bool = True) -> None:
-        """Send a command; a job's events go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
+    def submit(self, job: Job, sink: JobSink, *, suspect: bool) -> None:
+        """Hand over a job; its results go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
+        self.send(submission(job))
+        self.accepted += 1
+        self._jobs[job.id] = _Held(job, sink, suspect)
+        self._idle.clear()
+
+    def send(self, command: Command) -> None:
+        """Send a command. Raises EngineUnavailable when the link is down."""
         if not self.up:
             raise EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: the engine process has ended")
-        if sink is not None and isinstance(command, Job):
-            self.accepted += 1
-            self._jobs[command.id] = _Held(command, sink, suspect)
-            self._idle.clear()
         self._write(encode(command))
 
     def forget(self, job_id: int) -> bool:
@@ -250,11 +253,9 @@ class EngineLink(asyncio.Protocol):
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case Step():
-                for delta in event.deltas:
-                    self._deliver(delta, last=delta.finish is not None)
-            case Embedded():
-                self._deliver(event, last=True)
+            case Results():
+                for result in event.results:
+                    self._deliver(result)
             case Failed():
                 held = self._release(event.id)
                 if held is not None:
@@ -275,13 +276,13 @@ class EngineLink(asyncio.Protocol):
                 self._call = event
                 self.liveness.called(event.stage, event.units, time.monotonic())
 
-    def _deliver(self, result: Embedded | TokenDelta, *, last: bool) -> None:
+    def _deliver(self, result: Result) -> None:
         # A job that was given up meanwhile has no sink any more: its results have nowhere to go.
-        held = self._release(result.id) if last else self._jobs.get(result.id)
+        held = self._release(result.id) if result.last else self._jobs.get(result.id)
         if held is not None:
             held.fresh = False
             held.sink.on_result(result)
-            if last and self._suspects:
+            if result.last and self._suspects:
                 self._suspects.answered(fingerprint(held.job))
 
     def _release(self, job_id: int) -> _Held | None:

@@ -1,56 +1,30 @@
-"""Where the events of one job go in the edge process."""
+"""Where the results of one job go in the edge process."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
-from worker_node.engines.messages import Embedded, TokenDelta
+from worker_node.engines.messages import Result
 from worker_node.errors import NodeError
 
 
-class JobSink(Protocol):
-    """Who waits for the events of one job."""
-
-    def on_result(self, result: Embedded | TokenDelta) -> None: ...
-    def on_error(self, error: NodeError) -> None: ...
-
-
-class EmbeddingSink:
-    """Waits for the one result of an embedding."""
+class JobSink:
+    """Holds a job's results, encoded, until its caller reads them. Bounded by what one job can bring forth."""
 
     def __init__(self) -> None:
-        self.future: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        self._queue: asyncio.Queue[Result | NodeError] = asyncio.Queue()
 
-    def on_result(self, result: Embedded | TokenDelta) -> None:
-        """See `JobSink`."""
-        if isinstance(result, Embedded) and not self.future.done():
-            self.future.set_result(result)
-
-    def on_error(self, error: NodeError) -> None:
-        """See `JobSink`."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class GenerationSink:
-    """At most one generation's tokens wait here, so a slow reader holds a bounded list of integers and no more."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[TokenDelta | NodeError] = asyncio.Queue()
-
-    async def next(self) -> TokenDelta:
-        """The next tokens. Raises the error that ended the generation."""
+    async def next(self) -> Result:
+        """Return the next result. Raises the error that ended the job."""
         item = await self._queue.get()
         if isinstance(item, NodeError):
             raise item
         return item
 
-    def on_result(self, result: Embedded | TokenDelta) -> None:
-        """See `JobSink`."""
-        if isinstance(result, TokenDelta):
-            self._queue.put_nowait(result)
+    def on_result(self, result: Result) -> None:
+        """Take a result."""
+        self._queue.put_nowait(result)
 
     def on_error(self, error: NodeError) -> None:
-        """See `JobSink`."""
+        """The job ends with `error`."""
         self._queue.put_nowait(error)

@@ -15,11 +15,9 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 
-import msgspec
-
 from worker_node.devices.memory import KERNEL, MemoryReader
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import EngineSpec, EngineStats, GenerateJob, TokenDelta, embed_job
+from worker_node.engines.base import EngineState, EngineStatus, R
+from worker_node.engines.messages import EngineSpec, EngineStats, Job
 from worker_node.errors import EngineUnavailable
 from worker_node.hosting import calls
 from worker_node.hosting.life import Canary, End, HostingLimits
@@ -230,14 +228,9 @@ class SupervisedEngine:
             )
         return link
 
-    async def embed(self, tokens: list[list[int]], *, deadline: float, interactive: bool = True) -> EmbeddingOutput:
-        """See `Engine.embed`."""
-        job = embed_job(next(self._ids), tokens, deadline, interactive=interactive)
-        return await calls.embed(self._link(), job, suspect=_examined.get() is None)
-
-    async def generate(self, job: GenerateJob) -> AsyncGenerator[TokenDelta, None]:
-        """See `Engine.generate`."""
-        job = msgspec.structs.replace(job, id=next(self._ids))
-        async with aclosing(calls.generate(self._link(), job, suspect=_examined.get() is None)) as deltas:
-            async for delta in deltas:
-                yield delta
+    async def run(self, job: Job, result: type[R]) -> AsyncGenerator[R, None]:
+        """See `Engine.run`."""
+        job = job.with_id(next(self._ids))
+        async with aclosing(calls.run(self._link(), job, result, suspect=_examined.get() is None)) as results:
+            async for item in results:
+                yield item

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 import msgspec
 
-from worker_node.engines.messages import EmbedJob, Job
+from worker_node.engines.messages import Job
 
 _ALONE_LIMIT = 2
 
@@ -118,8 +118,4 @@ class Suspects:
 
 def fingerprint(job: Job) -> bytes:
     """What tells a request from others: all that its engine is given but for the time and the room that it has."""
-    if isinstance(job, EmbedJob):
-        same: Job = EmbedJob(0, job.tokens, job.lengths, 0.0)
-    else:
-        same = msgspec.structs.replace(job, id=0, deadline=0.0, interactive=True, max_new_tokens=0)
-    return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=16).digest()
+    return hashlib.blake2b(msgspec.msgpack.encode(job.timeless()), digest_size=16).digest()

@@ -49,10 +49,11 @@ class Options:
 class EngineOptions(Options):
     """Options of one engine, which runs the models of its task on its devices.
 
-    `engine`, a Literal in each declaration, tells them apart; it is the name of the runner.
+    `engine`, a Literal in each declaration, tells them apart; `runner` is the class that runs it, as "module:class".
     """
 
     devices: ClassVar[frozenset[Device]]
+    runner: ClassVar[str]
 
     engine: str
     cache_dir: str | None = None

@@ -11,7 +11,6 @@ from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
@@ -36,6 +35,7 @@ from worker_node.serving.memory import estimate_bytes, memory_pool
 from worker_node.serving.models import EmbeddingModel, GenerationModel
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _placement(
         kind=installed.kind,
         path=str(installed.path),
         device=place.device,
-        runner=plan.runner,
+        runner=plan.options.runner,
         options=asdict(options),
         emulated=emulated,
     )

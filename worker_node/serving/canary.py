@@ -11,10 +11,12 @@ import numpy as np
 
 from worker_node.domain import Message
 from worker_node.engines.base import Engine
-from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob
+from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.hosting.life import Canary, CanaryFailed
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+from worker_node.tasks.embed.calls import embed
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 CANARY_TIMEOUT_S = 120.0
 
@@ -25,7 +27,7 @@ def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> C
 
     async def check(engine: Engine) -> None:
         tokens = await tokenizer.encode(known.texts, truncate=False)
-        output = await engine.embed(tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
+        output = await embed(engine, tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
         if output.vectors.shape != expected.shape:
             raise CanaryFailed(f"vectors of shape {output.vectors.shape}, not {expected.shape}")
         norms = np.linalg.norm(output.vectors, axis=1) * np.linalg.norm(expected, axis=1)
@@ -49,7 +51,7 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
         )
         detokenizer = tokenizer.detokenizer()
-        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.generate(job)])
+        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.run(job, TokenDelta)])
         missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
         if missing:
             raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")

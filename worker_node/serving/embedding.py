@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
+from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext, Timing, Usage
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.models import EmbeddingModel, embedding_model
 from worker_node.serving.places import Demand, errors_of, find_place, turn_away
 from worker_node.serving.proof import Proof
-from worker_node.serving.rerun import Runs, embed_again
+from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tracing.base import Operation
 
 
@@ -77,7 +79,7 @@ async def _embed(services: Services, request: EmbeddingRequest, operation: Opera
         runs = Runs(prepared.demand, context, place, permit)
         with errors_of(lambda: runs.place.route), model.activity.working(), runs.admitted():
             operation.submitted(place.placement.engine)
-            output = await embed_again(runs, wanted, context)
+            output = await _run(runs, wanted, context)
         route = runs.place.route
         operation.ran(output.started, output.started + output.inference_s)
         with errors_of(lambda: route):
@@ -105,6 +107,15 @@ async def _embed(services: Services, request: EmbeddingRequest, operation: Opera
         )
     services.telemetry.embedded(reply)
     return reply
+
+
+async def _run(runs: Runs, rows: list[list[int]], context: RequestContext) -> EmbeddingOutput:
+    """Have the texts embedded, over as many runs as it takes."""
+    job = embed_job(rows, context.deadline, interactive=context.interactive)
+    async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
+        output = EmbeddingOutput.of(await anext(results), len(rows))
+    runs.permit.measured(output.measured_tokens, output.measured_s)
+    return output
 
 
 def _merge(

@@ -9,11 +9,11 @@ from typing import Any
 
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.models.manifest import InstalledModel
 from worker_node.options.declaration import EngineOptions, declarations, engine_for, engines, options_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.options import engine_options, select
+from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 log = logging.getLogger(__name__)
 

@@ -9,23 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker_node.dialogue.tools import Parser
 from worker_node.domain import (
     Finished,
     FinishReason,
     GenerationRequest,
     Piece,
-    Reasoning,
     Route,
     Sampling,
     Timing,
-    Token,
     TokenLogprob,
-    ToolCallArguments,
-    ToolCallStarted,
     Usage,
 )
-from worker_node.engines.messages import TOKEN_DTYPE, GenerateJob, TokenDelta
+from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate, Feature
@@ -33,11 +28,13 @@ from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.answer_text import AnswerText
 from worker_node.serving.forms import answer_form
 from worker_node.serving.models import GenerationModel, generation_model
+from worker_node.serving.pieces import PieceReader
 from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
 from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.proof import Proof, after_first
-from worker_node.serving.rerun import Runs, generate_again
+from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
 
@@ -252,12 +249,12 @@ async def _run(
     finish = FinishReason.STOP
     text = AnswerText(model.tokenizer, request.sampling)
     use = request.tool_use
-    reader = _Reader(prompt.parser, single=use is not None and use.single)
+    reader = PieceReader(prompt.parser, single=use is not None and use.single)
 
     def job(place: Place) -> GenerateJob:
         return _job(request, prompt, place.candidate, model.max_tokens_limit)
 
-    async with aclosing(generate_again(runs, job)) as deltas:
+    async with aclosing(run_again(runs, job, TokenDelta)) as deltas:
         async for delta in deltas:
             if first_token is None:
                 count = watch.telemetry.token_counter(runs.place.route)
@@ -300,39 +297,6 @@ async def _run(
         npu_busy_shared=busy_shared,
         stop_sequence=text.matched,
     )
-
-
-class _Reader:
-    """Text to pieces, through the parser where there is one."""
-
-    def __init__(self, parser: Parser | None, *, single: bool) -> None:
-        self._parser = parser
-        self._single = single
-        self.called = False
-        self.reasoning = False
-
-    def read(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> list[Piece]:
-        if self._parser is None:
-            return [Token(text, logprobs)] if text or logprobs else []
-        pieces = self._noted(self._parser.push(text) if text else [])
-        if not logprobs:
-            return pieces
-        if pieces and isinstance(pieces[0], Token):
-            return [Token(pieces[0].text, logprobs), *pieces[1:]]
-        return [Token("", logprobs), *pieces]
-
-    def finish(self, text: str) -> list[Piece]:
-        if self._parser is None:
-            return [Token(text)] if text else []
-        return self._noted(self._parser.push(text) + self._parser.flush())
-
-    def _noted(self, pieces: list[Piece]) -> list[Piece]:
-        if self._single:
-            pieces = [p for p in pieces if not (isinstance(p, ToolCallStarted | ToolCallArguments) and p.call > 0)]
-        # Until something else comes, what is held back belongs to the reasoning as well.
-        self.reasoning = isinstance(pieces[-1], Reasoning) if pieces else self.reasoning
-        self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
-        return pieces
 
 
 def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReason:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from worker_node.devices.memory import machine_memory
 from worker_node.domain import Device
-from worker_node.engines.embedding_options import EmbeddingOptions
-from worker_node.engines.embedding_static_options import StaticOptions
-from worker_node.engines.generation_continuous_options import ContinuousOptions
 from worker_node.hosting.growth import GrowthLimits, default_growth
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
 from worker_node.serving.engine_plan import EnginePlan
+from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
+from worker_node.tasks.embed.static_options import StaticOptions
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
 
 # Of the embedding engine on a CPU, where the settings leave it open.
 _BATCH_TOKENS = 512

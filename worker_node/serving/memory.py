@@ -7,12 +7,12 @@ from pathlib import Path
 from worker_node.devices.memory import machine_memory
 from worker_node.devices.probe import Probe
 from worker_node.domain import Device
-from worker_node.engines.embedding_static_options import StaticOptions
-from worker_node.engines.generation_continuous_options import ContinuousOptions
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.engine_plan import EnginePlan
 from worker_node.serving.kv_cache import kv_cache_bytes
+from worker_node.tasks.embed.static_options import StaticOptions
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 HOST = "host"
 # Measured on Linux with OpenVINO 2026.4: a process with the runtime and no model, then resident bytes for each byte of

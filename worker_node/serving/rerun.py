@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from worker_node.domain import RequestContext, Route
-from worker_node.engines.base import EmbeddingOutput, EngineState
-from worker_node.engines.messages import GenerateJob, TokenDelta, embed_job
+from worker_node.engines.base import EngineState, R
+from worker_node.engines.messages import Job
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.isolation import Visit
 from worker_node.hosting.suspicion import Standing, fingerprint
@@ -156,37 +156,20 @@ class Runs:
             raise DeadlineExceeded("the deadline passed before the engine was started again") from error
 
 
-async def embed_again(runs: Runs, rows: list[list[int]], context: RequestContext) -> EmbeddingOutput:
-    """Return the vectors as `Engine.embed` does, over as many runs as it takes."""
-
-    def key() -> bytes:
-        return fingerprint(embed_job(0, rows, context.deadline))
-
-    while True:
-        try:
-            async with runs.run(key):
-                engine = runs.place.placement.engine
-                output = await engine.embed(rows, deadline=context.deadline, interactive=context.interactive)
-                runs.permit.measured(output.measured_tokens, output.measured_s)
-                return output
-        except EngineUnavailable as error:
-            await runs.again(key, error)
-
-
-async def generate_again(runs: Runs, make_job: Callable[[Place], GenerateJob]) -> AsyncGenerator[TokenDelta, None]:
-    """Yield a generation's tokens as `Engine.generate` does, over as many runs as it takes until the first token."""
+async def run_again(runs: Runs, make_job: Callable[[Place], Job], result: type[R]) -> AsyncGenerator[R, None]:
+    """Yield a job's results as `Engine.run` does, over as many runs as it takes until the first result."""
     while True:
         place = runs.place
         job = make_job(place)
         key = partial(fingerprint, job)
         yielded = False
         try:
-            async with runs.run(key) as visit, aclosing(place.placement.engine.generate(job)) as deltas:
-                source = _held_back(deltas, place, visit, job.deadline) if visit.apart else deltas
+            async with runs.run(key) as visit, aclosing(place.placement.engine.run(job, result)) as results:
+                source = _held_back(results, place, visit, job.deadline) if visit.apart else results
                 async with aclosing(source):
-                    async for delta in source:
+                    async for item in source:
                         yielded = True
-                        yield delta
+                        yield item
                 return
         except EngineUnavailable as error:
             if yielded:
@@ -195,27 +178,30 @@ async def generate_again(runs: Runs, make_job: Callable[[Place], GenerateJob]) -
 
 
 async def _held_back(
-    deltas: AsyncGenerator[TokenDelta, None], place: Place, visit: Visit, deadline: float
-) -> AsyncGenerator[TokenDelta, None]:
-    """The tokens of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
+    results: AsyncGenerator[R, None], place: Place, visit: Visit, deadline: float
+) -> AsyncGenerator[R, None]:
+    """The results of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
     isolation, engine = place.placement.isolation, place.placement.engine
     life = engine.status.pid
-    first = await anext(deltas, None)
+    first = await anext(results, None)
     if first is None:
         return
     isolation.harmless(visit)
+    if first.last:
+        yield first
+        return
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             # The prime suspect is alone anyway.
             waited = visit.standing is not Standing.PRIME and await isolation.trials_over()
     except TimeoutError as error:
-        raise DeadlineExceeded("the deadline passed during generation") from error
+        raise DeadlineExceeded("the deadline passed while the engine worked on the request") from error
     status = engine.status
     if waited and (status.pid != life or status.state is not EngineState.READY):
         # The engine died meanwhile: either all of the answer has come before, or the error comes now.
-        for delta in [first, *([delta async for delta in deltas] if first.finish is None else [])]:
-            yield delta
+        for item in [first, *[item async for item in results]]:
+            yield item
         return
     yield first
-    async for delta in deltas:
-        yield delta
+    async for item in results:
+        yield item

@@ -10,12 +10,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 # Imported to be declared.
-from worker_node.engines import (
-    embedding_options,  # noqa: F401
-    embedding_static_options,  # noqa: F401
-    generation_continuous_options,  # noqa: F401
-    generation_stateful_options,  # noqa: F401
-)
 from worker_node.options import embedding, generation  # noqa: F401
 from worker_node.options.declaration import (
     Declared,
@@ -26,6 +20,8 @@ from worker_node.options.declaration import (
     engines,
     options_of,
 )
+from worker_node.tasks.embed import dynamic_options, static_options  # noqa: F401
+from worker_node.tasks.generate import continuous_options, stateful_options  # noqa: F401
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 

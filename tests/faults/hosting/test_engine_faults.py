@@ -18,13 +18,15 @@ import pytest
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec, GenerateJob
+from worker_node.engines.messages import EngineSpec
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.tasks.embed.calls import embed
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 RUNNER = "tests.support.scripted_runner:ScriptedRunner"
 QUICK = RestartLimits(first_backoff_s=0.05, max_backoff_s=0.2)
@@ -62,7 +64,7 @@ def job(*tokens, deadline=FAR):
 
 
 async def collect(engine, *tokens, deadline=FAR):
-    async with aclosing(engine.generate(job(*tokens, deadline=deadline))) as deltas:
+    async with aclosing(engine.run(job(*tokens, deadline=deadline), TokenDelta)) as deltas:
         return [token async for delta in deltas for token in delta.tokens]
 
 
@@ -71,7 +73,7 @@ async def test_jobs_run_side_by_side():
         await until(engine, EngineState.READY)
         answers = await asyncio.gather(*(collect(engine, 1, 2, n) for n in range(20)))
         assert answers == [[1, 2, n] for n in range(20)]
-        output = await engine.embed([[5, 6], [7]], deadline=FAR)
+        output = await embed(engine, [[5, 6], [7]], deadline=FAR)
         assert output.vectors.shape == (2, DIMENSIONS)
 
 
@@ -181,7 +183,7 @@ async def test_leaving_a_generation_cancels_it_in_the_engine(tmp_path):
     log = tmp_path / "log"
     async with running(step_s=0.01, log=str(log)) as engine:
         await until(engine, EngineState.READY)
-        async with aclosing(engine.generate(job(*range(1, 10_000)))) as deltas:
+        async with aclosing(engine.run(job(*range(1, 10_000)), TokenDelta)) as deltas:
             await anext(deltas)
         async with asyncio.timeout(10):
             while "cancel 1" not in log.read_text():
@@ -195,7 +197,7 @@ async def test_the_deadline_is_kept_even_if_the_engine_does_not():
         with pytest.raises(DeadlineExceeded):
             await collect(engine, *range(1, 1000), deadline=time.monotonic() + 0.05)
         with pytest.raises(DeadlineExceeded):
-            await engine.embed([[1]], deadline=time.monotonic() - 1)
+            await embed(engine, [[1]], deadline=time.monotonic() - 1)
         assert engine.status.in_flight == 0
 
 

@@ -14,7 +14,7 @@ from tests.support.scripted_runner import BREAK, HANG, POISON
 from worker_node.devices.memory import KERNEL
 from worker_node.domain import Device, ModelKind, RequestContext
 from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec, GenerateJob, embed_job
+from worker_node.engines.messages import EngineSpec
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
@@ -24,7 +24,10 @@ from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.places import Demand, find_place
-from worker_node.serving.rerun import MAX_RUNS, Runs, embed_again, generate_again
+from worker_node.serving.rerun import MAX_RUNS, Runs, run_again
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import Embedded, embed_job
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
 
@@ -61,10 +64,10 @@ class Model:
         runs, context = await self.runs(seconds)
         if head:
             runs.tell_device()
-        job = GenerateJob(0, embed_job(0, [tokens], 0.0).tokens, 100, context.deadline)
+        job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
         got = []
         with runs.admitted():
-            async with aclosing(generate_again(runs, lambda _place: job)) as deltas:
+            async with aclosing(run_again(runs, lambda _place: job, TokenDelta)) as deltas:
                 async for delta in deltas:
                     if not got and on_first:
                         on_first()
@@ -74,7 +77,9 @@ class Model:
     async def embed(self, *rows):
         runs, context = await self.runs(60.0)
         with runs.admitted():
-            return await embed_again(runs, [list(row) for row in rows], context)
+            job = embed_job(rows, context.deadline)
+            async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
+                return EmbeddingOutput.of(await anext(results), len(rows))
 
     async def kill(self, index=0, *, holding=1):
         """Kill an engine as soon as it holds so many jobs."""

@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 
 from tests.support.application import application, built_models
+from tests.support.task_engine import TaskEngine
 from worker_node.domain import Device
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import TokenDelta
+from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.generate.messages import TokenDelta
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 CASES = 250
 STATES = (EngineState.READY, *EngineState)
 
 
-class Engine:
+class Engine(TaskEngine):
     """In some state; what is woken, or is starting, is ready as soon as somebody waits for it."""
 
     def __init__(self, state, load_seconds):

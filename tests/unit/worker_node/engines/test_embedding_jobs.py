@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
-from worker_node.engines.embedding_static import bucket_for
-from worker_node.engines.messages import EmbedJob
 from worker_node.scheduling.texts import BatchLimits, LengthBuckets
+from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
+from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.static import bucket_for
 
 FAR = 1e12
 ALL = BatchLimits()

@@ -7,10 +7,11 @@ import openvino_genai as genai
 import pytest
 
 from worker_node.domain import Device, ModelKind
-from worker_node.engines import generation_stateful
 from worker_node.engines.base import DeviceBroken
-from worker_node.engines.generation_stateful import StatefulRunner
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, NativeCall, Step
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, NativeCall
+from worker_node.tasks.generate import stateful
+from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.stateful import StatefulRunner
 
 FAR = 1e12
 REASON = genai.GenerationFinishReason
@@ -89,7 +90,7 @@ class Rig:
 
 @pytest.fixture
 def rig(monkeypatch):
-    monkeypatch.setattr(generation_stateful.genai, "LLMPipeline", Pipeline)
+    monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
     return Rig()
 
 
@@ -163,7 +164,7 @@ def test_a_waiting_job_is_cancelled_without_a_run(rig):
 
 def test_a_deadline_is_kept_in_the_queue_and_between_tokens(rig, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(generation_stateful.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stateful.time, "monotonic", lambda: now[0])
     rig.runner.submit(job(1, deadline=50.0))
     rig.runner.submit(job(2, deadline=10.0))
 
@@ -192,7 +193,7 @@ def test_the_end_of_the_edge_in_mid_answer_passes_through_without_harming_the_pi
 
 
 def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(monkeypatch, tmp_path):
-    monkeypatch.setattr(generation_stateful.genai, "LLMPipeline", Pipeline)
+    monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
     counter = tmp_path / "npu_busy_time_us"
     counter.write_text("1000\n")
     rig = Rig(busy_counter=str(counter))

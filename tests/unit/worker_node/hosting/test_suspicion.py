@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.engines.messages import GenerateJob, embed_job
 from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
+from worker_node.tasks.embed.messages import embed_job
+from worker_node.tasks.generate.messages import GenerateJob
 
 A, B, C = b"a", b"b", b"c"
 
@@ -81,8 +82,8 @@ def test_a_request_is_known_again_whatever_its_number_deadline_and_room():
 
     same = [job(), job(2), job(max_new_tokens=9), job(deadline=7.0), job(interactive=False)]
     assert len({fingerprint(one) for one in same}) == 1
-    others = [job(), job(tokens=b"4321"), job(grammar="root ::= x"), job(temperature=0.5), embed_job(0, [[1]], 0.0)]
-    others += [embed_job(0, [[1, 2]], 0.0), embed_job(0, [[1], [2]], 0.0)]
+    others = [job(), job(tokens=b"4321"), job(grammar="root ::= x"), job(temperature=0.5), embed_job([[1]], 0.0)]
+    others += [embed_job([[1, 2]], 0.0), embed_job([[1], [2]], 0.0)]
     assert len({fingerprint(one) for one in others}) == len(others)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +11,15 @@ from hypothesis import strategies as st
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.messages import (
     Cancel,
-    Embedded,
-    EmbedJob,
     EngineSpec,
     EngineStats,
     Failed,
-    GenerateJob,
     Heartbeat,
     Loaded,
     LoadFailed,
     Shutdown,
-    Step,
-    TokenDelta,
+    results_of,
+    submission,
 )
 from worker_node.hosting.wire import (
     LENGTH,
@@ -34,18 +32,26 @@ from worker_node.hosting.wire import (
     decode_spec,
     encode,
 )
+from worker_node.tasks.embed.messages import Embedded, EmbedJob
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
-COMMANDS = [
+JOBS = [
     EmbedJob(1, b"\x01\x00\x00\x00", [1], 12.5, interactive=False),
     GenerateJob(2, b"", 7, 1e9, temperature=0.5, top_p=0.9, top_k=3, seed=2**63 - 1, ignore_eos=True),
+]
+OUTCOMES = [
+    Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
+    Embedded(4, b"\x00" * 8, 1.0, 0.5),
+]
+COMMANDS = [
+    *map(submission, JOBS),
     Cancel(3),
     Shutdown(),
 ]
 EVENTS = [
     Loaded(1.5, "CPU", "2026"),
     LoadFailed("no device"),
-    Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
-    Embedded(4, b"\x00" * 8, 1.0, 0.5),
+    *map(results_of, OUTCOMES),
     Failed(5, "overloaded", "full"),
     Heartbeat(EngineStats(waiting=1, running=2, kv_cache_usage=0.5)),
 ]
@@ -61,6 +67,22 @@ def test_a_command_comes_back_equal(command):
 def test_an_event_comes_back_equal(event):
     (body,) = FrameBuffer().feed(encode(event))
     assert decode_event(body) == event
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_comes_back_equal(job):
+    (body,) = FrameBuffer().feed(encode(submission(job)))
+    submitted = decode_command(body)
+    assert (submitted.id, msgspec.msgpack.decode(submitted.body, type=type(job))) == (job.id, job)
+
+
+def test_results_are_delivered_by_job_and_the_last_is_known():
+    step, embedded = (decode_event(FrameBuffer().feed(encode(results_of(outcome)))[0]) for outcome in OUTCOMES)
+    assert [(result.id, result.last) for result in step.results] == [(1, True), (2, False)]
+    assert [msgspec.msgpack.decode(result.body, type=TokenDelta) for result in step.results] == OUTCOMES[0].deltas
+    (result,) = embedded.results
+    assert (result.id, result.last) == (4, True)
+    assert msgspec.msgpack.decode(result.body, type=Embedded) == OUTCOMES[1]
 
 
 def test_a_specification_comes_back_equal():

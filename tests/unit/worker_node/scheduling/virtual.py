@@ -16,11 +16,14 @@ import numpy as np
 import openvino_genai as genai
 
 from worker_node.domain import Device, ModelKind
-from worker_node.engines import embedding, generation_continuous, generation_stateful
-from worker_node.engines.messages import Embedded, EmbedJob, EngineSpec, Failed, GenerateJob, Step
+from worker_node.engines.messages import EngineSpec, Failed
 from worker_node.errors import Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.backlog import Capacity
+from worker_node.tasks.embed import dynamic
+from worker_node.tasks.embed.messages import Embedded, EmbedJob
+from worker_node.tasks.generate import continuous, stateful
+from worker_node.tasks.generate.messages import GenerateJob, Step
 
 EOS = 2
 TOKEN = np.ones(1, "<i4").tobytes()
@@ -170,9 +173,9 @@ class World:
         clock = SimpleNamespace(monotonic=lambda: self.now)
         self.draining = False
         with (
-            patch.object(embedding, "time", clock),
-            patch.object(generation_continuous, "time", clock),
-            patch.object(generation_stateful, "time", clock),
+            patch.object(dynamic, "time", clock),
+            patch.object(continuous, "time", clock),
+            patch.object(stateful, "time", clock),
         ):
             self._loop(until)
             self.draining = True
@@ -234,8 +237,8 @@ class TextWorld(World):
         self.runs = []
         self._running = []
         spec = EngineSpec("m", ModelKind.EMBEDDING, "/m", Device.CPU, "embedding", {"max_batch_tokens": step_tokens})
-        self.runner = embedding.EmbeddingRunner(spec)
-        self.runner._slots = [embedding._Slot(SlotRequest(self)) for _ in range(slots)]
+        self.runner = dynamic.EmbeddingRunner(spec)
+        self.runner._slots = [dynamic._Slot(SlotRequest(self)) for _ in range(slots)]
         for slot in self.runner._slots:
             slot.request.slot = slot
         self.runner._idle = list(self.runner._slots)
@@ -312,17 +315,17 @@ class SequenceWorld(World):
             AdmissionLimits(max_outstanding, sequences, max_wait_s, Capacity(sequences, step_tokens, step_tokens))
         )
         options = {"max_num_seqs": sequences, "max_num_batched_tokens": step_tokens}
-        spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "generation_continuous", options)
+        spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "continuous", options)
         self.step_s, self.token_s, self.step_tokens = step_s, token_s, step_tokens
-        self.runner = generation_continuous.ContinuousRunner(spec)
+        self.runner = continuous.ContinuousRunner(spec)
         self.runner._pipeline = self
         self.runner._defaults = None
         self.handles = []
         self.runs, self.steps = [], 0
-        self._configs = patch.object(generation_continuous, "generation_config", lambda job, defaults: job)
+        self._configs = patch.object(continuous, "generation_config", lambda job, defaults: job)
 
     def run(self, until):
-        with self._configs, patch.object(generation_continuous.ov, "Tensor", lambda array: array):
+        with self._configs, patch.object(continuous.ov, "Tensor", lambda array: array):
             super().run(until)
 
     # GenAI's pipeline
@@ -397,13 +400,13 @@ class SingleWorld(World):
     def __post_init__(self):
         super().__init__(AdmissionLimits(10**6, 1, self.max_wait_s, capacity=Capacity(1)))
         spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.NPU, "s", {"max_prompt_len": 10**6}, emulated=True)
-        self.runner = generation_stateful.StatefulRunner(spec)
+        self.runner = stateful.StatefulRunner(spec)
         self.runner._pipeline = self
         self.runner._meter = Meter()
         self.runner._defaults = None
 
     def run(self, until):
-        module = generation_stateful
+        module = stateful
         tensors = patch.object(module.ov, "Tensor", lambda array: array)
         inputs = patch.object(module.genai, "TokenizedInputs", lambda ids, mask: ids)
         with patch.object(module, "generation_config", lambda job, _: Config(job)), tensors, inputs:

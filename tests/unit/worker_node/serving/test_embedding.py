@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from tests.support.services import services_of
+from tests.support.task_engine import TaskEngine
 from worker_node.domain import Device, EmbeddingRequest, ModelKind, Priority, RequestContext
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
+from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import Overloaded
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.embedding import embed
 from worker_node.serving.models import EmbeddingModel
+from worker_node.tasks.embed.calls import EmbeddingOutput
 
 BUCKET = 32
 
@@ -25,7 +27,7 @@ class Tokenizer:
         return [list(text) for text in texts]
 
 
-class Engine:
+class Engine(TaskEngine):
     """Runs each text in one static bucket; `priorities` are those that it was told."""
 
     status = EngineStatus(EngineState.READY)

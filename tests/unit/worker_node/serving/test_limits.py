@@ -4,13 +4,13 @@ import pytest
 
 from worker_node.devices.memory import machine_memory
 from worker_node.domain import Device
-from worker_node.engines.embedding_options import EmbeddingOptions
-from worker_node.engines.embedding_static_options import StaticOptions
-from worker_node.engines.generation_continuous_options import ContinuousOptions
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.hosting.growth import default_growth
 from worker_node.serving.engine_plan import EnginePlan
 from worker_node.serving.limits import admission_limits, growth_limits
+from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
+from worker_node.tasks.embed.static_options import StaticOptions
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 
 def limits_of(options, max_outstanding=None):

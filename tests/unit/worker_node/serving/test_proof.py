@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.services import services_of
+from tests.support.task_engine import TaskEngine
 from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
 from worker_node.domain import (
     Device,
@@ -19,17 +20,18 @@ from worker_node.domain import (
     Sampling,
     TokenIds,
 )
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import TokenDelta
+from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import NpuNotProven
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.embedding import embed
 from worker_node.serving.generation import generate
 from worker_node.serving.models import EmbeddingModel, GenerationModel
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.generate.messages import TokenDelta
 
 
-class Engine:
+class Engine(TaskEngine):
     """Its runs take these busy times, one for each token."""
 
     status = EngineStatus(EngineState.READY)
@@ -71,7 +73,7 @@ async def generated(served, require=Device.NPU):
 
 
 async def embedded(served, require=Device.NPU):
-    return await embed(served, EmbeddingRequest(context(require), (("a",),)))
+    return await embed(served, EmbeddingRequest(context(require), ((97,),)))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.services import services_of
+from tests.support.task_engine import TaskEngine
 from worker_node.domain import (
     Device,
     EmbeddingRequest,
@@ -18,14 +19,15 @@ from worker_node.domain import (
     Sampling,
     TokenIds,
 )
-from worker_node.engines.base import EmbeddingOutput, EngineState, EngineStatus
-from worker_node.engines.messages import TokenDelta
+from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.detokenize import ByteDetokenizer
 from worker_node.serving.embedding import embed
 from worker_node.serving.generation import generate
 from worker_node.serving.models import EmbeddingModel, GenerationModel
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tracing.base import Operation, Tracing
 
 
@@ -44,7 +46,7 @@ class Tokenizer:
         return ByteDetokenizer([bytes([code]) for code in range(128)])
 
 
-class Engine:
+class Engine(TaskEngine):
     """Writes `one two`, and sees from the second letter on whether others use the NPU."""
 
     status = EngineStatus(EngineState.READY)

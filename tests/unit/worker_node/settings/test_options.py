@@ -12,8 +12,6 @@ from pydantic import ValidationError
 
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, ModelKind
-from worker_node.engines.generation_continuous_options import ContinuousOptions
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
 from worker_node.options import declaration
@@ -22,6 +20,8 @@ from worker_node.options.generation import GenerationOptions
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
 from worker_node.settings import InvalidSettings, ModelSettings, NodeSettings, PlacementSettings, parse_settings
 from worker_node.settings.options import engine_options
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 
 def model_of(*lines):
@@ -95,8 +95,9 @@ def toy(monkeypatch):
         title: ClassVar[str] = "Toy"
         task: ClassVar[ModelKind] = ModelKind.EMBEDDING
         devices: ClassVar[frozenset[Device]] = frozenset({Device.GPU})
+        runner: ClassVar[str] = "toy.package:Runner"
 
-        engine: Literal["toy.package:Runner"] = "toy.package:Runner"
+        engine: Literal["toy"] = "toy"
         wheels: Annotated[int, Gt(0), Option("how many it rolls on", also=("tyres",))] = 4
 
     return ToyOptions
@@ -112,7 +113,7 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     npu = NpuSource(emulated=False, busy_counter=Path("/npu"), stand_in=False)
     place = PlacementSettings(device=Device.GPU)
     plan = plan_engine(installed, wanted, place, (Device.GPU,), NodeSettings(), npu)
-    assert (plan.runner, plan.options) == ("toy.package:Runner", toy(wheels=3))
+    assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3))
 
 
 def test_an_option_name_means_the_same_in_every_engine(toy):
@@ -124,6 +125,7 @@ def test_an_option_name_means_the_same_in_every_engine(toy):
             title: ClassVar[str] = "Other"
             task: ClassVar[ModelKind] = ModelKind.GENERATION
             devices: ClassVar[frozenset[Device]] = frozenset()
+            runner: ClassVar[str] = "other:Runner"
 
             engine: Literal["other"] = "other"
             wheels: Annotated[str, Option("another thing")] = ""
@@ -136,5 +138,5 @@ def test_the_engines_of_the_union_are_told_apart_by_their_name():
 
 
 def test_engine_processes_do_not_load_the_validation():
-    code = "import worker_node.engines.generation_stateful_options, sys; assert 'pydantic' not in sys.modules"
+    code = "import worker_node.tasks.generate.stateful_options, sys; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,6 +22,7 @@ class StaticOptions(EngineOptions):
     title: ClassVar[str] = "Embedding on the NPU: static shapes"
     task: ClassVar[ModelKind] = ModelKind.EMBEDDING
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+    runner: ClassVar[str] = "worker_node.tasks.embed.static:StaticEmbeddingRunner"
 
     engine: Literal["embedding_static"] = "embedding_static"
     npu_buckets: Annotated[

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, Embedded, EmbedJob, EngineStats
+from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats
 from worker_node.scheduling.deadlines import Deadlines
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
+from worker_node.tasks.embed.messages import Embedded, EmbedJob
 
 
 @dataclass(frozen=True, slots=True)

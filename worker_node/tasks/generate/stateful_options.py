@@ -22,6 +22,7 @@ class StatefulOptions(EngineOptions):
     title: ClassVar[str] = "Generation on the NPU: static shapes"
     task: ClassVar[ModelKind] = ModelKind.GENERATION
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+    runner: ClassVar[str] = "worker_node.tasks.generate.stateful:StatefulRunner"
 
     engine: Literal["generation_stateful"] = "generation_stateful"
     max_prompt_len: Annotated[

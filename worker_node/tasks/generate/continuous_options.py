@@ -19,6 +19,7 @@ class ContinuousOptions(EngineOptions):
     title: ClassVar[str] = "Generation on CPU and GPU: continuous batching"
     task: ClassVar[ModelKind] = ModelKind.GENERATION
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+    runner: ClassVar[str] = "worker_node.tasks.generate.continuous:ContinuousRunner"
 
     engine: Literal["generation_continuous"] = "generation_continuous"
     max_num_batched_tokens: Annotated[int, Gt(0), Option("tokens of prompts and answers that one step computes")] = 256

@@ -17,27 +17,25 @@ import openvino_genai as genai
 from worker_node.devices.busy import Busy
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.generation_stateful_options import StatefulOptions
 from worker_node.engines.messages import (
     TOKEN_DTYPE,
-    EmbedJob,
     EngineSpec,
     EngineStats,
     Failed,
-    GenerateJob,
-    Job,
     Loaded,
     NativeCall,
-    Step,
-    TokenDelta,
 )
-from worker_node.engines.sampling import generation_config
-from worker_node.engines.token_streamer import TokenStreamer
 from worker_node.scheduling.jobs import JobQueue
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.sampling import generation_config
+from worker_node.tasks.generate.stateful_options import StatefulOptions
+from worker_node.tasks.generate.token_streamer import TokenStreamer
 
 
 class StatefulRunner:
     """A `Runner` over one `LLMPipeline` on the NPU."""
+
+    jobs = GenerateJob
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -80,9 +78,7 @@ class StatefulRunner:
         name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
-    def submit(self, job: Job) -> None:
-        if isinstance(job, EmbedJob):
-            raise TypeError("a generation engine was sent an embedding")
+    def submit(self, job: GenerateJob) -> None:
         self._queue.add(job)
 
     def cancel(self, job_id: int) -> None:

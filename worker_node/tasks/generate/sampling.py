@@ -6,7 +6,7 @@ import time
 
 import openvino_genai as genai
 
-from worker_node.engines.messages import GenerateJob
+from worker_node.tasks.generate.messages import GenerateJob
 
 
 def generation_config(job: GenerateJob, defaults: genai.GenerationConfig) -> genai.GenerationConfig:

@@ -19,6 +19,7 @@ class EmbeddingOptions(EngineOptions):
     title: ClassVar[str] = "Embedding on CPU and GPU: dynamic shapes"
     task: ClassVar[ModelKind] = ModelKind.EMBEDDING
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+    runner: ClassVar[str] = "worker_node.tasks.embed.dynamic:EmbeddingRunner"
 
     engine: Literal["embedding"] = "embedding"
     precision: Annotated[

@@ -15,14 +15,17 @@ import openvino as ov
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
-from worker_node.engines.embedding_static_options import StaticOptions
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded, NativeCall
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall
 from worker_node.scheduling.texts import BatchLimits
+from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
+from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.static_options import StaticOptions
 
 
 class StaticEmbeddingRunner:
     """A `Runner` over one compiled model per bucket."""
+
+    jobs = EmbedJob
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -60,9 +63,7 @@ class StaticEmbeddingRunner:
         name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, ov.get_version(), driver)
 
-    def submit(self, job: Job) -> None:
-        if isinstance(job, GenerateJob):
-            raise TypeError("an embedding engine was sent a generation")
+    def submit(self, job: EmbedJob) -> None:
         self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:

@@ -20,22 +20,15 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.generation_continuous_options import ContinuousOptions
 from worker_node.engines.messages import (
     TOKEN_DTYPE,
-    EmbedJob,
     EngineSpec,
     EngineStats,
     Event,
     Failed,
-    GenerateJob,
-    Job,
     Loaded,
     NativeCall,
-    Step,
-    TokenDelta,
 )
-from worker_node.engines.sampling import generation_config
 from worker_node.scheduling.jobs import JobQueue
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.shares import batch_sequences
@@ -49,6 +42,9 @@ from worker_node.scheduling.steps import (
     makes_way,
     without_long,
 )
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.sampling import generation_config
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -71,6 +67,8 @@ class _Running:
 
 class ContinuousRunner:
     """A `Runner` over one `ContinuousBatchingPipeline`."""
+
+    jobs = GenerateJob
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -129,9 +127,7 @@ class ContinuousRunner:
             runtime=genai.get_version(),
         )
 
-    def submit(self, job: Job) -> None:
-        if isinstance(job, EmbedJob):
-            raise TypeError("a generation engine was sent an embedding")
+    def submit(self, job: GenerateJob) -> None:
         self._queue.add(job)
 
     def _arrange(self, emit: Outbox) -> None:

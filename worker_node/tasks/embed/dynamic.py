@@ -18,10 +18,11 @@ import openvino as ov
 
 from worker_node.domain import Device
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.embedding_jobs import EmbeddingJobs, RunCost
-from worker_node.engines.embedding_options import EmbeddingOptions
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, GenerateJob, Job, Loaded
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded
 from worker_node.scheduling.texts import BatchLimits, Waiting
+from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
+from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
+from worker_node.tasks.embed.messages import EmbedJob
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
 # and a run costs as much as some 30 tokens. A GPU wants its batches large.
@@ -44,6 +45,8 @@ class _Slot:
 
 class EmbeddingRunner:
     """A `Runner` over one compiled embedding model (CPU or GPU, dynamic shapes)."""
+
+    jobs = EmbedJob
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -121,9 +124,7 @@ class EmbeddingRunner:
         self._finished.append(slot)
         os.eventfd_write(self._wake, 1)
 
-    def submit(self, job: Job) -> None:
-        if isinstance(job, GenerateJob):
-            raise TypeError("an embedding engine was sent a generation")
+    def submit(self, job: EmbedJob) -> None:
         self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:

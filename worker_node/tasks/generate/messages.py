@@ -1,0 +1,84 @@
+"""What travels between the edge and an engine for generations."""
+
+from __future__ import annotations
+
+import msgspec
+
+from worker_node.engines.messages import TOKEN_DTYPE, Outcome
+
+
+class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
+    """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
+
+    Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
+    model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
+    pipeline for good.
+    """
+
+    id: int
+    tokens: bytes
+    max_new_tokens: int
+    deadline: float
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    interactive: bool = True
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    grammar: str | None = None
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.tokens) // TOKEN_DTYPE.itemsize
+
+    def with_id(self, job_id: int) -> GenerateJob:
+        """See `engines.messages.Job`."""
+        return msgspec.structs.replace(self, id=job_id)
+
+    def timeless(self) -> GenerateJob:
+        """See `engines.messages.Job`."""
+        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, max_new_tokens=0)
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
+    natural logarithms, one a token.
+
+    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
+    since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
+    tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
+    """
+
+    id: int
+    tokens: list[int]
+    finish: str | None = None
+    started: float | None = None
+    busy_us: int | None = None
+    logprobs: list[float] | None = None
+    busy_shared: bool = False
+    at: float | None = None
+    prefilled: int = 0
+    prefill_s: float = 0.0
+
+    @property
+    def last(self) -> bool:
+        """Whether the answer ends with it."""
+        return self.finish is not None
+
+
+class Step(Outcome, frozen=True):
+    """What one engine step brought forth, for all running generations at once."""
+
+    deltas: list[TokenDelta]
+
+    def parts(self) -> list[TokenDelta]:
+        """See `engines.messages.Outcome`."""
+        return self.deltas
