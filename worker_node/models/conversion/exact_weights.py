@@ -8,11 +8,12 @@ nearest to, and where a tied matrix is stored twice, by what reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
-from openvino import Input, Output, passes
+from openvino import Input, Node, Output, passes
 from openvino import opset13 as op
 
 from worker_node.errors import ConversionFailed
@@ -26,6 +27,8 @@ _NEAR = 0.2
 _CLEARLY = 3.0
 # Constants of fewer elements are scalars and shapes of the graph itself.
 _SMALL = 16
+# Rows of a matrix that are dequantised at a time.
+_ROWS_AT_ONCE = 8192
 # Rows of a matrix that are compared.
 _SAMPLE_ROWS = 8
 
@@ -42,9 +45,11 @@ class _Weight:
     readers: list[Input] = field(default_factory=list)
 
 
-def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
+def restore_exact_weights(model: ov.Model, gguf: GgufFile, room: Path) -> int:
     """Replace every weight of the graph by the file's own, matrices as f16, vectors as f32; returns their
     number.
+
+    The matrices are written to files in `room` and mapped: they are there as long as the graph is used.
 
     Raises ConversionFailed when a constant or a tensor is left unmatched, or a match is not beyond doubt.
     """
@@ -63,7 +68,10 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile) -> int:
         if name not in left:
             raise ConversionFailed(f"{gguf.path}: two constants of the graph match tensor {name}")
         left.discard(name)
-        _replace(weight, name, gguf.tensor(name).reshape(values.shape), matrix=len(shape) > 1)
+        if len(shape) > 1:
+            _replace_matrix(weight, name, _halved(gguf, name, room).reshape(values.shape))
+        else:
+            _replace(weight, op.constant(gguf.tensor(name).reshape(values.shape), name=name))
     if left:
         raise ConversionFailed(f"{gguf.path}: no constant of the graph matches {', '.join(sorted(left))}")
     return len(shapes)
@@ -111,9 +119,22 @@ def _fold(output: Output) -> NDArray[np.float32]:
     return np.array(result.input_value(0).get_node().data, dtype=np.float32)
 
 
-def _replace(weight: _Weight, name: str, values: NDArray[np.float32], *, matrix: bool) -> None:
-    constant = op.constant(values.astype(np.float16) if matrix else values, name=name)
-    source = op.convert(constant, "f32") if matrix else constant
+def _halved(gguf: GgufFile, name: str, room: Path) -> NDArray[np.float16]:
+    """A matrix in f16, in a mapped file: the kernel may drop its pages, so it takes no memory from anybody."""
+    shape = gguf.shapes()[name]
+    mapped: NDArray[np.float16] = np.memmap(room / f"{name}.f16", dtype=np.float16, mode="w+", shape=shape)
+    for first in range(0, shape[0], _ROWS_AT_ONCE):
+        rows = np.arange(first, min(first + _ROWS_AT_ONCE, shape[0]), dtype=np.intp)
+        mapped[rows[0] : rows[-1] + 1] = gguf.tensor(name, rows)
+    return mapped
+
+
+def _replace_matrix(weight: _Weight, name: str, values: NDArray[np.float16]) -> None:
+    constant = op.constant(values, name=name, shared_memory=True)
+    _replace(weight, op.convert(constant, "f32"))
+
+
+def _replace(weight: _Weight, source: Node) -> None:
     for reader in weight.readers:
         reader.replace_source_output(source.output(0))
 

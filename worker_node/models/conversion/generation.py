@@ -14,6 +14,7 @@ from worker_node.errors import ConversionFailed
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.compression import compress
+from worker_node.models.conversion.exact_logits import exact_logits
 from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import PROBE_TEXTS, compare, teacher_forced_logits
 from worker_node.models.conversion.genai_import import import_graph
@@ -41,12 +42,12 @@ def convert_gguf(job: Job, stage: Callable[[str], None]) -> Converted:
     stage("importing the graph and the tokenizer")
     model = import_graph(readable_file(gguf, Path(job.scratch)), target, Path(job.scratch))
     stage("restoring the exact weights")
-    restore_exact_weights(model, gguf)
+    restore_exact_weights(model, gguf, Path(job.scratch))
     repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
     stage("measuring the exact model")
     tokenizer = openvino_genai.Tokenizer(target)
     probes = [tokenizer.encode(text).input_ids.data[0].tolist() for text in PROBE_TEXTS]
-    exact = teacher_forced_logits(model, probes)
+    exact = exact_logits(gguf, probes)
     stage(f"compressing the weights to {quantization}")
     ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
     del model

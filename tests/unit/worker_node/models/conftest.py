@@ -48,6 +48,8 @@ def add_hyperparameters(writer):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_key_length(HIDDEN // HEADS)
+    writer.add_value_length(HIDDEN // HEADS)
     writer.add_file_type(3)
 
 
@@ -69,8 +71,8 @@ def add_tokenizer(writer, chat_template):
     return len(tokens)
 
 
-def llama_shapes(vocabulary):
-    """Every tensor of the tiny Llama with its shape, as llama.cpp names them."""
+def tensor_shapes(vocabulary, architecture):
+    """Every tensor of the tiny model with its shape, as llama.cpp names them."""
     kv_size = HIDDEN // HEADS * KV_HEADS
     block = {
         "attn_norm": (HIDDEN,),
@@ -83,7 +85,12 @@ def llama_shapes(vocabulary):
         "ffn_up": (INNER, HIDDEN),
         "ffn_down": (HIDDEN, INNER),
     }
-    blocks = {f"blk.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in block.items()}
+    if architecture == "qwen2":
+        block |= {"attn_q.bias": (HIDDEN,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+    if architecture == "qwen3":
+        block |= {"attn_q_norm": (HIDDEN // HEADS,), "attn_k_norm": (HIDDEN // HEADS,)}
+    names = {name if name.endswith(".bias") else f"{name}.weight": shape for name, shape in block.items()}
+    blocks = {f"blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in names.items()}
     return {"token_embd.weight": (vocabulary, HIDDEN), "output_norm.weight": (HIDDEN,), **blocks}
 
 
@@ -113,7 +120,7 @@ def make_gguf(tmp_path_factory):
         def add(tensor, values, kind):
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
-        for tensor, shape in llama_shapes(vocabulary).items():
+        for tensor, shape in tensor_shapes(vocabulary, architecture).items():
             values = random.standard_normal(shape).astype(np.float32)
             if tensor in left_out:
                 continue

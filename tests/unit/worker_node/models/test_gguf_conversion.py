@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType
 from worker_node.domain import ModelKind
 from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
+from worker_node.models.conversion.exact_logits import exact_logits
 from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
 from worker_node.models.conversion.genai_import import import_graph
@@ -40,9 +41,9 @@ def constants(model):
     return {node.friendly_name: node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
 
 
-def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported):
+def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported, tmp_path):
     model, gguf = imported
-    assert restore_exact_weights(model, gguf) == len(gguf.shapes()) == 20
+    assert restore_exact_weights(model, gguf, tmp_path) == len(gguf.shapes()) == 20
     found = constants(model)
     for name, shape in gguf.shapes().items():
         values = np.array(found[name].data).reshape(shape)
@@ -54,16 +55,16 @@ def test_the_import_itself_is_not_exact_and_the_logits_show_it(imported, tmp_pat
     model, gguf = imported
     probes = [list(range(3, 60))]
     approximate = teacher_forced_logits(model, probes)
-    restore_exact_weights(model, gguf)
+    restore_exact_weights(model, gguf, tmp_path)
     exact = teacher_forced_logits(model, probes)
     assert compare(exact, exact).kl == 0
     assert compare(exact, approximate).kl > 1e-5
 
 
-def test_the_restored_graph_computes_llama(imported):
+def test_the_restored_graph_computes_llama(imported, tmp_path):
     """The same logits as the formulas of the architecture, from the file's tensors alone."""
     model, gguf = imported
-    restore_exact_weights(model, gguf)
+    restore_exact_weights(model, gguf, tmp_path)
     ids = np.array([7, 80, 9, 33, 120])
     logits = teacher_forced_logits(model, [ids.tolist()])[0]
     np.testing.assert_allclose(logits, llama(gguf, ids), atol=0.02, rtol=0.02)
@@ -104,19 +105,19 @@ def llama(gguf, ids):
     return norm(x, "output_norm") @ gguf.tensor("token_embd.weight").T
 
 
-def test_the_graph_of_another_file_is_refused(imported, make_gguf):
+def test_the_graph_of_another_file_is_refused(imported, make_gguf, tmp_path):
     model, _ = imported
     with pytest.raises(ConversionFailed, match="matches no tensor"):
-        restore_exact_weights(model, GgufFile(make_gguf("other.gguf", seed=1)))
+        restore_exact_weights(model, GgufFile(make_gguf("other.gguf", seed=1)), tmp_path)
 
 
-def test_a_constant_without_a_tensor_is_refused(imported, make_gguf):
+def test_a_constant_without_a_tensor_is_refused(imported, make_gguf, tmp_path):
     model, _ = imported
     with pytest.raises(ConversionFailed, match="matches"):
-        restore_exact_weights(model, GgufFile(make_gguf("less.gguf", left_out=("blk.1.ffn_down.weight",))))
+        restore_exact_weights(model, GgufFile(make_gguf("less.gguf", left_out=("blk.1.ffn_down.weight",))), tmp_path)
 
 
-def test_a_tensor_without_a_constant_is_refused(imported, monkeypatch):
+def test_a_tensor_without_a_constant_is_refused(imported, monkeypatch, tmp_path):
     model, gguf = imported
     shapes = {**gguf.shapes(), "blk.9.extra.weight": (7, 9)}
     tensor = gguf.tensor
@@ -125,16 +126,16 @@ def test_a_tensor_without_a_constant_is_refused(imported, monkeypatch):
         gguf, "tensor", lambda name, *rows: np.ones((8, 9), np.float32) if "extra" in name else tensor(name, *rows)
     )
     with pytest.raises(ConversionFailed, match=r"blk\.9\.extra\.weight"):
-        restore_exact_weights(model, gguf)
+        restore_exact_weights(model, gguf, tmp_path)
 
 
-def test_two_tensors_that_are_alike_are_refused(imported, monkeypatch):
+def test_two_tensors_that_are_alike_are_refused(imported, monkeypatch, tmp_path):
     model, gguf = imported
     tensor = gguf.tensor
     twins = {"blk.1.attn_v.weight": "blk.0.attn_v.weight"}
     monkeypatch.setattr(gguf, "tensor", lambda name, *rows: tensor(twins.get(name, name), *rows))
     with pytest.raises(ConversionFailed, match="could be"):
-        restore_exact_weights(model, gguf)
+        restore_exact_weights(model, gguf, tmp_path)
 
 
 def test_the_caches_of_keys_and_values_have_different_names(imported):
@@ -147,9 +148,9 @@ def test_the_caches_of_keys_and_values_have_different_names(imported):
     }
 
 
-def test_the_repeat_of_grouped_queries_names_no_length(imported):
+def test_the_repeat_of_grouped_queries_names_no_length(imported, tmp_path):
     model, gguf = imported
-    restore_exact_weights(model, gguf)
+    restore_exact_weights(model, gguf, tmp_path)
     before = teacher_forced_logits(model, [[5, 6, 7]])
     assert repeat_by_constant(model, 2) == 4
     np.testing.assert_allclose(teacher_forced_logits(model, [[5, 6, 7]])[0], before[0], atol=1e-5)
@@ -160,7 +161,7 @@ def test_the_repeat_of_grouped_queries_names_no_length(imported):
 def test_a_tied_matrix_that_is_stored_twice_is_matched_by_what_reads_it(make_gguf, tmp_path):
     path = make_gguf(stored_twice=True)
     model, gguf = import_gguf(path, tmp_path)
-    assert restore_exact_weights(model, gguf) == 21
+    assert restore_exact_weights(model, gguf, tmp_path) == 21
     found = constants(model)
     for name in ("token_embd.weight", "output.weight"):
         np.testing.assert_array_equal(np.array(found[name].data), gguf.tensor(name).astype(np.float16))
@@ -179,7 +180,7 @@ def reader_type(constant):
 def test_quantizations_that_genai_cannot_read_are_imported_exactly(make_gguf, tmp_path, quantization):
     path = make_gguf(quantization=GGMLQuantizationType[quantization])
     model, gguf = import_gguf(path, tmp_path)
-    assert restore_exact_weights(model, gguf) == 20
+    assert restore_exact_weights(model, gguf, tmp_path) == 20
     ids = np.array([7, 80, 9, 33, 120])
     logits = teacher_forced_logits(model, [ids.tolist()])[0]
     np.testing.assert_allclose(logits, llama(gguf, ids), atol=0.02, rtol=0.02)
@@ -199,6 +200,20 @@ def test_a_rewritten_file_keeps_all_metadata(make_gguf, tmp_path):
     assert rewritten.shapes() == original.shapes()
     for name in original.shapes():
         np.testing.assert_allclose(rewritten.tensor(name), original.tensor(name), atol=0.01)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("stored_twice", [False, True])
+def test_what_the_file_predicts_is_what_genais_graph_computes(make_gguf, tmp_path, architecture, stored_twice):
+    """Two independent computations: numpy from the file's tensors, OpenVINO from the graph with exact weights."""
+    path = make_gguf(architecture=architecture, stored_twice=stored_twice)
+    model, gguf = import_gguf(path, tmp_path)
+    restore_exact_weights(model, gguf, tmp_path)
+    sequences = [[7, 80, 9, 33, 120], list(range(3, 60)), [5]]
+    expected = teacher_forced_logits(model, sequences)
+    found = exact_logits(gguf, sequences)
+    for ours, graph in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, graph, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("damage", [b"", b"GGUF", b"junk" * 100])
