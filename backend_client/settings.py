@@ -150,7 +150,8 @@ class ClientSettings(BaseSettings):
     """The client. `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`). `spaces` binds models to
     vector spaces from the start, for services that keep vectors.
 
-    A single entry of `spaces` is also the default embedding model.
+    A single entry of `spaces` is also the default embedding model. `node_keys`, `ca_file`, `client_cert`, `client_key`
+    and `proxy` are those of `NPUClient`.
     """
 
     model_config = SettingsConfigDict(
@@ -163,6 +164,11 @@ class ClientSettings(BaseSettings):
 
     nodes: Annotated[tuple[str, ...], NoDecode] = (DEFAULT_NODE,)
     api_key: SecretStr | None = None
+    node_keys: dict[str, SecretStr] = {}
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    proxy: str | None = None
     timeouts: TimeoutSettings = TimeoutSettings()
     cloud: CloudSettings | None = None
     local_only: bool = False

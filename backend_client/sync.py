@@ -11,6 +11,7 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 from __future__ import annotations
 
 import copy
+import ssl
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -218,8 +219,27 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         api_key: SecretStr | str | None = None,
         spaces: Mapping[str, str] | None = None,
         options: ClientOptions | None = None,
+        node_keys: Mapping[str, str] | None = None,
+        ca_file: Path | str | None = None,
+        client_cert: Path | str | None = None,
+        client_key: Path | str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
     ) -> None:
-        super().__init__(npu_client.NPUClient(nodes, api_key=api_key, spaces=spaces, options=options))
+        super().__init__(
+            npu_client.NPUClient(
+                nodes,
+                api_key=api_key,
+                spaces=spaces,
+                options=options,
+                node_keys=node_keys,
+                ca_file=ca_file,
+                client_cert=client_cert,
+                client_key=client_key,
+                ssl_context=ssl_context,
+                proxy=proxy,
+            )
+        )
 
     @classmethod
     def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:

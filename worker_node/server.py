@@ -38,6 +38,7 @@ from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
+from worker_node.tls import ServerTls
 from worker_node.tracing.choice import open_tracing
 
 log = logging.getLogger(__name__)
@@ -117,9 +118,13 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
+        tls = _tls(settings)
+        if tls is not None:
+            follower = asyncio.create_task(tls.follow(), name="TLS files")
+            stack.callback(follower.cancel)
         for bound in socks:
-            await _listen(runner, bound, node, profile.render, stack)
-        yield node, _url(socks[0])
+            await _listen(runner, bound, node, profile.render, stack, tls)
+        yield node, _url(socks[0], "https" if tls else "http")
 
 
 @asynccontextmanager
@@ -191,6 +196,7 @@ async def _listen(
     node: Node,
     render: Renderer,
     stack: contextlib.AsyncExitStack,
+    tls: ServerTls | None,
 ) -> None:
     server = runner.server
     assert server is not None  # noqa: S101  (setup() made it)
@@ -198,13 +204,28 @@ async def _listen(
     limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
     loop = asyncio.get_running_loop()
     connect = partial(GuardedConnection, server, loop, limits, partial(note_refusal, node), render)
-    listener = await loop.create_server(connect, sock=sock, backlog=_BACKLOG)
+    listener = await loop.create_server(
+        connect,
+        sock=sock,
+        backlog=_BACKLOG,
+        ssl=tls.context if tls else None,
+        # A client that never ends its handshake is as bad as one that never ends its headers.
+        ssl_handshake_timeout=settings.header_timeout_s if tls else None,
+    )
     stack.callback(listener.close)
 
 
-def _url(sock: socket.socket) -> str:
+def _tls(settings: NodeSettings) -> ServerTls | None:
+    if settings.tls_cert is None:
+        if settings.tls_key is not None or settings.tls_client_ca is not None:
+            raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
+        return None
+    return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def _url(sock: socket.socket, scheme: str) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _told(node: Node) -> str:

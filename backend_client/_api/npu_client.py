@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import SecretStr
@@ -14,6 +16,7 @@ from backend_client._api.status import ClientStatus, NodeStatus, client_status, 
 from backend_client._fleet.bindings import Bindings
 from backend_client._fleet.discovery import source_of
 from backend_client._fleet.pool import Pool
+from backend_client._protocol.identity import Identity, keys_by_node, tls_context
 from backend_client._protocol.node_addresses import NodeAddress, parse_nodes
 from backend_client._protocol.transport import HttpTransport, Transport
 from backend_client._resilience.deadline import Clock
@@ -29,8 +32,11 @@ class NPUClient(BaseClient):
 
     `nodes` are URLs, or where to find them (`dns://`, `srv://`, `file://`; see docs/client.md). The client may be made
     anywhere, and belongs to the event loop of its first call. `spaces` binds models to vector spaces in advance; else a
-    model is bound to the space of its first answer, and vectors of another space are never returned. `transport` makes
-    what carries the requests (tests). Raises ConfigurationError.
+    model is bound to the space of its first answer, and vectors of another space are never returned.
+
+    `node_keys` are API keys of single nodes by URL. `ca_file` replaces the system's authorities for nodes with https;
+    `client_cert` and `client_key` are the client's own certificate; or give an `ssl_context`. Nodes are reached by a
+    `proxy` only where it is given here. `transport` makes what carries the requests (tests). Raises ConfigurationError.
     """
 
     def __init__(
@@ -40,6 +46,12 @@ class NPUClient(BaseClient):
         api_key: SecretStr | str | None = None,
         spaces: Mapping[str, str] | None = None,
         options: ClientOptions | None = None,
+        node_keys: Mapping[str, str] | None = None,
+        ca_file: Path | str | None = None,
+        client_cert: Path | str | None = None,
+        client_key: Path | str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
         transport: Callable[[], Transport] | None = None,
         clock: Clock = time.monotonic,
         rng: random.Random | None = None,
@@ -51,13 +63,19 @@ class NPUClient(BaseClient):
             raise ConfigurationError(problem)
         rng = rng or random.Random()
         key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        identity = Identity(
+            key=key.get_secret_value() if key else "",
+            node_keys=keys_by_node(node_keys),
+            tls=tls_context(ssl_context, ca_file, client_cert, client_key),
+            proxy=proxy,
+        )
         self._pool = Pool(options, clock, rng)
         urls, lists = _parsed(nodes)
         self._pool.add(urls)
         runtime = Runtime(
             self._pool,
             Bindings(self._pool, spaces or {}),
-            transport or (lambda: HttpTransport(key, options)),
+            transport or (lambda: HttpTransport(identity, options)),
             options,
             rng,
             [source_of(address) for address in lists],
@@ -72,7 +90,17 @@ class NPUClient(BaseClient):
         `options` are settings that go before those. Raises ConfigurationError.
         """
         settings = ClientSettings.with_values(settings, options)
-        return cls(settings.nodes, api_key=settings.api_key, spaces=settings.spaces, options=settings.options())
+        return cls(
+            settings.nodes,
+            api_key=settings.api_key,
+            spaces=settings.spaces,
+            options=settings.options(),
+            node_keys={node: key.get_secret_value() for node, key in settings.node_keys.items()},
+            ca_file=settings.ca_file,
+            client_cert=settings.client_cert,
+            client_key=settings.client_key,
+            proxy=settings.proxy,
+        )
 
     @property
     def backend(self) -> FleetBackend:

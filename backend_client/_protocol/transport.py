@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import Protocol
 
 import aiohttp
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 from yarl import URL
 
 from backend_client._protocol import wire
+from backend_client._protocol.identity import Identity
 from backend_client._protocol.report import HealthReport
 from backend_client._protocol.sse import Event, EventParser, MalformedStream
 from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
@@ -65,8 +66,8 @@ class Transport(Protocol):
 class HttpTransport:
     """The transport over HTTP. Make it inside a running event loop."""
 
-    def __init__(self, api_key: SecretStr | None, options: ClientOptions) -> None:
-        self._key = api_key.get_secret_value() if api_key else ""
+    def __init__(self, identity: Identity, options: ClientOptions) -> None:
+        self._identity = identity
         self._max_reply = options.max_reply_bytes
         self._connect_timeout = options.timeouts.connect
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeouts.connect)
@@ -81,9 +82,16 @@ class HttpTransport:
         self._probes = self._make_session(0)
 
     def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
+        key = self._identity.key
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=connections_per_node, resolver=self._resolver),
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                limit_per_host=connections_per_node,
+                resolver=self._resolver,
+                ssl=self._identity.tls or True,
+            ),
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            proxy=self._identity.proxy,
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[_connection_waits(), connection_watch.trace()],
             auto_decompress=False,
@@ -197,6 +205,8 @@ class HttpTransport:
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         """Send a request, and connect again as long as a blocked event loop was what timed out."""
+        if self._identity.node_keys:
+            headers = {**self._identity.authorization(node), **headers}
         while True:
             watch = ConnectionWatch(self._connect_timeout)
             try:

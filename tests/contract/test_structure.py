@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "telemetry": set(),
     "tracing": {"engines"},
     "notify": set(),
+    "tls": set(),
     "scheduling": set(),
     "grammars": set(),
     "preparation": {"models"},
@@ -75,6 +76,7 @@ MAY_IMPORT = {
         "manager",
         "models",
         "notify",
+        "tls",
         "serving",
         "settings",
     },
@@ -187,6 +189,7 @@ CLIENT_MAY_IMPORT |= {
     "observability": set(CLIENT_MAY_IMPORT) | {"sync"},
     "__init__": set(CLIENT_MAY_IMPORT) | {"cloud"},
 }
+CLIENT_MAY_IMPORT |= {"testing": set(CLIENT_MAY_IMPORT)}
 CLIENT_MAY_IMPORT |= {"_cli": set(CLIENT_MAY_IMPORT), "__main__": {"_cli"}}
 
 

@@ -62,7 +62,7 @@ class ScriptedNode:
         self._server = None
 
     @asynccontextmanager
-    async def running(self, port=0):
+    async def running(self, port=0, tls=None):
         app = web.Application(client_max_size=8 * 1024 * 1024)
         app.add_routes(
             [
@@ -72,8 +72,8 @@ class ScriptedNode:
                 *self.more_routes,
             ]
         )
-        self._server = TestServer(app, host="127.0.0.1", port=port)
-        await self._server.start_server()
+        self._server = TestServer(app, host="127.0.0.1", port=port, scheme="https" if tls else "http")
+        await self._server.start_server(ssl=tls)
         self.url = str(self._server.make_url("")).rstrip("/")
         try:
             yield self

@@ -57,6 +57,13 @@ class NodeSettings(BaseSettings):
         default=False,
         description="serve without keys on an address that others reach, because something else guards the port",
     )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file of the node's certificate and its chain: the node serves https"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of its key; default: it is in tls_cert")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of an authority: only clients with a certificate of it are admitted"
+    )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description='further host names of a node without keys: "npu.example", "*.lan", "*"'
     )

@@ -105,6 +105,10 @@ def test_the_celery_recipe_works_off_tasks():
         names["client"].embed("text")
 
 
+def test_the_recipe_of_a_test_passes():
+    run_recipe("another_node_answers")["test_another_node_answers"]()
+
+
 def test_the_script_recipe_prints(node, capsys):
     script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
     exec(compile(script, "docs/client.md", "exec"), {"__name__": "recipe"})  # noqa: S102

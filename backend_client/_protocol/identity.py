@@ -1,0 +1,68 @@
+"""How the client proves itself to nodes and they to it: API keys, certificates, and the proxy to reach them by."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backend_client._protocol.node_addresses import node_url
+from backend_client.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """`node_keys` are keys of single nodes by URL; all others get `key`. `tls` None: the system's authorities.
+
+    `proxy` is used for nodes only if it is given: proxies of the environment are for the cloud.
+    """
+
+    key: str = field(default="", repr=False)
+    node_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = None
+    proxy: str | None = None
+
+    def authorization(self, node: str) -> Mapping[str, str]:
+        """The header for a node, where it needs another one than the common key's."""
+        own = self.node_keys.get(node)
+        return {} if own is None else {"Authorization": f"Bearer {own}"}
+
+
+def keys_by_node(keys: Mapping[str, str] | None) -> dict[str, str]:
+    """The keys by the nodes' URLs in their one form. Raises ConfigurationError, which repeats no key."""
+    try:
+        return {node_url(url): key for url, key in (keys or {}).items()}
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigurationError(f"node_keys: {problem}")
+
+
+def tls_context(
+    context: ssl.SSLContext | None, ca_file: Path | str | None, cert: Path | str | None, key: Path | str | None
+) -> ssl.SSLContext | None:
+    """The TLS context for nodes; None when nothing is given. Raises ConfigurationError.
+
+    `ca_file` replaces the system's authorities. `cert` and `key` are the client's certificate (PEM), for nodes with
+    `tls_client_ca`.
+    """
+    if context is not None:
+        if ca_file or cert or key:
+            raise ConfigurationError("give either ssl_context, or ca_file, client_cert and client_key")
+        if not isinstance(context, ssl.SSLContext):
+            raise ConfigurationError("ssl_context is an ssl.SSLContext")
+        return context
+    if not (ca_file or cert or key):
+        return None
+    if key and not cert:
+        raise ConfigurationError("client_key is given without client_cert")
+    try:
+        made = ssl.create_default_context(cafile=ca_file)
+        if cert:
+            made.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
+        problem = f"ca_file, client_cert or client_key cannot be used: {why or 'not PEM, or not a pair'}"
+    else:
+        return made
+    raise ConfigurationError(problem)

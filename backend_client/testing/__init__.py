@@ -1,0 +1,18 @@
+"""Test doubles for services that use this package: a fleet of scripted nodes on real sockets.
+
+    from backend_client.testing import FakeFleet, status
+
+    with FakeFleet(2) as fleet:
+        fleet[0].script(status(503, "engine_unavailable"))
+        with fleet.client() as client:
+            client.embed("text")
+        fleet.assert_sent("/embeddings", texts=["text"])
+
+Vectors depend on the text alone, so order and identity can be checked (`fake_vector`). For pytest there is a fixture:
+`pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
+"""
+
+from backend_client.testing.fleet import FakeFleet
+from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
+
+__all__ = ["FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]

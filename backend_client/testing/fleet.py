@@ -1,0 +1,116 @@
+"""A fleet of scripted nodes on loopback, in a thread of its own: for code with and without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from backend_client import sync
+from backend_client._api.loop_thread import LoopThread
+from backend_client._api.npu_client import NPUClient
+from backend_client.settings import ClientSettings
+from backend_client.testing.node import FakeNode, Sent
+
+
+class FakeFleet:
+    """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks."""
+
+    def __init__(self, nodes: int = 1, *, dimensions: int = 8) -> None:
+        self.requests: list[Sent] = []
+        self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
+        self._runners: dict[int, web.AppRunner] = {}
+        self._ports: dict[int, int] = {}
+        self._thread: LoopThread | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all nodes."""
+        return [node.url for node in self.nodes]
+
+    def settings(self, **values: Any) -> ClientSettings:
+        """Settings that name these nodes."""
+        return ClientSettings.load(**{"nodes": self.urls, **values})
+
+    def environment(self) -> dict[str, str]:
+        """Variables that name these nodes, for `monkeypatch.setenv` or a process."""
+        return {"NPU_CLIENT_NODES": ",".join(self.urls)}
+
+    def client(self, **options: Any) -> sync.NPUClient:
+        """A blocking client of these nodes."""
+        return sync.NPUClient(self.urls, **options)
+
+    def async_client(self, **options: Any) -> NPUClient:
+        """A client of these nodes for the event loop of the caller."""
+        return NPUClient(self.urls, **options)
+
+    def kill(self, index: int) -> None:
+        """Stop a node: its connections break, and new ones are refused."""
+        runner = self._runners.pop(index)
+        self._running().run(runner.cleanup())
+
+    def revive(self, index: int) -> None:
+        """Start a node that was stopped, on the same port."""
+        self._running().run(self._start(index))
+
+    def sent(self, path: str | None = None) -> list[Sent]:
+        """The requests to a path, or all."""
+        return [request for request in self.requests if path in {None, request.path}]
+
+    def assert_sent(self, path: str | None = None, *, times: int | None = None, **fields: Any) -> Sent:
+        """Fail unless a request (exactly `times` of them) went to `path` with these fields in its body.
+
+        Returns the last one.
+        """
+        found = [request for request in self.sent(path) if _has(request.body, fields)]
+        wanted = f"{path or 'any path'}{f' with {sorted(fields)}' if fields else ''}"
+        if not found or (times is not None and len(found) != times):
+            paths = [request.path for request in self.requests]
+            raise AssertionError(f"{len(found)} requests to {wanted} were sent, not {times or 'at least 1'}: {paths}")
+        return found[-1]
+
+    def assert_nothing_sent(self) -> None:
+        """Fail if any request was sent."""
+        if self.requests:
+            raise AssertionError(f"requests were sent: {[request.path for request in self.requests]}")
+
+    def __getitem__(self, index: int) -> FakeNode:
+        return self.nodes[index]
+
+    def __iter__(self) -> Iterator[FakeNode]:
+        return iter(self.nodes)
+
+    def __enter__(self) -> Self:
+        self._thread = LoopThread("fake fleet", self._stop)
+        for index in range(len(self.nodes)):
+            self._thread.run(self._start(index))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running().close()
+
+    def _running(self) -> LoopThread:
+        if self._thread is None:
+            raise RuntimeError("the fleet does not run: use it as `with FakeFleet() as fleet`")
+        return self._thread
+
+    async def _start(self, index: int) -> None:
+        runner = web.AppRunner(self.nodes[index].application(), handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self._ports.get(index, 0))
+        await site.start()
+        self._runners[index] = runner
+        self._ports[index] = runner.addresses[0][1]
+        self.nodes[index].url = f"http://127.0.0.1:{self._ports[index]}"
+
+    async def _stop(self) -> None:
+        for runner in self._runners.values():
+            await runner.cleanup()
+
+
+def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    return all(name in body and body[name] == value for name, value in fields.items())

@@ -1,0 +1,116 @@
+"""The test doubles that users of the package get."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from backend_client import NPUUnavailableError, StreamInterrupted
+from backend_client.sync import InferenceClient
+from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
+
+QUESTION = [{"role": "user", "content": "Where?"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def running():
+    with FakeFleet(2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running):
+    running.requests.clear()
+    return running
+
+
+def test_vectors_depend_on_the_text_alone(fleet):
+    with fleet.client() as client:
+        vectors = client.embed_many(["one", "two", "one"])
+    np.testing.assert_array_equal(vectors, [fake_vector("one"), fake_vector("two"), fake_vector("one")])
+    assert fleet.assert_sent("/embeddings", times=1).body["texts"] == ["one", "two", "one"]
+    # The same in every process, whatever the seed of its hashes.
+    program = "from backend_client.testing import fake_vector; print(fake_vector('one').tolist())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(fake_vector("one").tolist())
+
+
+def test_steps_are_taken_in_their_order(fleet):
+    fleet[0].script(status(429, "overloaded", retry_after=0.01))
+    fleet[1].script(None, drop())
+    with fleet.client() as client:
+        client.health()
+        for _ in range(20):
+            assert client.embed("text") == fake_vector("text").tolist()
+    # Each of the two faults cost one request more.
+    fleet.assert_sent("/embeddings", times=22)
+
+
+async def test_the_faults_are_those_that_clients_meet(fleet):
+    async with fleet.async_client() as client:
+        await client.health()
+        for node in fleet:
+            node.script(cut(2))
+        with pytest.raises(StreamInterrupted) as caught:
+            [piece async for piece in client.stream("prompt")]
+        assert caught.value.partial_text == "The capital "
+        for node in fleet:
+            node._steps.clear()
+            node.script(hang(), hang())
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text", timeout=0.2)
+        for node in fleet:
+            node._steps.clear()
+
+
+def test_answers_and_tool_calls_are_chosen(fleet):
+    for node in fleet:
+        node.answer = lambda body: body["messages"][0]["content"].upper()
+        node.tool_call = ("weather", {"city": "Bonn"})
+    with fleet.client() as client:
+        assert client.chat(QUESTION).text == "WHERE?"
+        assert client.chat(QUESTION, tools=[TOOL]).tool_calls[0].parsed_arguments() == {"city": "Bonn"}
+        assert client.count_tokens("two words") == 2
+    fleet.assert_sent("/v1/chat/completions", times=2, messages=QUESTION)
+    with pytest.raises(AssertionError, match="0 requests to /embeddings"):
+        fleet.assert_sent("/embeddings")
+    with pytest.raises(AssertionError, match="were sent"):
+        fleet.assert_nothing_sent()
+
+
+def test_a_killed_node_refuses_and_comes_back_on_its_port():
+    with FakeFleet(1) as fleet, fleet.client() as client:
+        url = fleet[0].url
+        assert client.embed("text")
+        fleet.kill(0)
+        with pytest.raises(NPUUnavailableError):
+            client.embed("text", timeout=2)
+        fleet.revive(0)
+        assert fleet[0].url == url
+        while not client.healthz().serving:
+            client.health()
+        assert client.embed("text", timeout=20)
+
+
+def test_settings_name_the_nodes(fleet, monkeypatch):
+    for name, value in fleet.environment().items():
+        monkeypatch.setenv(name, value)
+    with InferenceClient.from_settings() as client:
+        assert client.embed("text")
+    assert list(fleet.settings().nodes) == fleet.urls
+
+
+def test_the_plugin_gives_a_fixture(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["backend_client.testing.plugin"]\n')
+    (tmp_path / "test_it.py").write_text(
+        "from backend_client.sync import NPUClient\n\n\n"
+        "def test_it(fake_fleet):\n"
+        "    with NPUClient.from_settings() as client:\n"
+        "        assert client.embed('text')\n"
+        "    fake_fleet.assert_sent('/embeddings', texts=['text'])\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

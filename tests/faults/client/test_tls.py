@@ -1,0 +1,192 @@
+"""TLS between client and node, with an authority made for the test; keys of single nodes; proxies."""
+
+import asyncio
+import ssl
+import subprocess
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from backend_client import CloudClient, CloudSettings, ConfigurationError, NPUClient, NPUUnavailableError
+from tests.faults.scripted_node import ScriptedNode
+from worker_node.app import make_app
+from worker_node.errors import ConfigurationError as NodeConfigurationError
+from worker_node.server import Profile, running_node
+from worker_node.settings import NodeSettings
+from worker_node.tls import ServerTls
+
+# A node that serves no model.
+NOTHING = Profile(lambda _: [], make_app, takes_schemas=False)
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def issue(directory, authority, name):
+    """A certificate of the authority for 127.0.0.1, with its key."""
+    cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
+    names = directory / "names.txt"
+    names.write_text("subjectAltName=IP:127.0.0.1\n")
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
+    openssl("req", *new_key, "-subj", f"/CN={name}", "-out", request)
+    signed_by = ("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial")
+    openssl("x509", "-req", "-in", request, *signed_by, "-days", "2", "-extfile", names, "-out", cert)
+    return cert, key
+
+
+def make_authority(directory, name):
+    cert, key = directory / f"{name}.pem", directory / f"{name}.key"
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
+    openssl("req", "-x509", *new_key, "-subj", f"/CN={name}", "-days", "2", "-out", cert)
+    return cert
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    """An authority, and certificates of it for a node and a client."""
+    directory = tmp_path_factory.mktemp("pki")
+    authority = make_authority(directory, "authority")
+    return directory, authority, issue(directory, authority, "node"), issue(directory, authority, "client")
+
+
+async def test_a_node_with_a_certificate_of_the_authority_is_used(pki):
+    _, authority, (cert, key), _ = pki
+    async with ScriptedNode().running(tls=ServerTls(cert, key, None).context) as node:
+        assert node.url.startswith("https://")
+        async with NPUClient([node.url], ca_file=authority) as client:
+            assert await client.embed("text")
+            assert await client.generate("prompt")
+        context = ssl.create_default_context(cafile=authority)
+        async with NPUClient([node.url], ssl_context=context) as client:
+            assert await client.embed("text")
+        async with NPUClient([node.url]) as client:
+            with pytest.raises(NPUUnavailableError):
+                await client.embed("text", timeout=3)
+    assert len(node.requests) == 3
+
+
+async def test_a_node_with_a_client_authority_admits_only_its_certificates(pki):
+    _, authority, (cert, key), (client_cert, client_key) = pki
+    async with ScriptedNode().running(tls=ServerTls(cert, key, authority).context) as node:
+        async with NPUClient([node.url], ca_file=authority, client_cert=client_cert, client_key=client_key) as client:
+            assert await client.embed("text")
+        async with NPUClient([node.url], ca_file=authority) as client:
+            with pytest.raises(NPUUnavailableError):
+                await client.embed("text", timeout=3)
+    assert len(node.requests) == 1
+
+
+async def test_the_node_itself_serves_tls(pki):
+    _, authority, (cert, key), (client_cert, client_key) = pki
+    settings = NodeSettings(port=0, tls_cert=cert, tls_key=key, tls_client_ca=authority)
+    async with running_node(settings, NOTHING) as (_, url):
+        assert url.startswith("https://")
+        async with NPUClient([url], ca_file=authority, client_cert=client_cert, client_key=client_key) as client:
+            [status] = await client.health()
+        assert status.version is not None
+        async with NPUClient([url], ca_file=authority) as client:
+            [status] = await client.health()
+        assert (status.status, status.version) == ("unreachable", None)
+    with pytest.raises(NodeConfigurationError, match="tls_cert"):
+        async with running_node(
+            NodeSettings(port=0, tls_key=key), Profile(lambda _: [], make_app, takes_schemas=False)
+        ):
+            pass
+
+
+async def shown_certificate(url, authority):
+    host, port = url.removeprefix("https://").split(":")
+    context = ssl.create_default_context(cafile=authority)
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+    writer.transport.abort()
+    return found
+
+
+async def test_renewed_files_are_used_for_new_connections_and_broken_ones_are_not(pki, tmp_path):
+    directory, authority, (cert, key), _ = pki
+    served = tmp_path / "node.pem", tmp_path / "node.key"
+    for target, source in zip(served, (cert, key), strict=True):
+        target.write_bytes(source.read_bytes())
+    tls = ServerTls(*served, None)
+    async with ScriptedNode().running(tls=tls.context) as node:
+        first = await shown_certificate(node.url, authority)
+        assert not tls.reload_if_changed()
+        served[0].write_text("half of a file")
+        assert not tls.reload_if_changed()
+        assert await shown_certificate(node.url, authority) == first
+        for target, source in zip(served, issue(directory, authority, "renewed"), strict=True):
+            target.write_bytes(source.read_bytes())
+        assert tls.reload_if_changed()
+        assert await shown_certificate(node.url, authority) != first
+
+
+def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
+    _, authority, (cert, _), (_, client_key) = pki
+    for wrong in ((tmp_path / "none", None, None), (cert, client_key, None), (cert, None, None)):
+        with pytest.raises(NodeConfigurationError, match="tls_cert"):
+            ServerTls(*wrong)
+    for wrong in (
+        {"ca_file": tmp_path / "none"},
+        {"client_cert": cert, "client_key": client_key},
+        {"client_key": client_key},
+        {"ca_file": authority, "ssl_context": ssl.create_default_context()},
+        {"node_keys": {"ftp://a": "key"}},
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            NPUClient(["https://127.0.0.1:1"], **wrong)
+        assert "key'" not in str(caught.value)
+
+
+async def test_each_node_gets_its_own_key(pair):
+    seen = {}
+
+    async def note(request):
+        seen[str(request.url.origin())] = request.headers.get("Authorization")
+
+    for node in pair:
+        node.respond = node.health_respond = note
+    urls = [node.url for node in pair]
+    async with NPUClient(urls, api_key="common", node_keys={urls[0] + "/": "own"}) as client:
+        await client.health()
+        for _ in range(20):
+            await client.embed("text")
+    assert seen == {urls[0]: "Bearer own", urls[1]: "Bearer common"}
+
+
+@pytest.fixture
+async def proxy():
+    """A proxy that answers everything itself; the value is its URL and the targets that it was asked for."""
+    asked = []
+
+    async def answer(request):
+        asked.append(request.raw_path)
+        return web.json_response({}, status=502)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app, host="127.0.0.1") as server:
+        yield str(server.make_url("")).rstrip("/"), asked
+
+
+async def test_proxies_of_the_environment_are_for_the_cloud_alone(scripted, cloud, proxy, monkeypatch):
+    url, asked = proxy
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, url)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with NPUClient([scripted.url]) as client:
+        assert await client.embed("text")
+    assert not asked
+    settings = CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")
+    async with CloudClient(settings) as client:
+        with pytest.raises(Exception, match="failed"):
+            await client.generate("prompt", timeout=3)
+    assert [cloud.url in target for target in asked] == [True]
+    asked.clear()
+    async with NPUClient([scripted.url], proxy=url) as client:
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text", timeout=2)
+    assert asked

@@ -1,0 +1,76 @@
+"""The node's own TLS: its certificate, the authority of its clients, and files that are renewed while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+from worker_node.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 10.0
+
+
+class ServerTls:
+    """A TLS context that follows its files. Raises ConfigurationError for files that cannot be used.
+
+    With `client_ca` only clients with a certificate of that authority are admitted. Open connections keep the
+    certificate that they began with.
+    """
+
+    def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._seen = self._state()
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            self._load(self.context)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"tls_cert, tls_key or tls_client_ca cannot be used: {_why(error)}") from None
+
+    async def follow(self) -> None:
+        """Look at the files every 10 s, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.to_thread(self.reload_if_changed)
+
+    def reload_if_changed(self) -> bool:
+        """Use renewed files for new connections. Returns whether they were; broken ones are logged and not used."""
+        state = self._state()
+        if state == self._seen:
+            return False
+        self._seen = state
+        try:
+            # On a context of its own first: half of a renewed pair must not be used.
+            self._load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+            self._load(self.context)
+        except (OSError, ValueError) as error:
+            log.error("the renewed TLS files are not used: %s", _why(error))
+            return False
+        log.info("TLS files were renewed; new connections use them")
+        return True
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self._cert, self._key)
+        if self._client_ca is not None:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
+
+
+def _stamp(path: Path | None) -> tuple[int, int] | None:
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found is not None else None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not PEM, or the key is not the certificate's ({error.reason})"
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "not PEM"
