@@ -33,6 +33,7 @@ from worker_node.notify import ServiceManager
 from worker_node.serving.build import Machine, build_model, build_on_demand
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.installed import installed_model
+from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.memory import memory_budgets
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
@@ -137,6 +138,8 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
         found = await probe()
         schemas = SchemaCompiler()
         stack.push_async_callback(schemas.close)
+        texts = LargeTexts()
+        stack.push_async_callback(texts.close)
         if profile.takes_schemas:
             await schemas.start()
         machine = Machine(settings, found, npu)
@@ -155,6 +158,7 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
                 cache=EmbeddingCache(settings.embedding_cache),
                 tracing=tracing,
                 schemas=schemas,
+                texts=texts,
                 require_proof=settings.npu_require_proof,
             ),
             probe=found,

@@ -140,7 +140,7 @@ async def prepare_generation(services: Services, request: GenerationRequest) -> 
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.schemas.grammar(form, request.context)
     check_sampling(model, request)
-    prompt = prepare(model, request, grammar)
+    prompt = await prepare(services.texts, model, request, grammar)
     count = len(prompt.tokens)
     wanted = request.sampling.max_new_tokens
     if wanted is not None and wanted > model.max_tokens_limit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
@@ -11,6 +10,7 @@ from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
+from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.models import GenerationModel
 
 
@@ -23,27 +23,37 @@ class Prepared:
     parser: Parser | None = None
 
 
-def prepare(model: GenerationModel, request: GenerationRequest, grammar: str | None) -> Prepared:
+async def prepare(
+    texts: LargeTexts, model: GenerationModel, request: GenerationRequest, grammar: str | None
+) -> Prepared:
     """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
 
-    Raises BadRequest, ContextLengthExceeded, UnsupportedParameter.
+    Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt what `LargeTexts` raises.
     """
     if isinstance(request.prompt, tuple):
-        turns = _newest(model, request, request.prompt, grammar) if request.drop_oldest else request.prompt
-        prepared = _conversation(model, request, turns, grammar)
+        turns = request.prompt
+        if request.drop_oldest:
+            turns = await _newest(texts, model, request, turns, grammar)
+        prepared = await _conversation(texts, model, request, turns, grammar)
     elif isinstance(request.prompt, TokenIds):
         ids = model.tokenizer.check_ids(request.prompt.ids)
         last = kept(model, request)
         prepared = Prepared(ids if last is None else ids[-last:], grammar)
     else:
-        prepared = Prepared(model.tokenizer.encode_prompt(request.prompt, last=kept(model, request)), grammar)
+        deadline, last = request.context.deadline, kept(model, request)
+        ids = await texts.encode(model.tokenizer, request.prompt, deadline=deadline, last=last)
+        prepared = Prepared(ids, grammar)
     if not prepared.tokens:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
     return prepared
 
 
-def _conversation(
-    model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...], grammar: str | None
+async def _conversation(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    grammar: str | None,
 ) -> Prepared:
     chat = model.tokenizer
     use = request.tool_use
@@ -59,26 +69,37 @@ def _conversation(
         history = [_in_words(message, wanted) for message in history]
     declarations = [declaration(tool) for tool in use.tools] if use is not None and native else None
 
-    def encode(text: str) -> list[int]:
-        return chat.encode_rendered(text, last=last)
-
-    last = kept(model, request)
-    text = chat.render(history, declarations, request.think, request.rendering, bounded=last is None)
+    last, deadline = kept(model, request), request.context.deadline
+    text = await texts.render(
+        chat,
+        history,
+        declarations,
+        request.think,
+        request.rendering,
+        bounded=last is None,
+        deadline=deadline,
+    )
     if use is not None and use.forced:
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
         text += wanted.opening
-        return Prepared(encode(text), grammar, wanted.forced_parser(_names(use)))
+    tokens = await texts.encode(chat, text, special=False, last=last, deadline=deadline)
+    if use is not None and use.forced:
+        return Prepared(tokens, grammar, wanted.forced_parser(_names(use)))
     if use is not None and request.grammar is not None:
-        return Prepared(encode(text), grammar, wanted.free_parser(_names(use)))
+        return Prepared(tokens, grammar, wanted.free_parser(_names(use)))
     answer = wanted.parser(_names(use)) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
-        return Prepared(encode(text), grammar, answer)
+        return Prepared(tokens, grammar, answer)
     begun = text.rstrip().endswith("<think>")
-    return Prepared(encode(text), grammar, ReasoningFirst(answer, begun=begun))
+    return Prepared(tokens, grammar, ReasoningFirst(answer, begun=begun))
 
 
-def _newest(
-    model: GenerationModel, request: GenerationRequest, messages: tuple[Message, ...], grammar: str | None
+async def _newest(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    grammar: str | None,
 ) -> tuple[Message, ...]:
     """The messages without the oldest turns that there is no room for; the instructions before them stay.
 
@@ -88,14 +109,20 @@ def _newest(
     starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
     limit = kept(model, replace(request, keep_last=-1))
 
-    def fits(start: int) -> bool:
+    async def fits(start: int) -> bool:
         try:
-            prepared = _conversation(model, request, messages[:head] + messages[start:], grammar)
+            prepared = await _conversation(texts, model, request, messages[:head] + messages[start:], grammar)
         except ContextLengthExceeded:
             return False
         return limit is None or len(prepared.tokens) <= limit
 
-    first = bisect_left(starts, True, key=fits)
+    first, end = 0, len(starts)
+    while first < end:
+        middle = (first + end) // 2
+        if await fits(starts[middle]):
+            end = middle
+        else:
+            first = middle + 1
     return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
 
 

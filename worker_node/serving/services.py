@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker_node.manager.manager import ModelManager
 from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
@@ -23,4 +24,5 @@ class Services:
     cache: EmbeddingCache
     tracing: Tracing = OFF
     schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
+    texts: LargeTexts = field(default_factory=LargeTexts)
     require_proof: bool = False

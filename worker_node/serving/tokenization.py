@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowD
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
 _INLINE_CHARACTERS = 8_000
+# Of its own, so that large requests hold up one another and nothing else that the node does in threads.
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
 
 _AS_USUAL = Rendering()
@@ -49,16 +52,19 @@ class EmbeddingTokenizer:
         if sum(map(len, words)) <= _INLINE_CHARACTERS:
             encodings = tokenizer.encode_batch_fast(words)
         else:
-            encodings = await asyncio.to_thread(tokenizer.encode_batch_fast, words)
+            encodings = await asyncio.get_running_loop().run_in_executor(_THREADS, tokenizer.encode_batch_fast, words)
         encoded = iter(encodings)
-        rows = [next(encoded).ids if isinstance(text, str) else self._given(text, truncate) for text in texts]
-        for index, row in enumerate(rows):
+        rows: list[list[int]] = []
+        for index, text in enumerate(texts):
+            row = next(encoded) if isinstance(text, str) else self._given(text, truncate)
+            # The length first: the ids of a text of megabytes are millions of numbers to make.
             if len(row) > self.limit:
                 raise ContextLengthExceeded(
                     f"text {index} has {len(row)} tokens and the model takes at most {self.limit}; "
                     "shorten it or send truncate: true",
                     param=f"texts[{index}]",
                 )
+            rows.append(row if isinstance(row, list) else row.ids)
         return rows
 
     def _given(self, ids: tuple[int, ...], truncate: bool) -> list[int]:
@@ -79,11 +85,12 @@ def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> 
 class ChatTokenizer:
     """The tokenizer and chat template of a generation model (openvino_genai.Tokenizer).
 
-    Its calls hold the GIL; they take tenths of a millisecond for ordinary prompts. A text that cannot fit the model's
-    context, whatever its tokens are, is refused before it is tokenized, which also bounds the time.
+    Its calls hold the GIL. They take tenths of a millisecond for ordinary prompts; `large_texts` runs large ones apart.
+    A text that cannot fit the model's context, whatever its tokens are, is refused before it is tokenized.
     """
 
     def __init__(self, directory: Path, context_limit: int) -> None:
+        self.directory = directory
         template = find_template(directory)
         try:
             self._tokenizer = genai.Tokenizer(str(directory))
@@ -190,14 +197,7 @@ class ChatTokenizer:
 
         Raises as `encode_chat`; unless `bounded`, a text that cannot fit the context is rendered too.
         """
-        if len(messages) > self.context_limit:
-            raise ContextLengthExceeded(
-                f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
-                f"{self.context_limit} tokens",
-                param="messages",
-            )
-        if bounded:
-            self._refuse_hopeless(sum(len(m.content) for m in messages))
+        self.check_size(messages, bounded=bounded)
         if not self.chat_template:
             return _only_message(messages)
         history = [_template_message(message) for message in messages]
@@ -217,6 +217,17 @@ class ChatTokenizer:
             raise BadRequest("the model's chat template does not take this conversation") from error
         return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
 
+    def check_size(self, messages: Sequence[Message], *, bounded: bool = True) -> None:
+        """Raise ContextLengthExceeded for too many messages; where `bounded`, for too many characters, too."""
+        if len(messages) > self.context_limit:
+            raise ContextLengthExceeded(
+                f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
+                f"{self.context_limit} tokens",
+                param="messages",
+            )
+        if bounded:
+            self.refuse_hopeless(sum(len(m.content) for m in messages))
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
         if token >= len(self._table):
@@ -226,7 +237,7 @@ class ChatTokenizer:
         return str(self._tokenizer.decode([token])).encode()
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        self._refuse_hopeless(len(text))
+        self.refuse_hopeless(len(text))
         ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
         tokens: list[int] = np.asarray(ids).reshape(-1).tolist()
         if len(tokens) >= self._counts_up_to:
@@ -254,7 +265,8 @@ class ChatTokenizer:
             end = start
         return tokens[-last:]
 
-    def _refuse_hopeless(self, characters: int) -> None:
+    def refuse_hopeless(self, characters: int) -> None:
+        """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
         if characters > self.context_limit * self._longest_piece:
             raise ContextLengthExceeded(
                 f"the prompt has {characters} characters, which cannot fit the model's context of "

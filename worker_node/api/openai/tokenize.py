@@ -9,12 +9,14 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
+from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.openai.messages import ChatMessage, conversation
 from worker_node.api.openai.table import TOKENIZE
 from worker_node.api.openai.template import rendering
 from worker_node.errors import BadRequest
+from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.models import GenerationModel, generation_model
 
 _MAX_TOKENS = 1_000_000
@@ -41,21 +43,24 @@ class TokenizeBody(DialectBody):
     add_special: bool | None = None
     with_pieces: bool | None = None
 
-    def tokens(self, model: GenerationModel) -> list[int]:
-        """The token ids. Raises BadRequest, ContextLengthExceeded."""
+    async def tokens(self, model: GenerationModel, texts: LargeTexts, deadline: float) -> list[int]:
+        """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
         if self.content is not None and self.prompt is None and self.messages is None:
-            return model.tokenizer.encode_prompt(self.content, special=bool(self.add_special))
+            special = bool(self.add_special)
+            return await texts.encode(model.tokenizer, self.content, special=special, deadline=deadline)
         if (self.prompt is None) == (self.messages is None) or self.content is not None:
             raise BadRequest("send either prompt or messages", param="prompt")
         if self.prompt is not None:
-            return model.tokenizer.encode_prompt(self.prompt, special=self.add_special_tokens is not False)
+            special = self.add_special_tokens is not False
+            return await texts.encode(model.tokenizer, self.prompt, special=special, deadline=deadline)
         wanted = rendering(
             self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
         )
-        text = model.tokenizer.render(conversation(self.messages or []), rendering=wanted)
-        return model.tokenizer.encode_prompt(text, special=bool(self.add_special_tokens))
+        messages = conversation(self.messages or [])
+        text = await texts.render(model.tokenizer, messages, rendering=wanted, deadline=deadline)
+        return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)
 
 
 class DetokenizeBody(DialectBody):
@@ -74,14 +79,15 @@ def routes() -> list[web.RouteDef]:
 
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
+    texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
     model = await generation_model(request.app[NODE].manager, body.model)
-    tokens = body.tokens(model)
+    tokens = await body.tokens(model, texts, deadline)
     longest = max(place.total_limit for place in model.placements)
     told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
     if body.with_pieces:
         told["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
-        told["token_strs"] = [model.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        told["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
     return _json(told)
 
 
@@ -89,7 +95,8 @@ async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
     tokenizer = (await generation_model(request.app[NODE].manager, body.model)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
-    text = tokenizer.decode(ids, skip_special_tokens=False)
+    texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
+    text = await texts.decode(tokenizer, ids, deadline=deadline)
     return _json({"prompt": text, "content": text})
 
 

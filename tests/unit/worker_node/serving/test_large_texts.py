@@ -1,0 +1,100 @@
+"""Large prompts are tokenized outside of the edge process, with the same result; small ones are not sent there."""
+
+import pytest
+
+from worker_node.domain import Message, Rendering, ToolCall
+from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.serving import large_texts, tokenizing
+from worker_node.serving.large_texts import LargeTexts
+from worker_node.serving.tokenization import ChatTokenizer
+
+FAR = 1e12
+SMALL = "the lighthouse keeper "
+LARGE = SMALL * 500
+
+
+class Pool:
+    """Calls the functions here, and notes them."""
+
+    def __init__(self):
+        self.called = []
+
+    async def run(self, function, *arguments, deadline, param):
+        self.called.append(function)
+        return function(*arguments)
+
+
+@pytest.fixture(scope="module")
+def chat(store):
+    installed = store.get("smollm2-135m-instruct")
+    return ChatTokenizer(installed.path, installed.context_limit)
+
+
+@pytest.fixture
+def pool():
+    return Pool()
+
+
+@pytest.fixture
+def texts(pool):
+    return LargeTexts(pool)
+
+
+@pytest.mark.parametrize("text", [SMALL, LARGE, "漢🙂é" * 1000], ids=["small", "large", "of many bytes"])
+@pytest.mark.parametrize("last", [None, 100])
+async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text, last):
+    tokens = await texts.encode(chat, text, last=last, deadline=FAR)
+    assert tokens == chat.encode_prompt(text, last=last)
+    assert pool.called == ([] if text == SMALL else [tokenizing.encode])
+
+
+async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_to_it(chat, pool, texts):
+    messages = (
+        Message("system", "Be brief."),
+        Message("user", LARGE),
+        Message("assistant", "", tool_calls=(ToolCall("clock", {"zone": "UTC"}),)),
+        Message("tool", "12:00", tool_name="clock"),
+        Message("assistant", "It is"),
+    )
+    rendering = Rendering({"date": "today"}, answer_prompt=False, continue_last=True)
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+    text = await texts.render(chat, messages, tools, think=False, rendering=rendering, deadline=FAR)
+    assert text == chat.render(messages, tools, False, rendering)
+    assert pool.called == [tokenizing.render]
+
+
+async def test_tokens_are_decoded_as_they_are_here(chat, pool, texts):
+    tokens = chat.encode_prompt(LARGE) * 2
+    assert await texts.decode(chat, tokens, deadline=FAR) == LARGE * 2
+    assert "".join(await texts.decode_each(chat, tokens[:300], deadline=FAR)) == chat.decode(tokens[:300])
+    assert await texts.decode(chat, tokens[:3], deadline=FAR) == chat.decode(tokens[:3])
+    assert pool.called == [tokenizing.decode, tokenizing.decode_each]
+
+
+async def test_what_cannot_fit_whatever_its_tokens_is_refused_without_a_process(chat, pool, texts):
+    hopeless = "a" * (chat.context_limit * 81 + 1)
+    with pytest.raises(ContextLengthExceeded, match="characters"):
+        await texts.encode(chat, hopeless, deadline=FAR)
+    with pytest.raises(ContextLengthExceeded, match="characters"):
+        await texts.render(chat, [Message("user", hopeless)], deadline=FAR)
+    with pytest.raises(ContextLengthExceeded, match="messages"):
+        await texts.render(chat, [Message("user", "a")] * (chat.context_limit + 1), deadline=FAR)
+    assert pool.called == []
+
+
+# Some 3 s: a process imports the runtime and loads the tokenizer, twice.
+async def test_a_process_tokenizes_refuses_and_is_ended_at_its_limit(chat):
+    texts = LargeTexts()
+    try:
+        assert await texts.encode(chat, LARGE, deadline=FAR) == chat.encode_prompt(LARGE)
+        with pytest.raises(ContextLengthExceeded, match="tokens or more"):
+            await texts.encode(chat, SMALL * 20_000, deadline=FAR)
+    finally:
+        await texts.close()
+    impatient = LargeTexts(PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), large_texts._MODULES))
+    try:
+        with pytest.raises(BadRequest, match="CPU time"):
+            await impatient.encode(chat, LARGE, deadline=FAR)
+    finally:
+        await impatient.close()
