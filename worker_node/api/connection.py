@@ -15,12 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestHandler
 
+from worker_node.api.context import SERVER, new_request_id, request_id
 from worker_node.api.dialects import Renderer
 from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_ENCODING = "Content-Encoding: only gzip and deflate are supported; send the body uncompressed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class GuardedConnection(RequestHandler):
 
     def handle_error(
         self,
-        request: web.BaseRequest,  # noqa: ARG002
+        request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002  (it may quote the request)
@@ -182,11 +186,20 @@ class GuardedConnection(RequestHandler):
             failure = NodeError("the node failed to answer; the failure is logged")
             if level == logging.ERROR:
                 self._note(failure)
-            return self._render(failure)
+            return self._rendered(failure, request_id(request))
         malformed = BadRequest("this is not a valid HTTP request")
+        if isinstance(exc, ContentEncodingError):
+            malformed = BadRequest(UNKNOWN_ENCODING)
         self._note(malformed)
-        response = self._render(malformed)
+        response = self._rendered(malformed, request_id(request))
         response.force_close()
+        return response
+
+    def _rendered(self, error: NodeError, identity: str) -> web.Response:
+        """The reply to what never reaches the application, which adds these headers to all others."""
+        response = self._render(error)
+        response.headers["Server"] = SERVER
+        response.headers["X-Request-ID"] = identity
         return response
 
     def _header_is_late(self) -> None:
@@ -203,7 +216,7 @@ class GuardedConnection(RequestHandler):
         if transport is None:
             return
         self._note(error)
-        response = self._render(error)
+        response = self._rendered(error, new_request_id())
         body = response.body
         assert isinstance(body, bytes)  # noqa: S101  (every renderer makes a whole body)
         reason = {408: "Request Timeout", 429: "Too Many Requests"}[error.status]

@@ -16,6 +16,8 @@ from worker_node.domain import Device, EmbeddingReply, Priority, RequestContext,
 from worker_node.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# What replies name as their server: no version of anything.
+SERVER = "npu-node"
 _TOKENS = re.compile(r"[0-9]{1,9}")
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 E = TypeVar("E", bound=StrEnum)
@@ -24,7 +26,12 @@ E = TypeVar("E", bound=StrEnum)
 def request_id(request: web.BaseRequest) -> str:
     """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
     given = request.headers.get("X-Request-ID", "")
-    return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
+    return given if _REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """The id of a request that brings none."""
+    return "req_" + secrets.token_hex(12)
 
 
 def route_template(request: web.Request) -> str:

@@ -12,7 +12,7 @@ from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Middleware
 
 from worker_node.api.authorization import ApiKeys
-from worker_node.api.context import request_id, route_template
+from worker_node.api.context import SERVER, request_id, route_template
 from worker_node.api.dialects import KNOWN_FIELDS, Renderer, renderer
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
 from worker_node.api.leniency import labels
@@ -41,7 +41,7 @@ _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
     """No reply, streams included, tells which version of anything runs here."""
-    response.headers["Server"] = "npu-node"
+    response.headers["Server"] = SERVER
 
 
 async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:

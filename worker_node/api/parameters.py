@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from worker_node.domain import Sampling
 from worker_node.errors import BadRequest
@@ -18,6 +20,10 @@ MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
 # Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
+# Engines want it below 1 in float32, to which larger values are rounded.
+_MOST_MIN_P = 1 - 1e-6
+# Logits are divided by it: from here down, nothing but what was said before is left.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,18 @@ def _seed(value: int, _name: str) -> int | None:
 
 
 def _max_new_tokens(value: int, _name: str) -> int | None:
-    # Ollama: −1 no limit, −2 until the context is full; here the context is the limit in either case.
-    return None if value < 0 else value
+    # Ollama: 0 and −1 no limit, −2 until the context is full; here the context is the limit in any case.
+    return None if value <= 0 else value
+
+
+def _n_predict(value: int, name: str) -> int | None:
+    if value == 0:
+        raise BadRequest(f"{name}: 0 asks for no token; send 1 or more, or -1 for no limit", param=name)
+    return _max_new_tokens(value, name)
+
+
+def _min_p(value: float, _name: str) -> float:
+    return min(value, _MOST_MIN_P)
 
 
 def _stop(value: str | list[str], name: str) -> tuple[str, ...]:
@@ -63,7 +79,7 @@ _SHARED = {
     "temperature": Parameter("temperature", _temperature),
     "top_p": Parameter("top_p", _as_it_is),
     "top_k": Parameter("top_k", _as_it_is),
-    "min_p": Parameter("min_p", _as_it_is),
+    "min_p": Parameter("min_p", _min_p),
     "seed": Parameter("seed", _seed),
     "stop": Parameter("stop", _stop),
     "presence_penalty": Parameter("presence_penalty", _as_it_is),
@@ -81,7 +97,7 @@ OPENAI: Mapping[str, Parameter] = _SHARED | {
     "include_stop_str_in_output": Parameter("include_stop", _as_it_is),
     "skip_special_tokens": Parameter("skip_special_tokens", _as_it_is),
     # llama.cpp's
-    "n_predict": Parameter("max_new_tokens", _max_new_tokens),
+    "n_predict": Parameter("max_new_tokens", _n_predict),
     "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
 }
 OLLAMA: Mapping[str, Parameter] = _SHARED | {

@@ -5,6 +5,7 @@ No message repeats what was sent.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 import orjson
@@ -12,6 +13,8 @@ import orjson
 from worker_node.errors import BadRequest
 from worker_node.jobs.catalog import ALIASES, JOBS, MAX_INPUT_CHARACTERS, MAX_NEW_TOKENS, Job
 
+# Control and format characters, as zero-width ones are, and marks that need a character before them.
+_UNSEEN = frozenset({"Cc", "Cf", "Mn", "Me"})
 _FIELDS = frozenset({"job", "input", "max_new_tokens"})
 
 
@@ -58,7 +61,7 @@ def bounded(job: Job, text: object, max_new_tokens: object = None) -> JobRequest
     """Return the request for a job. Raises BadRequest, naming the bound that a value is beyond."""
     if not isinstance(text, str):
         raise BadRequest("input must be a string")
-    if not text.strip():
+    if not _shows_something(text[: MAX_INPUT_CHARACTERS + 1]):
         raise BadRequest("input must not be empty")
     if len(text) > MAX_INPUT_CHARACTERS:
         raise BadRequest(f"input has {len(text)} characters; at most {MAX_INPUT_CHARACTERS} are allowed")
@@ -70,3 +73,8 @@ def bounded(job: Job, text: object, max_new_tokens: object = None) -> JobRequest
     if not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
         raise BadRequest(f"max_new_tokens must be from 1 to {MAX_NEW_TOKENS}")
     return JobRequest(job, text, max_new_tokens)
+
+
+def _shows_something(text: str) -> bool:
+    """Whether a text has a character that can be seen: without one a model would make up an answer."""
+    return any(not character.isspace() and unicodedata.category(character) not in _UNSEEN for character in text)

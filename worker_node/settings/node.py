@@ -129,7 +129,10 @@ class NodeSettings(BaseSettings):
         description="open connections; a new one replaces a silent or idle one, and gets 429 if all are at work",
     )
     header_timeout_s: float = Field(
-        default=5.0, gt=0, description="seconds from the first byte of a request to the end of its header"
+        default=5.0,
+        gt=0,
+        description="seconds from the opening of the connection, or the first byte of a later request, to the end of "
+        "the header",
     )
     body_timeout_s: float = Field(default=10.0, gt=0, description="seconds of silence within a body")
     keepalive_timeout_s: float = Field(default=75.0, gt=0, description="seconds that an idle connection stays open")

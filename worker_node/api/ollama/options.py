@@ -10,6 +10,7 @@ from worker_node.api import parameters
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.ollama.table import OPTIONS
+from worker_node.api.parameters import RepetitionPenalty
 from worker_node.domain import AnswerSchema, Sampling
 from worker_node.errors import UnsupportedParameter
 
@@ -35,7 +36,7 @@ class Options(DialectBody):
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | list[str] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 

@@ -11,7 +11,7 @@ from worker_node.api.body import DialectBody
 from worker_node.api.keep_alive import KeepAlive
 from worker_node.api.openai.guided import GuidedFields
 from worker_node.api.openai.stream import UsageOfChunks
-from worker_node.api.parameters import MAX_STOP_SEQUENCES
+from worker_node.api.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
 from worker_node.domain import Priority, RequestContext
 
 # What the schema takes; a model's own best_of_limit decides.
@@ -41,7 +41,7 @@ class SamplingFields(GuidedFields):
     stop: str | list[str] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -50,7 +50,7 @@ class SamplingFields(GuidedFields):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     keep_alive: KeepAlive | None = None

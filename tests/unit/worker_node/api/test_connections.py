@@ -217,3 +217,34 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_a_slow_one_is_not():
                 while data := await stuck.read(1 << 20):
                     rest += len(data)
         assert rest < 50_000_000
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"zstd"])
+async def test_a_body_in_an_encoding_that_is_not_read_is_refused_by_that_name(encoding):
+    async with serving() as served:
+        head = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding + b"\r\nContent-Length: 4\r\n\r\nabcd"
+        reader, _ = await served.connect(head)
+        reply = await ends(reader)
+        assert reply.split()[1] == b"400"
+        assert b"Content-Encoding" in reply.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"NONSENSE\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 100_000 + b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-", b"408"),
+    ],
+    ids=["no request", "a header too long", "a header that does not end"],
+)
+async def test_replies_without_a_request_have_an_id_and_tell_no_versions(sent, status):
+    async with serving(header=0.2) as served:
+        reader, _ = await served.connect(sent)
+        reply = await ends(reader)
+        head = reply.partition(b"\r\n\r\n")[0]
+        assert head.split()[1] == status
+        assert b"\r\nServer: npu-node" in head
+        assert b"\r\nX-Request-ID: req_" in head
+        assert b"aiohttp" not in head
+        assert b"Python" not in head

@@ -2,9 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from worker_node.api import parameters
+from worker_node.api.ollama.options import Options
+from worker_node.api.openai.fields import SamplingFields
 from worker_node.domain import Sampling
 from worker_node.errors import BadRequest
 
@@ -49,6 +53,32 @@ def test_absent_and_null_are_the_nodes_default(table):
 def test_the_words_for_no_limit_and_no_seed():
     assert parameters.sampling(parameters.OLLAMA, {"num_predict": -1, "seed": -1}) == Sampling()
     assert parameters.sampling(parameters.OPENAI, {"seed": -5}).seed == 2**63 - 5
+
+
+def test_no_tokens_are_no_limit_for_ollama_and_refused_for_llama_cpp():
+    assert parameters.sampling(parameters.OLLAMA, {"num_predict": 0}) == Sampling()
+    assert parameters.sampling(parameters.OPENAI, {"n_predict": -1}) == Sampling()
+    with pytest.raises(BadRequest, match="n_predict: 0 asks for no token"):
+        parameters.sampling(parameters.OPENAI, {"n_predict": 0})
+
+
+@pytest.mark.parametrize("table", [parameters.OPENAI, parameters.OLLAMA, parameters.NATIVE])
+@pytest.mark.parametrize("min_p", [0.99999999, 1 - 2**-53])
+def test_a_min_p_that_is_one_in_float32_stays_below_it(table, min_p):
+    assert np.float32(0.99) < np.float32(parameters.sampling(table, {"min_p": min_p}).min_p) < np.float32(1)
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e-30, 0.009, 10.1])
+def test_a_repetition_penalty_is_neither_tiny_nor_huge(penalty):
+    for body, name in (
+        (SamplingFields, "repetition_penalty"),
+        (SamplingFields, "repeat_penalty"),
+        (Options, "repeat_penalty"),
+    ):
+        fields = {"model": "m"} if body is SamplingFields else {}
+        with pytest.raises(ValidationError, match=name):
+            body.model_validate(fields | {name: penalty})
+        assert getattr(body.model_validate(fields | {name: 0.01}), name) == 0.01
 
 
 def test_top_p_of_zero_is_greedy():

@@ -96,3 +96,16 @@ def test_no_message_and_no_repr_repeats_what_was_sent():
             parse_request(data)
         assert secret not in str(caught.value)
         assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n", "\u200b", "\u200b\u200d\ufeff \u2060", "\x00\x1b", "\u0301", "\ufe0f" * 7000]
+)
+def test_a_text_of_which_nothing_is_seen_is_empty(text):
+    with pytest.raises(BadRequest, match="must not be empty"):
+        make_request("title", text)
+
+
+@pytest.mark.parametrize("text", ["\u200ba", "❤\ufe0f", "👨\u200d👩", "e\u0301", "٠", "!"])
+def test_a_text_with_one_visible_character_is_not_empty(text):
+    assert make_request("title", text).text == text
