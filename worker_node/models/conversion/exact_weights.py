@@ -58,20 +58,20 @@ def restore_exact_weights(model: ov.Model, gguf: GgufFile, room: Path) -> int:
     rotary = _rotary_shape(gguf)
     left = set(shapes)
     for weight in _find_weights(model):
-        values = _fold(weight.output)
-        shape = _squeeze(values.shape)
+        full = tuple(weight.output.get_shape())
+        shape = _squeeze(full)
         candidates = _candidates(weight, shape, shapes)
         if not candidates and shape == rotary:
             continue  # frequencies of the rotary embedding, computed by GenAI from the metadata
-        sample = _sample(values.reshape(shape))
+        sample = sample_of(weight.output)
         name = _nearest(gguf, shape, sample, {name: samples[name] for name in candidates})
         if name not in left:
             raise ConversionFailed(f"{gguf.path}: two constants of the graph match tensor {name}")
         left.discard(name)
         if len(shape) > 1:
-            _replace_matrix(weight, name, _halved(gguf, name, room).reshape(values.shape))
+            _replace_matrix(weight, name, _halved(gguf, name, room).reshape(full))
         else:
-            _replace(weight, op.constant(gguf.tensor(name).reshape(values.shape), name=name))
+            _replace(weight, op.constant(gguf.tensor(name).reshape(full), name=name))
     if left:
         raise ConversionFailed(f"{gguf.path}: no constant of the graph matches {', '.join(sorted(left))}")
     return len(shapes)
@@ -143,8 +143,48 @@ def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def _sample(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    return values if values.ndim == 1 else values[_sample_rows(values.shape[0])]
+def sample_of(output: Output) -> NDArray[np.float32]:
+    """The rows of a constant sub-graph that are compared; the other rows of a matrix are not computed."""
+    full = tuple(output.get_shape())
+    shape = _squeeze(full)
+    if len(full) > 1 and full == shape:
+        return _rows_of(output, _sample_rows(full[0]), full[0])
+    values = _fold(output).reshape(shape)
+    return values if values.ndim == 1 else values[_sample_rows(shape[0])]
+
+
+def _rows_of(output: Output, rows: NDArray[np.intp], count: int) -> NDArray[np.float32]:
+    """Some of the `count` rows that a dequantisation gives. All its operations work row by row."""
+    node = output.get_node()
+    match node.get_type_name():
+        case "Constant":
+            return _constant_rows(node, rows, count)
+        case "Reshape":
+            values = _rows_of(node.input_value(0), rows, count)
+            return values.reshape(len(rows), *tuple(output.get_shape())[1:])
+        case "Convert":
+            return _rows_of(node.input_value(0), rows, count)
+    left, right = (_rows_of(node.input_value(port), rows, count) for port in (0, 1))
+    return left - right if node.get_type_name() == "Subtract" else left * right
+
+
+def _constant_rows(node: Node, rows: NDArray[np.intp], count: int) -> NDArray[np.float32]:
+    shape = tuple(node.get_output_shape(0))
+    kind = node.get_output_element_type(0).get_type_name()
+    by_row = bool(shape) and shape[0] == count
+    if kind not in {"u4", "i4"}:
+        data = np.asarray(node.data)
+        return (data[rows] if by_row else data).astype(np.float32)
+    packed = np.asarray(node.data).reshape(-1)
+    per_row = int(np.prod(shape[1:]))
+    if by_row and per_row % 2 == 0:
+        packed, by_row, shape = packed.reshape(count, -1)[rows].reshape(-1), False, (len(rows), *shape[1:])
+    # Two to a byte, the first in the lower half.
+    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[: int(np.prod(shape))]
+    values = halves.astype(np.float32).reshape(shape)
+    if kind == "i4":
+        values = np.where(values > 7, values - 16, values).astype(np.float32)
+    return values[rows] if by_row else values
 
 
 def _sample_tensor(gguf: GgufFile, name: str) -> NDArray[np.float32]:

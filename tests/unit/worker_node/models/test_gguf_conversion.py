@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType
 from worker_node.domain import ModelKind
 from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
+from worker_node.models.conversion import exact_weights
 from worker_node.models.conversion.exact_logits import exact_logits
 from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
@@ -49,6 +50,20 @@ def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported, tmp_path):
         values = np.array(found[name].data).reshape(shape)
         expected = gguf.tensor(name)
         np.testing.assert_array_equal(values, expected.astype(np.float16) if len(shape) > 1 else expected)
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q8_0", "F16"])
+def test_the_rows_that_are_compared_are_those_of_the_whole_matrix(make_gguf, tmp_path, quantization):
+    model, _ = import_gguf(make_gguf(quantization=GGMLQuantizationType[quantization]), tmp_path)
+    matrices = 0
+    for weight in exact_weights._find_weights(model):
+        sample = exact_weights.sample_of(weight.output)
+        whole = exact_weights._fold(weight.output)
+        if sample.ndim == 2:
+            matrices += 1
+            whole = whole[exact_weights._sample_rows(whole.shape[0])]
+        np.testing.assert_allclose(sample, whole.reshape(sample.shape), atol=2e-3, rtol=2e-3)
+    assert matrices >= 15
 
 
 def test_the_import_itself_is_not_exact_and_the_logits_show_it(imported, tmp_path):
