@@ -28,11 +28,11 @@ async def application(models=(), settings=None, cache=0):
             yield client, node
 
 
-def built_models(store, *names, settings=None):
+def built_models(store, *names, settings=None, **options):
     """Installed models with their tokenizers and limits, placed on the CPU. Their engines are never started."""
     with npu_source(None, emulated=False) as npu:
         machine = Machine(settings or NodeSettings(), Probe((DeviceInfo("CPU"),), "test"), npu)
-        return [build_model(store.get(name), ModelSettings(name=name), machine) for name in names]
+        return [build_model(store.get(name), ModelSettings(name=name, **options), machine) for name in names]
 
 
 def with_engine(model, engine):

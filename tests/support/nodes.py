@@ -77,12 +77,15 @@ class RunningNode:
 
 @contextlib.contextmanager
 def start_node(*arguments, ready=True, **environment):
-    """A node on a free loopback port, ended with the block; none of its processes outlives it."""
+    """A node on a free loopback port, ended with the block; none of its processes outlives it.
+
+    It is greedy where a request leaves sampling open, in Ollama's dialect too, so that texts can be compared.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
+        env=os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment,
     )
     try:
         line = process.stdout.readline()

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,10 +55,11 @@ def _built(store):
 
 
 @contextlib.asynccontextmanager
-async def writing(store, text="One two three.", settings=None):
-    """Yields a client, its `Node` and the engine behind all of its models."""
+async def writing(store, text="One two three.", settings=None, **changed):
+    """Yields a client, its `Node` and the engine behind all of its models; `changed` are fields of the writer."""
     engine = WritingEngine(text)
     models = [with_engine(model, engine) for model in _built(store)]
+    models[0] = replace(models[0], **changed)
     engine.tokenizer = models[0].tokenizer
     async with application(models, settings) as (client, node):
         yield client, node, engine

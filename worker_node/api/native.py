@@ -48,9 +48,9 @@ class InferenceBody(Body):
     prompt: str
     model: str | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], OneOrMany, Field(max_length=16)] = Field(
         default_factory=list
     )
@@ -115,7 +115,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     context = request_context(request)
     body = await read_body(request, InferenceBody)
-    sampling = parameters.sampling(parameters.NATIVE, body.model_dump())
+    sampling = parameters.sampling(parameters.NATIVE, body.model_dump(exclude_unset=True))
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     wanted = GenerationRequest(context, prompt, sampling, body.model)
     async with generate(node.services, wanted) as run:

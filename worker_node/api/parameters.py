@@ -1,11 +1,12 @@
 """One table: which parameter of each dialect is which field of `Sampling`.
 
 A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
-null has the node's own default (`Sampling`), also the same for all: greedy, and as many tokens as there is room for.
+null is left open: the model's own default counts, or Ollama's in its dialect (`serving.sampling_defaults`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from worker_node.errors import BadRequest
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Sampling))
 # Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
 # Engines want it below 1 in float32, to which larger values are rounded.
@@ -104,6 +106,8 @@ OLLAMA: Mapping[str, Parameter] = _SHARED | {
     "num_predict": Parameter("max_new_tokens", _max_new_tokens),
     "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
 }
+# What Ollama does where neither the request nor the model says otherwise.
+OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}
 
 
@@ -124,4 +128,6 @@ def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: A
     if fields.get("top_p") == 0:
         # Nothing but the likeliest token is left, whatever the temperature.
         fields |= {"top_p": 1.0, "temperature": 0.0}
-    return Sampling(**fields, **more)
+    # What the dialect sets by itself is as good as asked for.
+    open_fields = _FIELDS - fields.keys() - more.keys()
+    return Sampling(**fields, **more, open_fields=open_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -28,6 +29,9 @@ class Sampling:
     token's probability. `choices` is how many answers the caller wants to the one prompt, of which this is one.
     Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do; with
     `include_stop` what ended it is part of its text. Without `skip_special_tokens` special tokens are text too.
+
+    `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
+    dialect has `dialect_defaults` (docs/models.md).
     """
 
     max_new_tokens: int | None = None
@@ -47,6 +51,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    open_fields: frozenset[str] = field(default=frozenset(), compare=False)
+    dialect_defaults: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

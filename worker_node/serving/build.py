@@ -23,6 +23,7 @@ from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
+from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.options.generation import GenerationOptions
 from worker_node.routing import NOTHING, Feature
@@ -77,12 +78,15 @@ def build_model(
         canary = guard(generation_canary(installed.canary, chat))
     placements = _placements(installed, wanted, machine, canary)
     limits = wanted.of(GenerationOptions)
+    defaults = sampling_defaults(installed.path)
+    greedy = (limits.sampling_defaults or machine.settings.sampling_defaults) == "greedy"
     return GenerationModel(
         installed,
         placements,
         chat,
         limits.max_tokens_limit or sys.maxsize,
         limits.best_of_limit,
+        None if greedy else defaults,
         aliases=wanted.aliases,
         idle_unload_s=wanted.idle_unload_s,
     )

@@ -33,6 +33,7 @@ from worker_node.serving.places import Demand, Place, errors_of, find_place, tur
 from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.rerun import Runs, run_again
+from worker_node.serving.sampling_defaults import completed
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.telemetry import Telemetry
@@ -82,6 +83,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
     with services.tracing.generation(request) as operation:
         began = time.monotonic()
         prepared = await prepare_generation(services, request)
+        request = prepared.request
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
         place = await find_place(prepared.demand, context)
@@ -121,8 +123,12 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGeneration:
-    """A request with its model found and its prompt tokenized; nothing has been decided or run."""
+    """A request with its model found and its prompt tokenized; nothing has been decided or run.
 
+    The `request` has the sampling that it left open filled in.
+    """
+
+    request: GenerationRequest
     model: GenerationModel
     prompt: Prepared
     demand: Demand
@@ -139,6 +145,7 @@ async def prepare_generation(services: Services, request: GenerationRequest) -> 
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.schemas.grammar(form, request.context)
+    request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
     check_sampling(model, request)
     prompt = await prepare(services.texts, model, request, grammar)
     count = len(prompt.tokens)
@@ -166,7 +173,7 @@ async def prepare_generation(services: Services, request: GenerationRequest) -> 
         require=request.context.require_device,
         needs=_needs(request.sampling),
     )
-    return PreparedGeneration(model, prompt, demand)
+    return PreparedGeneration(request, model, prompt, demand)
 
 
 def _needs(sampling: Sampling) -> frozenset[Feature]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from worker_node.domain import ModelKind
 from worker_node.errors import BadRequest
@@ -24,11 +26,15 @@ class EmbeddingModel(ServedModel):
 
 @dataclass(frozen=True, slots=True)
 class GenerationModel(ServedModel):
-    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers."""
+    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
+
+    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones.
+    """
 
     tokenizer: ChatTokenizer
     max_tokens_limit: int = sys.maxsize
     best_of_limit: int = GenerationOptions().best_of_limit
+    sampling_defaults: Mapping[str, Any] | None = None
 
 
 async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:

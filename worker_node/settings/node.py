@@ -108,6 +108,11 @@ class NodeSettings(BaseSettings):
         description="what to do with fields of OpenAI's and Ollama's dialects that have no effect here: ignore "
         "and list them in the reply, or reject",
     )
+    sampling_defaults: Literal["model", "greedy"] = Field(
+        default="model",
+        description="where a request leaves sampling open: the model's generation_config.json (in Ollama's dialect "
+        "Ollama's own defaults), or greedy",
+    )
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0, description="bytes of the largest request body")
     max_texts: int = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(

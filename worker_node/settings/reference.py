@@ -45,7 +45,7 @@ def sections() -> Iterator[tuple[str, list[Entry]]]:
     yield "The node", _entries(NodeSettings, without={"models"})
     yield "A model: `[[models]]`", _entries(ModelSettings, without={"options"})
     yield "A placement: an item of `placements`", _entries(PlacementSettings)
-    for owner in declarations():
+    for owner in sorted(declarations(), key=lambda declared: declared.title):
         yield (
             f"{owner.title} (keys of `[[models]]`)",
             [

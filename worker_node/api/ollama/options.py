@@ -59,7 +59,8 @@ class Options(DialectBody):
 
     def sampling(self) -> Sampling:
         """How to sample. Raises BadRequest."""
-        return parameters.sampling(parameters.OLLAMA, self.model_dump())
+        given = self.model_dump()
+        return parameters.sampling(parameters.OLLAMA, given, dialect_defaults=parameters.OLLAMA_DEFAULTS)
 
 
 def schema_of(wanted: Format | None) -> AnswerSchema | None:

@@ -30,7 +30,7 @@ NAMES = [
     ("include_stop", True, {"OPENAI": "include_stop_str_in_output"}),
     ("skip_special_tokens", False, {"OPENAI": "skip_special_tokens"}),
 ]
-SET_BY_DIALECTS = {"logprobs", "choices"}
+SET_BY_DIALECTS = {"logprobs", "choices", "open_fields", "dialect_defaults"}
 
 
 @pytest.mark.parametrize(("field", "value", "names"), NAMES, ids=[row[0] for row in NAMES])
