@@ -189,63 +189,6 @@ async def test_a_cloud_stream_that_dies_keeps_its_text_and_is_counted_at_its_bou
         assert client.ledger.cloud.completion_tokens == 10
 
 
-@pytest.mark.parametrize(("status", "error"), [(429, CloudUnavailable), (500, CloudUnavailable)])
-async def test_both_failing_is_one_error_with_the_whole_history(cloud, status, error):
-    async def fail(_):
-        return web.json_response({"error": {"message": "no"}}, status=status)
-
-    cloud.respond = fail
-    async with fallback([DEAD], cloud) as client:
-        with pytest.raises(NPUUnavailableError) as caught:
-            await client.generate("prompt")
-        assert isinstance(caught.value.cloud_error, error)
-        assert caught.value.attempts[-1].node == cloud.url
-        assert len(cloud.requests) == 1
-        assert client.ledger.cloud.calls == 0
-
-
-def answering(status, message="no"):
-    async def respond(_):
-        return web.json_response({"error": {"message": message}}, status=status)
-
-    return respond
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, status):
-    cloud.respond = answering(status)
-    async with fallback([DEAD], cloud) as client:
-        with pytest.raises(CloudRejected) as caught:
-            await client.generate("prompt")
-        assert isinstance(caught.value, RequestRejected)
-        assert caught.value.status == status
-
-
-@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
-async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
-    """Our key, our model name or our URL is wrong, or the cloud is down: not the fault of whoever asked."""
-    cloud.respond = answering(status)
-    async with fallback([DEAD], cloud, spaces=SPACES) as client:
-        for call in (client.generate, client.embed):
-            with pytest.raises(NPUUnavailableError) as caught:
-                await call("prompt")
-            assert not isinstance(caught.value, RequestRejected)
-            assert caught.value.cloud_error.status == status
-            assert caught.value.attempts[-1].status == status
-        with pytest.raises(NPUUnavailableError):
-            [_ async for _ in client.stream("prompt")]
-        assert client.cloud_breaker.value == "closed"
-        assert client.ledger.cloud.calls == 0
-
-
-async def test_a_wrong_key_or_model_says_which_setting_to_check(cloud):
-    for status, setting in ((401, "cloud.api_key"), (404, "cloud.base_url and the model names")):
-        cloud.respond = answering(status)
-        async with fallback([DEAD], cloud) as client:
-            with pytest.raises(NPUUnavailableError, match=setting):
-                await client.generate("prompt")
-
-
 async def test_a_named_model_goes_to_the_cloud_only_when_it_is_mapped(cloud):
     async with fallback([DEAD], cloud, chat_models={"my-finetune": "cloud-finetune"}) as client:
         answer = await client.generate("prompt", model="My-Finetune")
@@ -293,18 +236,6 @@ async def test_a_cap_is_kept_for_models_without_a_price(cloud):
     assert len(cloud.requests) == 1
 
 
-async def test_a_cloud_that_fails_is_left_alone(cloud):
-    async def fail(_):
-        return web.json_response({"error": {"message": "no"}}, status=500)
-
-    cloud.respond = fail
-    async with fallback([DEAD], cloud) as client:
-        for _ in range(10):
-            with pytest.raises(NPUUnavailableError):
-                await client.generate("prompt")
-    assert len(cloud.requests) == 5
-
-
 async def test_the_deadline_covers_the_fallback(scripted, cloud):
     released = asyncio.Event()
 
@@ -340,24 +271,6 @@ async def test_closing_ends_calls_that_wait_for_the_cloud_at_once(cloud, kind):
     await client.close()
     with pytest.raises(ClientClosed):
         await asyncio.wait_for(call, 5)
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"index": 0, "embedding": []}, "not one vector"),
-        ({"index": 5, "embedding": [1, 2]}, "not one vector"),
-        ({"index": 0, "embedding": [0, 0]}, "all zeros"),
-    ],
-)
-async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_malformed(cloud, row, problem):
-    async def respond(_):
-        return web.json_response({"object": "list", "model": "m", "data": [row]})
-
-    cloud.respond = respond
-    async with CloudClient(settings(cloud)) as direct:
-        with pytest.raises(CloudUnavailable, match=problem):
-            await direct.embed("text")
 
 
 def test_the_first_call_to_the_cloud_imports_nothing_and_reads_no_certificates():
