@@ -33,8 +33,8 @@ DEADLINE_MS = "80"
 
 
 @pytest.fixture(scope="module")
-def fuzzed(store):
-    with start_node(NPU_NODE_API_KEYS=KEY) as node:
+def fuzzed(quick_models):
+    with start_node(NPU_NODE_API_KEYS=KEY, **quick_models) as node:
         yield node
 
 
