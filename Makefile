@@ -64,6 +64,7 @@ format: install     ## put the source into shape
 
 docs: install       ## write the reference of all settings from their declarations
 	$(BIN)/python -m worker_node.settings.reference
+	$(BIN)/python docs/client_reference.py
 
 bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m worker_node pull --embedded

@@ -31,9 +31,10 @@ class FleetTransport(httpx2.AsyncBaseTransport):
             reply = await self._routes.handle(*_parts(request), body, _seconds(request))
         except DeadlineExceeded as error:
             raise httpx2.ReadTimeout(error.message, request=request) from error
-        if isinstance(reply.content, bytes):
-            return httpx2.Response(reply.status, headers=reply.headers, content=reply.content)
-        return httpx2.Response(reply.status, headers=reply.headers, stream=_AsyncStream(reply.content))
+        # A stream in any case: callers of `with_streaming_response` read the body themselves.
+        content = reply.content
+        stream = httpx2.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content)
+        return httpx2.Response(reply.status, headers=reply.headers, stream=stream)
 
     async def aclose(self) -> None:
         """Close the client."""
@@ -54,9 +55,9 @@ class BlockingFleetTransport(httpx2.BaseTransport):
             reply: HttpReply = self._thread.run(self._routes.handle(*_parts(request), body, _seconds(request)))
         except DeadlineExceeded as error:
             raise httpx2.ReadTimeout(error.message, request=request) from error
-        if isinstance(reply.content, bytes):
-            return httpx2.Response(reply.status, headers=reply.headers, content=reply.content)
-        return httpx2.Response(reply.status, headers=reply.headers, stream=_BlockingStream(self._thread, reply.content))
+        content = reply.content
+        stream = httpx2.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content)
+        return httpx2.Response(reply.status, headers=reply.headers, stream=stream)
 
     def close(self) -> None:
         """Close the client and end its thread."""

@@ -4,10 +4,13 @@ They come with its source distribution and were written for a mock server, so th
 its own under these names.
 """
 
+import contextlib
 import json
 import shutil
+import signal
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +85,47 @@ def source():
     return kept(f"openai-{VERSION}-source", make) / f"openai-{VERSION}"
 
 
+def deselected():
+    """Each test that is left out, for the client and for the asynchronous one, with several transports."""
+    return [
+        f"tests/api_resources/{name}::Test{kind}{resource}::{test if '[' in test else test + '['}"
+        for (name, resource), tests in LEFT_OUT.items()
+        for test in tests
+        for kind in ("", "Async")
+    ]
+
+
+@pytest.mark.long
+def test_the_suite_through_our_transport_while_one_of_three_nodes_is_killed(tmp_path):
+    # Minutes: three nodes start.
+    root = source()
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(start_node(NPU_NODE_MODELS=json.dumps(MODELS), ready=False)) for _ in range(3)]
+        for node in nodes:
+            node.wait_for(lambda body: body["status"] == "ready")
+        outcome = run_suite(
+            sys.executable,
+            [f"tests/api_resources/{name}" for name in FILES],
+            root,
+            tmp_path / "report.xml",
+            deselected=deselected(),
+            settings=[
+                "asyncio_mode=auto",
+                "asyncio_default_fixture_loop_scope=session",
+                "addopts=-k '(strict or loose or embeddings) and not aiohttp'",
+            ],
+            TEST_API_BASE_URL="http://fleet.invalid/v1",
+            PYTEST_PLUGINS="openai_over_fleet",
+            PYTHONPATH=str(Path(__file__).parent / "plugins"),
+            OVER_FLEET_NODES=",".join(node.url for node in nodes),
+            OVER_FLEET_VICTIM=str(nodes[0].process.pid),
+            OVER_FLEET_KILL_AFTER="20",
+        )
+        assert nodes[0].process.wait(10) == -signal.SIGKILL
+    assert outcome.failed == 0, outcome.told
+    assert outcome.passed > 80, outcome.told
+
+
 def test_openai_pythons_own_tests(tmp_path, long):
     # More than 5 s: a node with names of its own starts, and 52 tests run; with --long 121: the others repeat the same
     # requests with the client's other transports and without its validation.
@@ -92,13 +136,7 @@ def test_openai_pythons_own_tests(tmp_path, long):
             [f"tests/api_resources/{name}" for name in FILES],
             root,
             tmp_path / "report.xml",
-            # Each is there for the client and for the asynchronous one, with several transports.
-            deselected=[
-                f"tests/api_resources/{name}::Test{kind}{resource}::{test if '[' in test else test + '['}"
-                for (name, resource), tests in LEFT_OUT.items()
-                for test in tests
-                for kind in ("", "Async")
-            ],
+            deselected=deselected(),
             settings=["asyncio_mode=auto", "asyncio_default_fixture_loop_scope=session", *([] if long else [STRICT])],
             TEST_API_BASE_URL=node.url + "/v1",
         )

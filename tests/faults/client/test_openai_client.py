@@ -48,6 +48,13 @@ async def test_a_chat_streamed_or_not_is_what_the_sdk_expects(openai):
     assert [chunk.usage.prompt_tokens async for chunk in stream if chunk.usage] == [7]
 
 
+async def test_the_body_of_a_streaming_response_is_the_callers_to_read(openai):
+    async with openai.chat.completions.with_streaming_response.create(model=WRITER, messages=QUESTION) as raw:
+        assert not raw.is_closed
+        assert (await raw.parse()).choices[0].message.content == TEXT
+    assert raw.is_closed
+
+
 async def test_tools_and_headers_pass(openai, fleet):
     raw = await openai.chat.completions.with_raw_response.create(
         model=WRITER, messages=QUESTION, tools=[TOOL], extra_headers={"X-Request-ID": "mine"}
