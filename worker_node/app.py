@@ -8,6 +8,7 @@ from worker_node.api import explain, health, metrics, native, openapi
 from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
+from worker_node.api.dialects import also_below_v3
 from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import IGNORED_NAMES, NODE
 from worker_node.api.leniency import IgnoredNames
@@ -62,7 +63,7 @@ def make_app(node: Node) -> web.Application:
     openai_rooms = (openai_models, tokenize, embeddings, completions, chat, responses, responses_stored)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
     for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
-        app.add_routes(answering_expectations(room.routes()))
+        app.add_routes(answering_expectations(also_below_v3(room.routes())))
     return app
 
 

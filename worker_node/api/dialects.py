@@ -6,7 +6,7 @@ that part of the API understands, so the form follows from the path alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
@@ -17,12 +17,30 @@ from worker_node.api.openai.errors import openai_error_response
 from worker_node.api.openai.table import TABLES as OPENAI_TABLES
 from worker_node.errors import NodeError
 
+OPENAI_PREFIX = "/v1/"
+# OpenVINO Model Server has OpenAI's routes there.
+OVMS_PREFIX = "/v3/"
+
 Renderer = Callable[[NodeError], web.Response]
 
 # Names that a metric may have: what the tables of both dialects name, and the fields that may be limited.
 KNOWN_FIELDS = frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"}
 
-_BY_PREFIX: tuple[tuple[str, Renderer], ...] = (("/v1/", openai_error_response), ("/api/", ollama_error_response))
+_BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
+    (OPENAI_PREFIX, openai_error_response),
+    (OVMS_PREFIX, openai_error_response),
+    ("/api/", ollama_error_response),
+)
+
+
+def also_below_v3(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    """The routes, and those of OpenAI's dialect once more where clients of OpenVINO Model Server look for them."""
+    given = list(routes)
+    return given + [
+        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, route.kwargs)
+        for route in given
+        if route.path.startswith(OPENAI_PREFIX)
+    ]
 
 
 def renderer(path: str) -> Renderer:

@@ -25,6 +25,7 @@ BODIES = {
     "/api/chat": {"model": WRITER, "messages": MESSAGES},
     "/api/generate": {"model": WRITER, "prompt": TEXT},
 }
+BODIES |= {path.replace("/v1/", "/v3/"): body for path, body in BODIES.items() if path.startswith("/v1/")}
 
 
 class NoEngine:
