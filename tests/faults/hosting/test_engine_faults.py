@@ -53,7 +53,8 @@ async def running(canary=no_canary, limits=None, **options):
 
 
 async def until(engine, *states):
-    async with asyncio.timeout(30):
+    # As long as a test may take: on a machine that is busy elsewhere a process starts in half a minute.
+    async with asyncio.timeout(100):
         while engine.status.state not in states:
             await asyncio.sleep(0.01)
     return engine.status
