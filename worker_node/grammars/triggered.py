@@ -5,6 +5,7 @@ The runtime watches for the beginnings itself (`TagDispatch`), so free text cost
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from worker_node.grammars.ebnf import Rules, json_literal, literal
@@ -18,7 +19,7 @@ def call_beginnings(name: str) -> list[str]:
     """The spellings of a call in bare JSON up to the tool's name."""
     written = [f'{opening}"name"{colon}' for opening in _OPENINGS for colon in _COLONS]
     written += [f'{{"type"{colon}"function",{blank}"name"{colon}' for colon, blank in ((": ", " "), (":", ""))]
-    return [f'{start}"{name}"' for start in written]
+    return [start + json.dumps(name, ensure_ascii=False) for start in written]
 
 
 def rest_of_call(rules: Rules, arguments: str, key: str) -> str:

@@ -21,7 +21,10 @@ _NO_TAGS = "tags of the caller's own cannot be enforced; offer tools, whose call
 _MAX_CHOICES = 256
 _MAX_CHOICE = 1000
 
-Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=_MAX_CHOICE)]], Field(min_length=1)]
+# The runtime's grammars hold no control characters but those of white space.
+_PLAIN = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
+Choice = Annotated[str, Field(min_length=1, max_length=_MAX_CHOICE, pattern=_PLAIN)]
+Choices = Annotated[list[Choice], Field(min_length=1)]
 Schema = dict[str, Any] | str
 
 REFUSED: Table = {

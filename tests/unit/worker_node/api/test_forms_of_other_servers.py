@@ -71,6 +71,7 @@ async def test_an_answer_matches_the_schema(store, path, form):
         ({"guided_json": "no schema"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice[0]"),
+        ({"guided_choice": ["a", "b\x00c"]}, "guided_choice[1]"),
         ({"guided_choice": ["a"] * 257}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": {}, "regex": "a"}}, "structured_outputs.regex"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
