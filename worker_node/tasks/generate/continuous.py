@@ -82,6 +82,8 @@ class ContinuousRunner:
         self._short_turns = ShortTurns()
         self._prefills = PrefillMeter()
         self._taken_back: set[int] = set()
+        # Given up in the middle of their prompts: see `_drop`.
+        self._dropped: list[genai.GenerationHandle] = []
         # GenAI's own, because a job that was taken back is a new request to it.
         self._handles = itertools.count()
         self._steps = 0
@@ -184,7 +186,25 @@ class ContinuousRunner:
         self._taken_back.discard(job_id)
         running = self._running.pop(job_id, None)
         if running is not None:
+            self._drop(running)
+
+    def _drop(self, running: _Running) -> None:
+        """Nobody waits for its answer any more: take it out of the pipeline as soon as that is safe.
+
+        GenAI puts a block of the KV cache under the hash of all its tokens before they are computed. If a sequence is
+        cancelled when a step ended in the middle of a block, later prompts that begin alike are given that block, and
+        their answers are wrong. So a prompt that was begun is computed to its end first.
+        """
+        if self._options.enable_prefix_caching and running.prompt.begun is not None and not running.started:
+            self._dropped.append(running.handle)
+        else:
             running.handle.cancel()
+
+    def _cancel_dropped(self) -> None:
+        for handle in list(self._dropped):
+            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
+                handle.cancel()
+                self._dropped.remove(handle)
 
     def _release(self, job_id: int) -> None:
         """A job in the pipeline has ended."""
@@ -205,6 +225,7 @@ class ContinuousRunner:
             if self._running:
                 emit(NativeCall("step", self._step_tokens(), list(self._running)))
             self._compute()
+        self._cancel_dropped()
         deltas: list[TokenDelta] = []
         for job_id, running in list(self._running.items()):
             failure = self._read(job_id, running, deltas)
@@ -295,6 +316,8 @@ class ContinuousRunner:
     def close(self) -> None:
         for job_id in list(self._running):
             self.cancel(job_id)
+        for handle in self._dropped:
+            handle.cancel()
         # The scheduler frees a cancelled sequence's blocks in its next step, and complains of a leak if there is none.
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()

@@ -1,0 +1,69 @@
+"""Prompts that are given up while they are computed leave nothing wrong in the prefix cache, on the real pipeline."""
+
+import time
+
+import numpy as np
+import pytest
+
+from worker_node.domain import Device
+from worker_node.engines.generation_continuous import ContinuousRunner
+from worker_node.engines.messages import EngineSpec, GenerateJob, Step
+
+pytestmark = pytest.mark.real
+
+F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+LONG = np.random.default_rng(1).integers(1000, 20000, 730).astype("<i4")
+SHORT = np.random.default_rng(2).integers(1000, 20000, 55).astype("<i4")
+
+
+@pytest.fixture
+def runner(store):
+    installed = store.get("smollm2-135m-instruct")
+    spec = EngineSpec(
+        installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", {"plugin_config": F32}
+    )
+    runner = ContinuousRunner(spec)
+    runner.load()
+    yield runner
+    runner.close()
+
+
+def job(job_id, tokens):
+    return GenerateJob(job_id, tokens.tobytes(), 8, time.monotonic() + 600, ignore_eos=True, logprobs=True)
+
+
+def answers(runner, until=None):
+    """The log probabilities of each answer, over all steps or so many."""
+    found = {}
+    while runner.has_work and until != 0:
+        until = None if until is None else until - 1
+        events = []
+        runner.step(events.append, lambda: None)
+        for event in events:
+            for delta in event.deltas if isinstance(event, Step) else ():
+                found.setdefault(delta.id, []).extend(delta.logprobs or [])
+    return found
+
+
+# More than 5 s: the model is loaded twice, and in float32 some hundred tokens are computed three times.
+def test_a_cancelled_prompt_does_not_change_the_answer_to_the_next_one_alike(runner):
+    decoding = [job(index, np.roll(SHORT, index)) for index in range(1, 4)]
+    for each in decoding:  # their tokens shift the ends of the steps into the middle of blocks
+        runner.submit(each)
+    answers(runner, until=2)
+    runner.submit(job(20, LONG))
+    runner.submit(job(21, SHORT))
+    answers(runner, until=2)
+    runner.cancel(20)
+    runner.cancel(21)
+    answers(runner)
+    runner.submit(job(30, LONG))
+    runner.submit(job(31, SHORT))
+    after = answers(runner)
+    runner.close()
+    runner.load()
+    runner.submit(job(40, LONG))
+    runner.submit(job(41, SHORT))
+    fresh = answers(runner)
+    np.testing.assert_allclose(after[30], fresh[40], atol=0.01)
+    np.testing.assert_allclose(after[31], fresh[41], atol=0.01)
