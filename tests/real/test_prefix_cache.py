@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from worker_node.domain import Device
-from worker_node.engines.generation_continuous import ContinuousRunner
-from worker_node.engines.messages import EngineSpec, GenerateJob, Step
+from worker_node.engines.messages import EngineSpec
+from worker_node.tasks.generate.continuous import ContinuousRunner
+from worker_node.tasks.generate.messages import GenerateJob, Step
 
 pytestmark = pytest.mark.real
 
