@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.admin import routes as admin
 from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.dashboard.history import History
@@ -20,6 +21,8 @@ from worker_node.api.middleware import (
     require_key,
     tell_request_id,
 )
+from worker_node.api.models import pulling as model_pulls
+from worker_node.api.models import routes as node_models
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
@@ -62,7 +65,9 @@ def make_app(node: Node) -> web.Application:
     node.telemetry.registry.register(metrics.NodeCollector(node))
     openai_rooms = (openai_models, tokenize, embeddings, completions, chat, responses, responses_stored)
     ollama_rooms = (generation, ollama_embeddings, ollama_models)
-    for room in (health, explain, metrics, dashboard, native, openapi, *openai_rooms, *ollama_rooms):
+    app[model_pulls.PULLS] = model_pulls.PullJobs()
+    own = (health, explain, metrics, dashboard, native, openapi, model_pulls, node_models, admin)
+    for room in (*own, *openai_rooms, *ollama_rooms):
         app.add_routes(answering_expectations(also_below_v3(room.routes())))
     return app
 

@@ -12,6 +12,7 @@
     ├── RouteNotFound               404 not_found
     ├── ResponseNotFound            404 response_not_found  not stored, or not any more
     ├── MethodNotAllowed            405 method_not_allowed
+    ├── ModelInUse                  409 model_in_use        it has requests, and is to be removed
     ├── RequestTimeout              408 request_timeout     the client was too slow in sending
     ├── PayloadTooLarge             413 payload_too_large
     ├── Retryable                   (retry_after set)       another try, here or elsewhere, may succeed
@@ -137,6 +138,14 @@ class MethodNotAllowed(NodeError):
     status = 405
     code = "method_not_allowed"
     type = "invalid_request_error"
+
+
+class ModelInUse(NodeError):
+    """The model has requests in flight and cannot be removed."""
+
+    status = 409
+    code = "model_in_use"
+    type = "conflict_error"
 
 
 class RequestTimeout(NodeError):

@@ -12,6 +12,7 @@ from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.failures import RecentFailures
 from worker_node.manager.manager import ModelManager
+from worker_node.reload import Reloader
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
@@ -55,6 +56,7 @@ class Node:
     probe: Probe
     npu: NpuSource
     state: NodeState = field(repr=False)
+    reloader: Reloader | None = None
 
     @property
     def manager(self) -> ModelManager:

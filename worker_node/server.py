@@ -25,19 +25,22 @@ from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
 from worker_node.errors import ConfigurationError
+from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
-from worker_node.serving.build import Machine, build_model, build_on_demand
+from worker_node.reload import Reloader, reload_and_log, watch_file
+from worker_node.serving.build import Machine, build_on_demand
+from worker_node.serving.configured import configured_model, configured_models
 from worker_node.serving.embedding_cache import EmbeddingCache
-from worker_node.serving.installed import installed_model
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.memory import memory_budgets
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
+from worker_node.settings.reading import SettingsSource
 from worker_node.telemetry import Telemetry
 from worker_node.tls import ServerTls
 from worker_node.tracing.choice import open_tracing
@@ -57,30 +60,26 @@ class Profile:
     `takes_schemas`: whether requests bring schemas, so that the processes that compile them are started with the node.
     """
 
-    models: Callable[[Machine], Sequence[ServedModel]]
+    models: Callable[[Machine], Sequence[ServedModel | FailedModel]]
     make_app: Callable[[Node], web.Application]
     render: Renderer = error_response
     takes_schemas: bool = True
-
-
-def configured_models(machine: Machine) -> list[ServedModel]:
-    """The models that the settings name. Raises ConfigurationError when one is not installed or does not fit."""
-    store = ModelStore(machine.settings.model_store)
-    return [
-        build_model(installed_model(wanted, store, machine.settings), wanted, machine)
-        for wanted in machine.settings.models
-    ]
 
 
 FULL = Profile(configured_models, make_app)
 
 
 async def run(
-    settings: NodeSettings, profile: Profile = FULL, *, on_listening: Callable[[str], None] = log.info
+    settings: NodeSettings,
+    profile: Profile = FULL,
+    *,
+    source: SettingsSource | None = None,
+    on_listening: Callable[[str], None] = log.info,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; within 30 s of the signal everything has ended.
 
-    `on_listening` is called with the node's URL. Raises ConfigurationError when it cannot start.
+    `on_listening` is called with the node's URL. `source` is where the settings are read again, on SIGHUP and when its
+    file changes. Raises ConfigurationError when it cannot start.
     """
     manager = ServiceManager.from_environment()
     _allow_files(settings.max_connections + _OTHER_FILES)
@@ -88,10 +87,10 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # Service managers send it for a reload, and its default action is to end the process.
-    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: settings are read at start; restart the node instead")
+    # Its default action is to end the process.
+    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this node's settings are read at start; restart it")
     try:
-        async with running_node(settings, profile) as (node, url):
+        async with running_node(settings, profile, source) as (node, url), _reloading(node, source):
             on_listening(url)
             async with manager.attended(lambda: _told(node)):
                 await stop.wait()
@@ -103,7 +102,9 @@ async def run(
 
 
 @asynccontextmanager
-async def running_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[tuple[Node, str]]:
+async def running_node(
+    settings: NodeSettings, profile: Profile = FULL, source: SettingsSource | None = None
+) -> AsyncIterator[tuple[Node, str]]:
     """A node that listens while the block runs; its engines load meanwhile. Yields it and its URL."""
     async with contextlib.AsyncExitStack() as stack:
         socks: list[socket.socket] = []
@@ -111,7 +112,7 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
             if port is not None:
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
-        node = await stack.enter_async_context(hosted_node(settings, profile))
+        node = await stack.enter_async_context(hosted_node(settings, profile, source))
         lag = asyncio.create_task(node.telemetry.watch_event_loop(), name="event loop lag")
         stack.callback(lag.cancel)
         runner = web.AppRunner(
@@ -129,7 +130,9 @@ async def running_node(settings: NodeSettings, profile: Profile = FULL) -> Async
 
 
 @asynccontextmanager
-async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncIterator[Node]:
+async def hosted_node(
+    settings: NodeSettings, profile: Profile = FULL, source: SettingsSource | None = None
+) -> AsyncIterator[Node]:
     """A node without its HTTP side: engines run while the block does."""
     async with contextlib.AsyncExitStack() as stack:
         tracing = open_tracing(enabled=settings.tracing)
@@ -164,9 +167,37 @@ async def hosted_node(settings: NodeSettings, profile: Profile = FULL) -> AsyncI
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
+            reloader=None
+            if source is None
+            else Reloader(source, settings, manager, lambda wanted: configured_model(wanted, machine)),
         )
         manager.start()
         yield node
+
+
+@asynccontextmanager
+async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator[None]:
+    """Reload on SIGHUP and when the file changes, while the block runs."""
+    reloader = node.reloader
+    if reloader is None or source is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        tasks: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = asyncio.create_task(reload_and_log(reloader), name="reload")
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        if source.config is not None:
+            watch = asyncio.create_task(watch_file(source.config, reloader), name="watch the settings")
+            stack.callback(watch.cancel)
+        yield
+        for task in tasks:
+            task.cancel()
 
 
 def _allow_files(count: int) -> None:

@@ -4,7 +4,10 @@ import jsonschema_rs
 import pytest
 
 from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api.admin import routes as admin
 from worker_node.api.dashboard import page as dashboard
+from worker_node.api.models import pulling as model_pulls
+from worker_node.api.models import routes as node_models
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
@@ -12,6 +15,7 @@ from worker_node.api.openai import chat, completions, embeddings, responses, res
 from worker_node.api.openai import models as openai_models
 
 ROOMS = [explain, health, metrics, dashboard, native, openapi, chat, completions, embeddings, openai_models, responses]
+ROOMS += [admin, model_pulls, node_models]
 ROOMS += [tokenize, responses_stored, generation, ollama_embeddings, ollama_models]
 
 

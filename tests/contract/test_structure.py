@@ -49,7 +49,8 @@ MAY_IMPORT = {
     },
     "jobs": {"grammars"},
     "doctor": {"devices"},
-    "node": {"manager", "serving", "failures", "telemetry", "devices", "settings"},
+    "reload": {"manager", "models", "serving", "settings"},
+    "node": {"reload", "manager", "serving", "failures", "telemetry", "devices", "settings"},
     "bounded": {"jobs", "serving", "manager", "hosting", "engines", "models", "devices", "settings"},
     "api": {
         "node",
@@ -68,6 +69,7 @@ MAY_IMPORT = {
     "app": {"node", "api", "settings"},
     "server": {
         "node",
+        "reload",
         "api",
         "telemetry",
         "tracing",

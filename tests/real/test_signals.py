@@ -21,6 +21,30 @@ def test_a_hangup_changes_nothing(tmp_path):
         assert node.terminate() == 0
 
 
+def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
+    config = tmp_path / "node.toml"
+    config.write_text("models = []\n")
+
+    async def reload(node):
+        async with aiohttp.ClientSession() as http, http.post(node.url + "/admin/reload") as reply:
+            return reply.status, await reply.json()
+
+    with start_node("--config", str(config), NPU_NODE_MODEL_STORE=str(tmp_path / "store")) as node:
+        config.write_text("models = []\nmax_texts = 7\n")
+        status, report = asyncio.run(reload(node))
+        assert (status, report["restart"]) == (200, ["max_texts"])
+        config.write_text("models = []\nmax_textz = 7\n")
+        node.process.send_signal(signal.SIGHUP)
+        status, refused = asyncio.run(reload(node))
+        assert status == 400
+        assert "node.toml:2: max_textz" in refused["error"]["message"]
+        config.write_text('[[models]]\nname = "missing"\n')
+        status, refused = asyncio.run(reload(node))
+        assert (status, "npu-node pull missing" in refused["error"]["message"]) == (400, True)
+        assert node.health()[0] == 200, "it goes on as before"
+        assert node.terminate() == 0
+
+
 def test_a_stop_does_not_wait_for_a_pull(tmp_path):
     """The index of packages takes the connection and never answers: a download would go on for as long."""
     with socket.create_server(("127.0.0.1", 0)) as index:

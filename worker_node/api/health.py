@@ -16,6 +16,7 @@ from worker_node.devices.emulation import EMULATED_NAME
 from worker_node.devices.npu_counters import Reading
 from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EngineState
+from worker_node.manager.failed import FailedModel
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.node import Node
@@ -42,6 +43,7 @@ def node_status(node: Node) -> str:
     if node.state.draining:
         return "draining"
     states = [model.state() for model in node.manager.models]
+    states += [ModelState.FAILED for _ in node.manager.failed]
     if all(state in _AVAILABLE for state in states):
         return "ready"
     if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
@@ -58,6 +60,7 @@ def status_reason(node: Node) -> str | None:
             serving = model.serving()
             where = f" on {serving.device}" if serving is not None else ""
             parts.append(f"{model.id} is {state}{where}: {model.placements[0].reason}")
+    parts += [f"{model.name} is failed: {model.reason}" for model in node.manager.failed]
     if node.state.draining:
         parts.insert(0, "the node is shutting down")
     return "; ".join(parts) or None
@@ -71,7 +74,10 @@ def report(node: Node) -> dict[str, Any]:
         "version": __version__,
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
-        "models": [_model(model, node.manager.aliases(model)) for model in node.manager.models],
+        "models": [
+            *(_model(model, node.manager.aliases(model)) for model in node.manager.models),
+            *(_failed(model) for model in node.manager.failed),
+        ],
         "npu": _npu(node),
     }
 
@@ -181,6 +187,23 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
     if isinstance(model, EmbeddingModel):
         entry |= {"dimensions": model.dimensions, "space": model.space}
     return entry
+
+
+def _failed(model: FailedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "aliases": list(model.aliases),
+        "kind": None,
+        "state": ModelState.FAILED,
+        "reason": model.reason,
+        "device": None,
+        "placements": [],
+        "engines": [],
+        "context_limit": None,
+        "queue_depth": 0,
+        "in_flight": 0,
+        "compile": {"state": "done", "seconds": None},
+    }
 
 
 def _engine(placement: Placement) -> dict[str, Any]:

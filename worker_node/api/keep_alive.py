@@ -45,7 +45,7 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
         yield
         return
     seconds = seconds_of(keep_alive)
-    served = request.app[NODE].manager.find(model) if isinstance(model, str) else model
+    served = await request.app[NODE].manager.resolve(model) if isinstance(model, str) else model
     try:
         yield
     finally:

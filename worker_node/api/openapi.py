@@ -13,6 +13,8 @@ from pydantic.json_schema import models_json_schema
 
 from worker_node import __version__
 from worker_node.api import explain, native, replies
+from worker_node.api.models import pulling as model_pulls
+from worker_node.api.models import replies as model_replies
 from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
@@ -28,6 +30,7 @@ _REFUSALS = {
     403: "the request names another host, or comes from another site's page",
     404: "no such model or URL",
     405: "not with this method",
+    409: "the model is in use",
     408: "the request was too slow in coming",
     413: "the body is too large",
     429: "busy; Retry-After says when to try again",
@@ -50,6 +53,7 @@ class Operation:
     body: Model | None = None
     inference: bool = False
     open: bool = False
+    status: int = 200
 
 
 OPERATIONS = (
@@ -78,6 +82,23 @@ OPERATIONS = (
         native.InferenceBody,
         inference=True,
     ),
+    Operation("get", "/models", "All models that can be used, loaded or not", {_JSON: model_replies.NodeModels}),
+    Operation("get", "/models/{id}", "One model", {_JSON: model_replies.NodeModel}),
+    Operation("delete", "/models/{id}", "Remove a model and its files", {_JSON: model_replies.Deleted}),
+    Operation("post", "/models/{id}/load", "Load a model", {_JSON: model_replies.ModelChange}, status=202),
+    Operation(
+        "post", "/models/{id}/unload", "Unload a model when idle", {_JSON: model_replies.ModelChange}, status=202
+    ),
+    Operation(
+        "post",
+        "/models/pull",
+        "Install a model",
+        {_JSON: model_replies.PullJob, _EVENTS: None},
+        model_pulls.PullBody,
+        status=202,
+    ),
+    Operation("get", "/models/jobs/{id}", "The progress of a pull", {_JSON: model_replies.PullJob, _EVENTS: None}),
+    Operation("post", "/admin/reload", "Read the settings again", {_JSON: model_replies.Reload}),
     Operation("get", "/v1/models", "OpenAI: list models", {_JSON: replies.OpenAIModels}),
     Operation("get", "/v1/models/{id}", "OpenAI: one model", {_JSON: replies.OpenAIModel}),
     Operation(
@@ -211,7 +232,7 @@ def _describe(operation: Operation, refs: Mapping[Model, Any]) -> dict[str, Any]
         success["content"] = {
             kind: {"schema": refs[model] if model is not None else {}} for kind, model in operation.replies.items()
         }
-    answers: dict[str, Any] = {"200": success}
+    answers: dict[str, Any] = {str(operation.status): success}
     answers |= {str(status): {"description": why, "content": error} for status, why in _REFUSALS.items()}
     if operation.path in {"/health", "/health/ready"}:
         # They tell of a node that cannot serve in the same form.

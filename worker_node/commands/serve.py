@@ -16,7 +16,7 @@ from worker_node.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
-    from worker_node.settings import NodeSettings
+    from worker_node.settings import NodeSettings, SettingsSource
 
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if args.profile == "bounded":
         served = run_sidecar(load_bounded_settings(args), on_listening=_announce)
     else:
-        served = run_node(load_settings(args), on_listening=_announce)
+        source = settings_source(args)
+        served = run_node(source.read(), source=source, on_listening=_announce)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served)
     return 0
@@ -52,9 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 def load_settings(args: argparse.Namespace) -> NodeSettings:
     """Return the settings from flags, environment and file. Raises InvalidSettings with every problem."""
+    return settings_source(args).read()
+
+
+def settings_source(args: argparse.Namespace) -> SettingsSource:
+    """Where the settings are read, now and at every reload."""
     from worker_node.settings import SettingsSource
 
-    return SettingsSource(args.config, _flags(args, "host", "port", "model_store")).read()
+    return SettingsSource(args.config, _flags(args, "host", "port", "model_store"))
 
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+
+from worker_node.domain import RequestContext
 
 
 @dataclass(slots=True)
@@ -37,6 +39,10 @@ class Activity:
                 self._idle.set()
                 if self.on_idle is not None:
                     self.on_idle()
+
+    def used_by(self, context: RequestContext) -> AbstractContextManager[None]:
+        """As `working`, for a request from when its model is found; one that is only explained is no use."""
+        return nullcontext() if context.dry_run else self.working()
 
     @property
     def idle_since(self) -> float | None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
 from worker_node.domain import ModelKind
 from worker_node.engines.base import EngineState
-from worker_node.errors import ModelNotFound
+from worker_node.errors import BadRequest, EngineUnavailable, ModelInUse, ModelNotFound, NodeError
+from worker_node.manager.failed import FailedModel
 from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.served import ServedModel
+from worker_node.manager.turnover import Turnover
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.progress import Progress
 from worker_node.models.pulling import pull, requested
@@ -34,6 +40,17 @@ _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 Build = Callable[[InstalledModel], ServedModel]
 
 
+_RETRY_S = 10.0
+
+
+class WhileInUse(StrEnum):
+    """What becomes of a model that is to be removed and has requests: refuse, wait for their end, or end them."""
+
+    REFUSE = "refuse"
+    DRAIN = "drain"
+    FORCE = "force"
+
+
 class ModelManager:
     """Serves the configured `models`, and models of the `store` from when they are first asked for.
 
@@ -43,7 +60,7 @@ class ModelManager:
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        models: Iterable[ServedModel | FailedModel],
         store: ModelStore,
         build: Build,
         budgets: Mapping[str, int | None] = _UNLIMITED,
@@ -52,10 +69,21 @@ class ModelManager:
         measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.store = store
-        self._names = Names(store.catalog, models)
+        configured = list(models)
+        self.failed = [model for model in configured if isinstance(model, FailedModel)]
+        self._names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
+        self._tried: dict[str, float] = {}
+        self._leaving: set[Path] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self._keeping = Keeping(clock)
+        self.turnover = Turnover(self._names, lambda: self._reconciler)
         self._reconciler = Reconciler(
-            lambda: self.models, self._keeping.until, self._keeping.forget, budgets, clock=clock, measure=measure
+            lambda: (*self.models, *self.turnover.models),
+            self._keeping.until,
+            self._keeping.forget,
+            budgets,
+            clock=clock,
+            measure=measure,
         )
         self._clock = clock
         self._build = build
@@ -67,6 +95,16 @@ class ModelManager:
     def models(self) -> tuple[ServedModel, ...]:
         """The served models, loaded or not."""
         return self._names.models
+
+    @property
+    def budgets(self) -> dict[str, int | None]:
+        """Bytes that models may take, by memory pool; None for no limit."""
+        return self._reconciler.budgets
+
+    def set_budget(self, pool: str, size: int | None) -> None:
+        """Keep to another budget from now on: idle models leave if it is exceeded."""
+        self._reconciler.budgets[pool] = size
+        self._reconciler.poke()
 
     def find(self, name: str) -> ServedModel:
         """See `Names.find`."""
@@ -91,21 +129,59 @@ class ModelManager:
         self._names.drop(model)
         self._reconciler.leave(model)
 
+    def relabel(self, old: ServedModel, new: ServedModel) -> None:
+        """Serve the model by the names and limits of `new`, on the engines that it has."""
+        for placement, wanted in zip(old.placements, new.placements, strict=True):
+            placement.residency.pinned = wanted.residency.pinned
+        model = replace(new, placements=old.placements, activity=old.activity)
+        self._names.swap(old, model)
+        self._reconciler.attend(model)
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """See `Names.arrange`."""
+        self._names.arrange(names)
+
+    def drop_failed(self, name: str) -> None:
+        """Forget a configured model that could not be served."""
+        self.failed = [failed for failed in self.failed if failed.name != name]
+
     async def resolve(self, name: str) -> ServedModel:
         """The model of that name; one that is only installed is served from now on.
 
-        Raises ModelNotFound, also when it is installed but damaged.
+        Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed.
         """
         try:
             return self._names.find(name)
         except ModelNotFound:
+            if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
+                return await self._repaired(failed)
             installed = await self._usable(name, self.store.get, name)
         async with self._adding:
             known = {model.id: model for model in self.models}
             if installed.id not in known:
+                if installed.path in self._leaving:
+                    raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
                 known[installed.id] = await self._usable(name, self._build, installed)
                 self.add(known[installed.id])
         return known[installed.id]
+
+    async def _repaired(self, failed: FailedModel) -> ServedModel:
+        """A configured model that failed, if its files are sound by now."""
+        async with self._adding:
+            if failed not in self.failed:
+                return self._names.find(failed.name)
+            reason = failed.reason
+            if self._clock() >= self._tried.get(failed.name, -math.inf) + _RETRY_S:
+                self._tried[failed.name] = self._clock()
+                try:
+                    model = await asyncio.to_thread(failed.build)
+                except Exception as error:  # noqa: BLE001  (whatever is wrong with the files)
+                    reason = error.message if isinstance(error, NodeError) else f"{type(error).__name__}: {error}"
+                else:
+                    self.failed.remove(failed)
+                    self.add(model)
+                    return model
+        raise EngineUnavailable(f"model {failed.name} cannot be served: {reason}", retry_after=_RETRY_S)
 
     async def _usable(self, name: str, read: Callable[[A], R], argument: A) -> R:
         """What `read` makes of a model's files. Damage to them is never the fault of the request."""
@@ -146,6 +222,11 @@ class ModelManager:
         preferred.wake(insist=True)
         return True
 
+    async def decided(self) -> None:
+        """Wait until the manager has looked at what is wanted now."""
+        if self._started:
+            await self._reconciler.looked()
+
     def keep(self, model: ServedModel, seconds: float | None) -> None:
         """From now on unload the model when it has been idle for `seconds`; None keeps it for good."""
         self._keeping.keep(model, seconds)
@@ -171,16 +252,37 @@ class ModelManager:
             return
         if not await asyncio.to_thread(self.store.is_installed, wish):
             await self._pulls.run(wish.spelling, progress)
+            self._tried.clear()
 
-    async def delete(self, name: str) -> None:
-        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound."""
-        directory = await asyncio.to_thread(self.store.locate, name)
-        for model in self.models:
-            if model.installed.path == directory:
-                self.drop(model)
-                for placement in model.placements:
-                    await placement.engine.stop()
-        await asyncio.to_thread(self.store.remove, directory.name)
+    async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN) -> None:
+        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
+
+        Once begun it goes on when the caller leaves.
+        """
+        try:
+            directory = await asyncio.to_thread(self.store.locate, name)
+        except ModelNotFound:
+            model = self._names.find(name)
+            raise BadRequest(
+                f"model {model.id} is served from {model.installed.path}, outside of the store; take it out of "
+                "node.toml and reload",
+                param="model",
+            ) from None
+        models = [model for model in self.models if model.installed.path == directory]
+        if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
+            raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
+        removal = asyncio.create_task(self._remove(directory, models, drain=in_use is not WhileInUse.FORCE))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        await asyncio.shield(removal)
+
+    async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
+        self._leaving.add(directory)
+        try:
+            await asyncio.gather(*(self.turnover.retire(model, drain=drain) for model in models))
+            await asyncio.to_thread(self.store.remove, directory.name)
+        finally:
+            self._leaving.discard(directory)
 
     def start(self) -> None:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
@@ -195,5 +297,9 @@ class ModelManager:
 
     async def stop(self) -> None:
         """End all engines."""
+        for removal in self._removals:
+            removal.cancel()
+        await asyncio.gather(*self._removals, return_exceptions=True)
+        await self.turnover.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from worker_node.domain import ModelKind
 from worker_node.errors import ModelNotFound
@@ -32,6 +32,18 @@ class Names:
         self.models = tuple(other for other in self.models if other is not model)
         self._by_id.pop(normalise_name(model.id), None)
         self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
+
+    def swap(self, old: ServedModel, new: ServedModel) -> None:
+        """Serve `new` in the place of `old`, from one request to the next."""
+        models = [new if model is old else model for model in self.models]
+        self.drop(old)
+        self.add(new)
+        self.models = tuple(models)
+
+    def arrange(self, ids: Sequence[str]) -> None:
+        """Put the models into this order, others after them: the first of a kind is its default."""
+        places = {normalise_name(name): place for place, name in enumerate(ids)}
+        self.models = tuple(sorted(self.models, key=lambda m: places.get(normalise_name(m.id), len(places))))
 
     def aliases(self, model: ServedModel) -> list[str]:
         """The names beside its id that `find` takes for the model, in lower case."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from worker_node.devices.memory import resident_memory
@@ -57,6 +58,7 @@ class Reconciler:
         self._clock = clock
         self._measure = measure
         self._poked = asyncio.Event()
+        self._looked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._down: set[Key] = set()
@@ -64,6 +66,11 @@ class Reconciler:
     def poke(self) -> None:
         """Something has changed: look again."""
         self._poked.set()
+
+    async def looked(self) -> None:
+        """Wait for the next look at everything, which is soon."""
+        self.poke()
+        await self._looked.wait()
 
     def start(self) -> None:
         """Begin. From then on every model that is attended is loaded by this loop alone."""
@@ -74,9 +81,10 @@ class Reconciler:
         model.activity.on_idle = self.poke
         for placement in model.placements:
             placement.residency.ask = self.poke
-            self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
-            if placement.eager:
-                placement.residency.want()
+            if id(placement) not in self._watches:
+                self._watches[id(placement)] = self._start(self._watch(placement), f"watch {model.id}")
+                if placement.eager:
+                    placement.residency.want()
         self.poke()
 
     def leave(self, model: ServedModel) -> None:
@@ -115,18 +123,27 @@ class Reconciler:
             except Exception:  # one mistake must not leave the node without anybody who loads its models
                 log.exception("the models could not be reconciled; trying again")
                 look_at = self._clock() + _LOOK_S
+            looked, self._looked = self._looked, asyncio.Event()
+            looked.set()
             await self._wait(look_at)
 
     def _reconcile(self) -> float | None:
         """Look, decide and act once; return when to look again if nothing happens before."""
         units: dict[Key, tuple[ServedModel, Placement]] = {}
         snapshot: list[Unit] = []
-        for model in self._models():
+        turning_over = False
+        for number, model in enumerate(self._models()):
             self._stand_in(model)
             for placement in model.placements:
                 unit = self._look(model, placement)
+                if unit.key in units:  # an earlier form of the model, which finishes its requests
+                    # It goes by itself; until then nobody is refused for the memory that it takes.
+                    unit = replace(unit, key=(f"{model.id} ({number})", unit.key[1]), busy=True, pinned=False)
+                    turning_over = True
                 units[unit.key] = (model, placement)
                 snapshot.append(unit)
+        if turning_over:
+            snapshot = [replace(unit, patient=True) for unit in snapshot]
         self._line_up(snapshot, units)
         now = self._clock()
         plan = decide(snapshot, self.budgets, now)
@@ -175,7 +192,7 @@ class Reconciler:
             pinned=residency.pinned,
             keep_until=self._keep_until(model),
             leave=residency.leave,
-            patient=residency.patient > 0,
+            patient=residency.patient > 0 or residency.waits_for_memory,
         )
 
     def _stand_in(self, model: ServedModel) -> None:

@@ -35,6 +35,7 @@ class Residency:
     leave: bool = False
     unloading: bool = False
     insisted: bool = False
+    waits_for_memory: bool = False
     refusal: str | None = None
     waiters: int = 0
     patient: int = 0
@@ -50,12 +51,13 @@ class Residency:
         """What a load takes, as far as is known."""
         return self.after_load if self.after_load is not None else self.estimate
 
-    def want(self, *, on_request: bool = False, insist: bool = True) -> None:
+    def want(self, *, on_request: bool = False, insist: bool = True, patient: bool = False) -> None:
         """Have the engine loaded as soon as that is possible."""
         self.leave = False
         self.refusal = None
         self.on_request = self.on_request or on_request
         self.insisted = self.insisted or insist
+        self.waits_for_memory = self.waits_for_memory or patient
         if self.wanted_since is None:
             self.wanted_since = self.clock()
         if self.ask is not None:
@@ -64,7 +66,7 @@ class Residency:
     def settle(self) -> None:
         """Nothing is wanted any more: the load has ended, was refused, or nobody waits for it."""
         self.wanted_since = None
-        self.on_request = self.insisted = False
+        self.on_request = self.insisted = self.waits_for_memory = False
 
     def observe(self, *, loading: bool, ready: bool, memory: int | None) -> None:
         """Take note of the engine's state now. `memory` is what its process takes, None if it has none."""

@@ -25,6 +25,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.weights import check_weights
 from worker_node.options.generation import GenerationOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Admission
@@ -94,6 +95,7 @@ def build_model(
 
 def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
     """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them."""
+    check_weights(installed.path)
     places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
     return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
 

@@ -29,20 +29,24 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
     ModelLoading, DeviceUnavailable.
     """
     with services.tracing.embedding(request) as operation:
-        reply = await _embed(services, request, operation)
+        began = time.monotonic()
+        model = await embedding_model(services.manager, request.model)
+        with model.activity.used_by(request.context):
+            reply = await _embed(services, model, request, operation, began)
         operation.answered(
             reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
         )
         return reply
 
 
-async def _embed(services: Services, request: EmbeddingRequest, operation: Operation) -> EmbeddingReply:
+async def _embed(
+    services: Services, model: EmbeddingModel, request: EmbeddingRequest, operation: Operation, began: float
+) -> EmbeddingReply:
     context = request.context
-    began = time.monotonic()
-    prepared = await prepare_embedding(services, request)
+    prepared = await prepare_embedding(model, request)
     tokenized = time.monotonic()
     operation.tokenized(began)
-    model, tokens = prepared.model, prepared.tokens
+    tokens = prepared.tokens
     place = await find_place(prepared.demand, context)
     route = place.route
     operation.routed(route)
@@ -77,7 +81,7 @@ async def _embed(services: Services, request: EmbeddingRequest, operation: Opera
             return admission.permit(len(wanted), context.deadline, work=work, interactive=context.interactive)
 
         runs = Runs(prepared.demand, context, place, permit)
-        with errors_of(lambda: runs.place.route), model.activity.working(), runs.admitted():
+        with errors_of(lambda: runs.place.route), runs.admitted():
             operation.submitted(place.placement.engine)
             output = await _run(runs, wanted, context)
         route = runs.place.route
@@ -141,9 +145,8 @@ class PreparedEmbedding:
     demand: Demand
 
 
-async def prepare_embedding(services: Services, request: EmbeddingRequest) -> PreparedEmbedding:
-    """Find the model and count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
-    model = await embedding_model(services.manager, request.model)
+async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
+    """Count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
     if not request.context.dry_run:
         turn_away(model.placements, len(request.texts), request.context)
     tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)

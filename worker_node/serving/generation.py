@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,9 +80,11 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
     Overloaded.
     """
     context = request.context
-    with services.tracing.generation(request) as operation:
+    with services.tracing.generation(request) as operation, ExitStack() as in_use:
         began = time.monotonic()
-        prepared = await prepare_generation(services, request)
+        model = await generation_model(services.manager, request.model)
+        in_use.enter_context(model.activity.used_by(context))
+        prepared = await prepare_generation(services, model, request)
         request = prepared.request
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
@@ -96,7 +98,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
             return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
 
         runs = Runs(prepared.demand, context, place, permit)
-        with errors_of(lambda: runs.place.route), prepared.model.activity.working(), runs.admitted():
+        with errors_of(lambda: runs.place.route), runs.admitted():
             proof = Proof.of(place.route, context, strict=services.require_proof)
             watch = _Watch(operation, services.telemetry, proof, progress := Progress())
             async with (
@@ -134,12 +136,10 @@ class PreparedGeneration:
     demand: Demand
 
 
-async def prepare_generation(services: Services, request: GenerationRequest) -> PreparedGeneration:
-    """Find the model, compile the answer's schema and count the prompt's tokens.
-
-    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-    """
-    model = await generation_model(services.manager, request.model)
+async def prepare_generation(
+    services: Services, model: GenerationModel, request: GenerationRequest
+) -> PreparedGeneration:
+    """Compile the schema and tokenize. Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded."""
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
     grammar = request.grammar if isinstance(request.grammar, str) else None

@@ -39,7 +39,7 @@ class GenerationModel(ServedModel):
 
 async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:
     """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
-    model = manager.default(ModelKind.EMBEDDING) if name is None else manager.find(name)
+    model = manager.default(ModelKind.EMBEDDING) if name is None else await manager.resolve(name)
     if not isinstance(model, EmbeddingModel):
         raise BadRequest(f"model {model.id} generates text and does not embed", param="model")
     return model
@@ -47,7 +47,7 @@ async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingM
 
 async def generation_model(manager: ModelManager, name: str | None) -> GenerationModel:
     """The generation model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
-    model = manager.default(ModelKind.GENERATION) if name is None else manager.find(name)
+    model = manager.default(ModelKind.GENERATION) if name is None else await manager.resolve(name)
     if not isinstance(model, GenerationModel):
         raise BadRequest(f"model {model.id} embeds and does not generate text", param="model")
     return model

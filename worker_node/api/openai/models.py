@@ -9,6 +9,7 @@ from aiohttp import web
 
 from worker_node.api.keys import NODE
 from worker_node.manager.served import ServedModel
+from worker_node.models.manifest import InstalledModel
 
 
 def routes() -> list[web.RouteDef]:
@@ -19,23 +20,28 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json({"object": "list", "data": [_model(model) for model in node.manager.models]})
+    served = {model.id: model for model in node.manager.models}
+    usable = await node.manager.installed()
+    return _json({"object": "list", "data": [_model(model, served.get(model.id)) for model in usable]})
 
 
 async def _one(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    return _json(_model(node.manager.find(request.match_info["id"])))
+    model = await node.manager.resolve(request.match_info["id"])
+    return _json(_model(model.installed, model))
 
 
-def _model(model: ServedModel) -> dict[str, Any]:
+def _model(model: InstalledModel, served: ServedModel | None) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
         # When it was installed here.
-        "created": int(model.installed.installed_at),
+        "created": int(model.installed_at),
         "owned_by": "npu-node",
-        "kind": model.installed.kind,
-        "context_limit": model.installed.context_limit,
+        "kind": model.kind,
+        "context_limit": model.context_limit,
+        # One that is not is loaded by the first request for it.
+        "loaded": served is not None and served.serving() is not None,
     }
 
 

@@ -30,7 +30,7 @@ def node(draining=False, **models):
         served.append(EmbeddingModel(SimpleNamespace(id=name), placements, None, "s", 1))
     state = NodeState(0.0)
     state.draining = draining
-    return SimpleNamespace(manager=SimpleNamespace(models=tuple(served)), state=state)
+    return SimpleNamespace(manager=SimpleNamespace(models=tuple(served), failed=[]), state=state)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
 
 
 async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, manager, monkeypatch):
-    monkeypatch.setattr(store, "get", lambda _name: SimpleNamespace(id="broken"))
+    monkeypatch.setattr(store, "get", lambda _name: SimpleNamespace(id="broken", path=None))
 
     def build(_installed):
         raise RuntimeError("the tokenizer is damaged")

@@ -1,0 +1,140 @@
+"""/models over HTTP: what is listed, loading, unloading, removing, pulls; with scripted engines."""
+
+import asyncio
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.support.application import application, built_models, with_engine
+from tests.support.scripted_engines import Machine, ScriptedEngine
+from worker_node.errors import DownloadFailed
+from worker_node.manager.residency import Residency
+from worker_node.models.manifest import MANIFEST_FILE
+from worker_node.models.store import ModelStore
+from worker_node.settings import NodeSettings
+
+MODEL = "all-minilm-l6-v2"
+
+
+@pytest.fixture
+async def served(store, tmp_path):
+    """An application whose one model is in a store of its own, with a model that is only installed beside it."""
+    for name in (MODEL, "beside"):
+        shutil.copytree(store.get(MODEL).path, tmp_path / name)
+    manifest = tmp_path / "beside" / MANIFEST_FILE
+    manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"id": "beside"}))
+    [model] = built_models(ModelStore(tmp_path), MODEL)
+    engine = ScriptedEngine(MODEL, "CPU", Machine(), load_s=0.01)
+    model = with_engine(model, engine)
+    model = replace(
+        model, placements=tuple(replace(p, eager=False, residency=Residency(estimate=9)) for p in model.placements)
+    )
+    async with application([model], NodeSettings(model_store=tmp_path)) as (client, node):
+        node.manager.start()
+        yield client, node, model, engine
+        await node.manager.stop()
+
+
+async def get(client, path, status=200, method="GET", **more):
+    async with client.request(method, path, **more) as reply:
+        body = await reply.json()
+        assert reply.status == status, body
+        return body
+
+
+async def test_models_are_listed_loaded_and_unloaded(served):
+    client, _, _, engine = served
+    listed = {model["id"]: model for model in (await get(client, "/models"))["models"]}
+    assert {name: model["state"] for name, model in listed.items()} == {MODEL: "installed", "beside": "installed"}
+    assert listed[MODEL]["task"] == "embed"
+    assert listed[MODEL]["memory"] == {"bytes": None, "estimate": 9}
+    usable = {model["id"]: model["loaded"] for model in (await get(client, "/v1/models"))["data"]}
+    assert usable == {MODEL: False, "beside": False}
+    told = await get(client, "/models/all-minilm/load", 202, "POST")
+    assert told["id"] == MODEL
+    await engine.settled()
+    assert (await get(client, f"/models/{MODEL}"))["state"] == "ready"
+    assert (await get(client, "/v1/models"))["data"][0]["loaded"]
+    await get(client, f"/models/{MODEL}/unload", 202, "POST")
+    assert (await get(client, f"/models/{MODEL}"))["state"] == "unloaded"
+    await get(client, "/models/nothing", 404)
+    await get(client, "/models/nothing/load", 404, "POST")
+
+
+async def test_a_model_in_use_is_removed_only_by_force(served, tmp_path):
+    client, node, model, engine = served
+    await get(client, f"/models/{MODEL}/load", 202, "POST")
+    await engine.settled()
+    await get(client, f"/models/{MODEL}?force=perhaps", 400, "DELETE")
+    with model.activity.working():
+        refused = await get(client, f"/models/{MODEL}", 409, "DELETE")
+        assert refused["error"]["code"] == "model_in_use"
+        assert "force=true" in refused["error"]["message"]
+        await get(client, f"/models/{MODEL}?force=true", 200, "DELETE")
+    assert not (tmp_path / MODEL).exists()
+    assert node.manager.models == ()
+    await get(client, f"/models/{MODEL}", 404)
+
+
+async def test_ollamas_delete_waits_for_the_last_request(served, tmp_path):
+    client, _, model, engine = served
+    await get(client, f"/models/{MODEL}/load", 202, "POST")
+    await engine.settled()
+    with model.activity.working():
+        deleting = asyncio.create_task(client.delete("/api/delete", json={"model": MODEL}))
+        while (await client.get(f"/models/{MODEL}")).status != 404:
+            await asyncio.sleep(0.01)
+        assert engine.status.pid is not None, "its requests are not cut off"
+        assert (tmp_path / MODEL).exists()
+    assert (await deleting).status == 200
+    assert not (tmp_path / MODEL).exists()
+
+
+async def test_a_load_that_does_not_fit_is_refused_with_what_is_in_the_way(served):
+    client, node, *_ = served
+    node.manager.set_budget("host", 1)
+    refused = await get(client, f"/models/{MODEL}/load", 503, "POST")
+    assert refused["error"]["code"] == "insufficient_memory"
+    assert "memory_budget" in refused["error"]["message"]
+
+
+async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
+    client, node, *_ = served
+    go = asyncio.Event()
+
+    async def pull(name, progress):
+        progress.stage("downloading", 10)
+        await go.wait()
+        progress.update(10)
+        if name == "smollm2":
+            raise DownloadFailed("no network")
+
+    monkeypatch.setattr(node.manager, "pull", pull)
+    job = await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"})
+    failing = await get(client, "/models/pull", 202, "POST", json={"name": "smollm2"})
+    assert (job["state"], job["name"]) == ("running", "all-minilm")
+    async with client.get(f"/models/jobs/{job['id']}", headers={"Accept": "text/event-stream"}) as reply:
+        assert reply.content_type == "text/event-stream"
+        go.set()
+        events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: ")]
+    assert (events[-1]["state"], events[-1]["completed"], events[-1]["total"]) == ("done", 10, 10)
+    deadline = time.monotonic() + 10
+    while (failed := await get(client, f"/models/jobs/{failing['id']}"))["state"] == "running":
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+    assert failed["error"]["code"] == "model_error"
+    await get(client, "/models/jobs/nothing", 404)
+
+
+async def test_a_node_without_settings_to_read_again_cannot_reload(served):
+    client, *_ = served
+    assert (await get(client, "/admin/reload", 501, "POST"))["error"]["code"] == "not_implemented"
+
+
+async def test_pages_of_other_sites_change_nothing(served):
+    client, *_ = served
+    for method, path in (("POST", f"/models/{MODEL}/load"), ("DELETE", f"/models/{MODEL}"), ("POST", "/admin/reload")):
+        await get(client, path, 403, method, headers={"Origin": "https://evil.example"})

@@ -1,0 +1,188 @@
+"""Reload under load: fifty valid and broken files, and no request is lost. Engines are scripted, time jumps."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.support.jumping import JumpingLoop
+from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from worker_node.engines.base import EngineState
+from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.manager.failed import FailedModel
+from worker_node.manager.manager import ModelManager
+from worker_node.models.store import ModelStore
+from worker_node.reload import Reloader
+from worker_node.settings.reading import SettingsSource
+
+BROKEN = (
+    "[[models]]\nname = ",
+    '[[models]]\nname = "always"\nmax_outstandig = 3\n',
+    '[[models]]\nname = "always"\n[[models]]\nname = "missing"\n',
+    "prot = 1\n",
+)
+
+
+def text(models, **settings):
+    """A file with these models: by name, their options."""
+    lines = [f"{name} = {value}" for name, value in settings.items()]
+    for name, options in models.items():
+        lines += ["[[models]]", f'name = "{name}"', *(f"{key} = {value}" for key, value in options.items())]
+    return "\n".join(lines) + "\n"
+
+
+class World:
+    """A node's manager and reloader over a settings file that the test writes."""
+
+    def __init__(self, loop, file, budget=None):
+        self.clock, self.file = loop.time, file
+        self.machine = Machine()
+        self.broken_models = set()
+        self.write({"always": {}})
+        self.source = SettingsSource(file)
+        settings = self.source.read()
+        built = [self.build(model) for model in settings.models]
+        self.manager = ModelManager(
+            built, ModelStore(), pytest.fail, {"host": budget}, clock=self.clock, measure=self.machine.measure
+        )
+        self.reloader = Reloader(self.source, settings, self.manager, self.build)
+        self.manager.start()
+
+    def write(self, models, **settings):
+        self.file.write_text(text(models, **settings))
+
+    def build(self, wanted):
+        if wanted.name == "missing":
+            return FailedModel(wanted.name, "node.toml, line 4: missing is not installed", pytest.fail)
+        failures = [wanted.name in self.broken_models]
+        engine = ScriptedEngine(wanted.name, "CPU", self.machine, load_s=3.0, failures=failures)
+        return scripted_model(
+            wanted.name, [engine], self.clock, pinned=True, idle_unload_s=wanted.idle_unload_s, aliases=wanted.aliases
+        )
+
+    async def request(self, name, work_s):
+        """What a request does with its model: find it, have it loaded, use it."""
+        model = await self.manager.resolve(name)
+        with model.activity.working():
+            placement = model.placements[0]
+            while placement.engine.state is not EngineState.READY:
+                placement.wake()
+                await placement.settled(self.clock() + 60)
+            await asyncio.sleep(work_s)
+            assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
+
+
+@pytest.fixture(autouse=True)
+def inline_threads(monkeypatch):
+    """What runs in threads runs at once: the clock must not jump meanwhile."""
+
+    async def inline(function, *arguments):
+        return function(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", inline)
+
+
+def run(tmp_path, scenario, budget=None):
+    async def main():
+        world = World(asyncio.get_running_loop(), tmp_path / "node.toml", budget)
+        try:
+            await asyncio.sleep(5)
+            await scenario(world)
+        finally:
+            await world.manager.stop()
+        assert not world.machine.memory, "a process was left behind"
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("budget", [None, 250, 110], ids=["much memory", "for two", "for one"])
+def test_fifty_reloads_under_load_lose_no_request(tmp_path, long, budget):
+    async def scenario(world):
+        rng = random.Random(3)
+        done, stop = [], asyncio.Event()
+
+        async def caller(name):
+            while not stop.is_set():
+                try:
+                    await world.request(name, rng.choice([0.0, 0.5, 4.0]))
+                    done.append(name)
+                except ModelNotFound:
+                    assert name == "sometimes", "a model that every file names is always found"
+                await asyncio.sleep(0.2)
+
+        names = ["always", "always", *(["sometimes"] if budget != 110 else [])]
+        callers = [asyncio.create_task(caller(name)) for name in names]
+        outcomes = set()
+        for number in range(500 if long else 50):
+            if rng.random() < 0.4:
+                world.file.write_text(rng.choice(BROKEN))
+                with pytest.raises(ConfigurationError, match=r"node\.toml"):
+                    await world.reloader.reload()
+                outcomes.add("rejected")
+            else:
+                models = {"always": {"max_outstanding": number + 1} if rng.random() < 0.5 else {}}
+                if rng.random() < 0.5 and "sometimes" in names:
+                    models["sometimes"] = {"idle_unload_s": rng.choice([50.0, 60.0])}
+                world.write(models)
+                report = await world.reloader.reload()
+                assert report.restart == ()
+                outcomes |= {name for name in ("added", "removed", "changed") if getattr(report, name)}
+            for task in callers:
+                assert not task.done(), task.exception()
+            await asyncio.sleep(rng.choice([0.0, 0.5, 10.0]))
+        stop.set()
+        await asyncio.gather(*callers)
+        assert len(done) > 50
+        assert outcomes >= {"rejected", "changed"}
+
+    run(tmp_path, scenario, budget)
+
+
+def test_a_rejected_file_changes_nothing_and_names_its_line(tmp_path):
+    async def scenario(world):
+        before = world.manager.models
+        world.file.write_text('\n[[models]]\nname = "always"\nmax_outstandig = 3\n')
+        with pytest.raises(ConfigurationError, match=r"node\.toml.*4.*max_outstandig"):
+            await world.reloader.reload()
+        assert world.manager.models is before
+
+    run(tmp_path, scenario)
+
+
+def test_settings_that_need_a_restart_are_listed_and_models_are_applied(tmp_path):
+    async def scenario(world):
+        world.write({"always": {}, "new": {}}, port=9999, memory_budget=5000)
+        report = await world.reloader.reload()
+        assert (report.added, report.applied, report.restart) == (("new",), ("memory_budget",), ("port",))
+        assert world.manager.budgets == {"host": 5000}
+        again = await world.reloader.reload()
+        assert (again.added, again.applied, again.restart) == ((), (), ("port",)), "still not as the file has it"
+
+    run(tmp_path, scenario)
+
+
+def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
+    async def scenario(world):
+        engine = world.manager.find("always").placements[0].engine
+        world.write({"always": {"aliases": '["other"]', "idle_unload_s": 7.0}})
+        await world.reloader.reload()
+        model = world.manager.find("other")
+        assert (model.placements[0].engine, engine.loads, model.idle_unload_s) == (engine, 1, 7.0)
+        await asyncio.sleep(10)
+        assert engine.state is EngineState.UNLOADED
+
+    run(tmp_path, scenario)
+
+
+def test_a_model_that_cannot_be_loaded_with_its_new_settings_serves_with_the_earlier_ones(tmp_path):
+    async def scenario(world):
+        before = world.manager.find("always")
+        world.broken_models.add("always")
+        world.write({"always": {"max_outstanding": 2}})
+        report = await world.reloader.reload()
+        assert "earlier" in report.problems[0]
+        assert world.manager.find("always") is before
+        await world.request("always", 0.0)
+
+    run(tmp_path, scenario)

@@ -1,0 +1,1 @@
+"""Administration of the running node: /admin."""

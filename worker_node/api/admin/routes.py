@@ -1,0 +1,27 @@
+"""POST /admin/reload: read the settings again and apply them model by model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import orjson
+from aiohttp import web
+
+from worker_node.api.keys import NODE
+from worker_node.errors import BadRequest, ConfigurationError, NotOffered
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/admin/reload", _reload)]
+
+
+async def _reload(request: web.Request) -> web.Response:
+    reloader = request.app[NODE].reloader
+    if reloader is None:
+        raise NotOffered("this node was not started from settings that could be read again")
+    try:
+        report = await reloader.reload()
+    except ConfigurationError as error:
+        raise BadRequest(f"nothing was changed: {error.message}") from error
+    return web.Response(body=orjson.dumps(asdict(report)), content_type="application/json", charset="utf-8")

@@ -1,0 +1,1 @@
+"""Models at run time, and pulls: /models (spec: models)."""

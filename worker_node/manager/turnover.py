@@ -1,0 +1,107 @@
+"""Taking models out of service and putting others in their place, without dropping a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from worker_node.engines.base import EngineState
+from worker_node.manager.names import Names
+from worker_node.manager.reconciler import Reconciler
+from worker_node.manager.served import ServedModel
+
+log = logging.getLogger(__name__)
+
+
+class Turnover:
+    """Retires and replaces served models. `models` are those that serve no new requests but still have engines:
+    earlier forms that finish their requests, and later ones that are being loaded."""
+
+    def __init__(self, names: Names, reconciler: Callable[[], Reconciler]) -> None:
+        self._names = names
+        self._reconciler_of = reconciler
+        self.models: list[ServedModel] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _reconciler(self) -> Reconciler:
+        return self._reconciler_of()
+
+    async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
+        """Stop serving a model: no new request finds it; its engines end after its last one, or now."""
+        self._names.drop(model)
+        await self._end(model, drain=drain)
+
+    def retire_later(self, model: ServedModel) -> None:
+        """As `retire`; returns at once."""
+        self._names.drop(model)
+        self._start(model)
+
+    async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
+        """Serve `new` in place of `old`, which serves until `new` is ready, and until its own last request.
+
+        Where memory holds only one of them, requests wait while `new` is loaded. Returns why `new` could not be
+        loaded; then `old` serves on.
+        """
+        first = new.placements[0]
+        if not first.eager:
+            self._swap(old, new)
+            return None
+        self.models.append(new)
+        self._reconciler.attend(new)
+        try:
+            while first.state is EngineState.STARTING:
+                if first.engine.status.state is EngineState.STARTING:
+                    await first.engine.settled()
+                else:
+                    await first.residency.change()
+        finally:
+            self.models.remove(new)
+        state = first.engine.status.state
+        if state not in {EngineState.READY, EngineState.UNLOADED}:
+            reason = first.engine.status.reason
+            await self._stop(new)
+            return f"{new.id} could not be loaded with its new settings, and serves with the earlier ones: {reason}"
+        self._swap(old, new)
+        if state is EngineState.UNLOADED:  # not both of them fit
+            first.residency.want(on_request=True, patient=True)
+        return None
+
+    async def close(self) -> None:
+        """End what is being retired, with the requests that it still has."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._stop(model) for model in self.models))
+
+    def _swap(self, old: ServedModel, new: ServedModel) -> None:
+        self._names.swap(old, new)
+        self._reconciler.attend(new)
+        self._start(old)
+
+    def _start(self, model: ServedModel) -> None:
+        # Counted as one of ours from now on, so that its engines are attended until the task begins.
+        self.models.append(model)
+        task = asyncio.create_task(self._drain(model), name=f"retire {model.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end(self, model: ServedModel, *, drain: bool) -> None:
+        self.models.append(model)
+        if drain:
+            await self._drain(model)
+        else:
+            self.models.remove(model)
+            await self._stop(model)
+
+    async def _drain(self, model: ServedModel) -> None:
+        await model.activity.idle()
+        self.models.remove(model)
+        await self._stop(model)
+        log.info("model %s: its engines have ended after their last request", model.id)
+
+    async def _stop(self, model: ServedModel) -> None:
+        self._reconciler.leave(model)
+        await asyncio.gather(*(placement.engine.stop() for placement in model.placements))
