@@ -9,6 +9,7 @@ import time
 import pytest
 
 from backend_client import ClientOptions, NPUClient
+from backend_client._protocol.identity import Identity
 from backend_client._protocol.transport import HttpTransport
 from backend_client._resilience.connection_watch import ConnectionWatch
 from backend_client.errors import NodeUnreachable
@@ -34,7 +35,7 @@ async def test_connections_that_were_made_meanwhile_serve_all_calls(pair, kind, 
 
 
 async def test_a_node_that_takes_no_connection_is_unreachable_all_the_same():
-    transport = HttpTransport(None, ClientOptions(timeouts=Timeouts(connect=CONNECT_S)))
+    transport = HttpTransport(Identity(), ClientOptions(timeouts=Timeouts(connect=CONNECT_S)))
     with contextlib.ExitStack() as stack:
         deaf = stack.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
