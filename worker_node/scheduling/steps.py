@@ -21,6 +21,8 @@ _LONG_STEPS = 4
 # The share of the time that short work gets for itself beside long prompts. A step with a piece of a long prompt takes
 # many times as long as one without, so without this each token of an answer would.
 _SHORT_SHARE = 1 / 3
+# A multiple of the tokens of a block of the KV cache, whatever the device.
+BLOCK_TOKENS = 32
 # What a short prompt takes of the KV cache beside its tokens: its last block, and the beginning of its answer.
 _CACHE_ROUNDING = 64
 
@@ -75,6 +77,14 @@ def computed_in_step(lefts: Sequence[int], decoding: int, limits: StepLimits) ->
     return taken
 
 
+def end_of_part(prompt: Prompt[J], limits: StepLimits, free: int) -> int:
+    """How many tokens of a prompt the pipeline gets if the next step has room for `free` more: all, or whole blocks."""
+    if prompt.left <= limits.tokens:
+        return prompt.job.prompt_tokens
+    computed = prompt.job.prompt_tokens - prompt.left
+    return (computed + max(free, BLOCK_TOKENS)) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
 def makes_way(prompt: Prompt[J], limits: StepLimits) -> bool:
     """Whether a prompt takes so many steps that short work is given time beside it."""
     return limits.split and prompt.job.prompt_tokens > _LONG_STEPS * limits.tokens and prompt.left > limits.tokens
@@ -105,7 +115,8 @@ class ShortTurns:
         if not beside:
             self.owed_s = 0.0
         elif long_share:
-            self.owed_s = seconds * long_share * _SHORT_SHARE / (1 - _SHORT_SHARE)
+            # The last tokens of a part are few, and do not pay for the step before.
+            self.owed_s = max(self.owed_s, seconds * long_share * _SHORT_SHARE / (1 - _SHORT_SHARE))
         else:
             self.owed_s = max(0.0, self.owed_s - seconds)
 

@@ -4,15 +4,18 @@
 takes; the engine process has nothing else to do meanwhile, so its loop is simply: commands, step, events.
 
 GenAI computes prompts in the order in which it gets them. So it gets no more of them than fill its next steps; the
-others wait in a queue that knows priorities, sizes and deadlines. When a prompt arrives that goes before those in the
-pipeline, they are taken back and handed over again behind it: it is part of the next step, however long they are.
+others wait in a queue that knows priorities, sizes and deadlines. A prompt of several steps is handed over in parts,
+each with all that comes before it, which the prefix cache holds: what arrives meanwhile waits for the present part.
+
+What has been begun is never taken out of the pipeline: GenAI puts a block of the KV cache under the hash of all its
+tokens before they are computed. If a sequence is cancelled when a step ended in the middle of a block, later prompts
+that begin alike are given that block, and their answers are wrong. So parts end with a block.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -33,36 +36,26 @@ from worker_node.scheduling.jobs import JobQueue
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.shares import batch_sequences
 from worker_node.scheduling.steps import (
+    BLOCK_TOKENS,
     PrefillMeter,
     ShortTurns,
     StepLimits,
     choose_prompts,
     computed_in_step,
+    end_of_part,
     in_order,
     makes_way,
     without_long,
 )
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.running import Running
 from worker_node.tasks.generate.sampling import generation_config
 
 _FINISH = {
     genai.GenerationFinishReason.STOP: "stop",
     genai.GenerationFinishReason.LENGTH: "length",
 }
-
-
-@dataclass(slots=True)
-class _Running:
-    """A job in the pipeline; `started` once its prompt is computed and its answer has begun."""
-
-    prompt: Prompt[GenerateJob]
-    handle: genai.GenerationHandle
-    started: bool = False
-
-    @property
-    def job(self) -> GenerateJob:
-        return self.prompt.job
 
 
 class ContinuousRunner:
@@ -76,7 +69,7 @@ class ContinuousRunner:
         # Holds a job until its answer begins, in the pipeline or not.
         self._queue: JobQueue[GenerateJob] = JobQueue()
         # What is in the pipeline, in the order in which GenAI got it.
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._limits = StepLimits(self._options.max_num_batched_tokens, self._options.dynamic_split_fuse)
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
         self._short_turns = ShortTurns()
@@ -84,7 +77,8 @@ class ContinuousRunner:
         self._taken_back: set[int] = set()
         # Given up in the middle of their prompts: see `_drop`.
         self._dropped: list[genai.GenerationHandle] = []
-        # GenAI's own, because a job that was taken back is a new request to it.
+        self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
+        # GenAI's own, because each part of a prompt is a request to it.
         self._handles = itertools.count()
         self._steps = 0
         self._stepped = 0
@@ -142,33 +136,45 @@ class ContinuousRunner:
             places=self._options.max_num_seqs - len(decoding),
             batch_places=self._batch_limit - sum(not job.interactive for job in decoding),
         )
+        if not self._in_parts:
+            self._take_back(current[in_order(current, chosen) :])
+            for prompt in chosen:
+                if prompt.job.id not in self._running:
+                    self._hand_over(prompt, prompt.job.prompt_tokens, emit)
+            return
         short = without_long(chosen, self._limits)
-        if (short or decoding) and self._short_turns.owed_s and self._options.enable_prefix_caching:
+        if (short or decoding) and self._short_turns.owed_s:
             chosen = short
-            self._take_back([prompt for prompt in current if makes_way(prompt, self._limits)])
-            current = [prompt for prompt in current if prompt.job.id in self._running]
-        self._take_back(current[in_order(current, chosen) :])
+        free = self._limits.tokens - len(decoding) - sum(r.left for r in self._running.values() if not r.started)
         for prompt in chosen:
-            if prompt.job.id not in self._running:
-                self._hand_over(prompt, emit)
+            if prompt.job.id in self._running:
+                continue
+            fits = free >= min(prompt.left, BLOCK_TOKENS) or (free > 0 and len(self._running) == len(decoding))
+            # A prompt that has been begun keeps its blocks of the KV cache by having a part in the pipeline.
+            if fits or prompt.begun is not None:
+                free -= self._hand_over(prompt, end_of_part(prompt, self._limits, free), emit)
 
     def _take_back(self, prompts: list[Prompt[GenerateJob]]) -> None:
-        """Take prompts out of the pipeline. What was computed of them stays in the prefix cache.
+        """Take prompts out of the pipeline that is without a prefix cache.
 
-        Without one it is lost, so then what has been begun stays, but for a batch prompt once.
+        What was computed of them is lost, so what has been begun stays, but for a batch prompt once.
         """
         for prompt in reversed(prompts):
             job_id = prompt.job.id
-            if not self._options.enable_prefix_caching and prompt.begun is not None:
+            if prompt.begun is not None:
                 if prompt.job.interactive or job_id in self._taken_back:
                     continue
                 self._taken_back.add(job_id)
                 prompt.left = prompt.job.prompt_tokens
             self._running.pop(job_id).handle.cancel()
 
-    def _hand_over(self, prompt: Prompt[GenerateJob], emit: Outbox) -> None:
+    def _hand_over(self, prompt: Prompt[GenerateJob], end: int, emit: Outbox) -> int:
+        """Give the pipeline the first `end` tokens of a prompt; return how many of them are to be computed."""
         job = prompt.job
-        if job.grammar is not None:
+        left = prompt.left - (job.prompt_tokens - end)
+        if end < job.prompt_tokens:
+            job = job.beginning(end)
+        elif job.grammar is not None:
             emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
@@ -178,8 +184,9 @@ class ContinuousRunner:
             self._queue.remove(job.id)
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
-            return
-        self._running[job.id] = _Running(prompt, handle)
+            return 0
+        self._running[job.id] = Running(prompt, handle, end, left)
+        return left
 
     def cancel(self, job_id: int) -> None:
         self._queue.remove(job_id)
@@ -188,13 +195,8 @@ class ContinuousRunner:
         if running is not None:
             self._drop(running)
 
-    def _drop(self, running: _Running) -> None:
-        """Nobody waits for its answer any more: take it out of the pipeline as soon as that is safe.
-
-        GenAI puts a block of the KV cache under the hash of all its tokens before they are computed. If a sequence is
-        cancelled when a step ended in the middle of a block, later prompts that begin alike are given that block, and
-        their answers are wrong. So a prompt that was begun is computed to its end first.
-        """
+    def _drop(self, running: Running) -> None:
+        """Nobody waits for its answer: take it out of the pipeline, what has been begun only when computed."""
         if self._options.enable_prefix_caching and running.prompt.begun is not None and not running.started:
             self._dropped.append(running.handle)
         else:
@@ -236,16 +238,18 @@ class ContinuousRunner:
 
     def _compute(self) -> None:
         """One step of the pipeline, and the account of what it computed."""
-        prompts = [running.prompt for running in self._running.values() if not running.started]
+        prompts = [running for running in self._running.values() if not running.started]
         decoding = self._decoding()
-        taken = computed_in_step([prompt.left for prompt in prompts], decoding, self._limits)
+        taken = computed_in_step([running.left for running in prompts], decoding, self._limits)
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
         self._steps += 1
         self._stepped += len(self._running)
         long_tokens = short_prompts = 0
-        for prompt, tokens in zip(prompts, taken, strict=True):
+        for running, tokens in zip(prompts, taken, strict=True):
+            prompt = running.prompt
+            running.left = max(1, running.left - tokens)
             if makes_way(prompt, self._limits):
                 long_tokens += tokens
             else:
@@ -265,13 +269,29 @@ class ContinuousRunner:
 
     def _step_tokens(self) -> int:
         """How many tokens the next step computes, at most."""
-        prompts = sum(running.job.prompt_tokens for running in self._running.values() if not running.started)
+        prompts = sum(running.left for running in self._running.values() if not running.started)
         if self._limits.split:
             prompts = min(prompts, self._limits.tokens)
         return prompts + len(self._running)
 
-    def _read(self, job_id: int, running: _Running, deltas: list[TokenDelta]) -> Event | None:
+    def _read_part(self, job_id: int, running: Running) -> None:
+        """A part of a prompt that is computed makes room for the next; its token is no part of the answer."""
         handle = running.handle
+        while handle.can_read():
+            handle.read()
+        if handle.get_status() == genai.GenerationStatus.FINISHED:
+            running.prompt.left = running.job.prompt_tokens - running.end
+            del self._running[job_id]
+
+    def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
+        handle = running.handle
+        status = handle.get_status()
+        if status == genai.GenerationStatus.IGNORED:
+            self._release(job_id)
+            return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
+        if not running.whole:
+            self._read_part(job_id, running)
+            return None
         tokens: list[int] = []
         logprobs: list[float] = []
         finish: str | None = None
@@ -281,10 +301,6 @@ class ContinuousRunner:
             if running.job.logprobs:
                 logprobs += output.generated_log_probs
             finish = _FINISH.get(output.finish_reason)
-        status = handle.get_status()
-        if status == genai.GenerationStatus.IGNORED:
-            self._release(job_id)
-            return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
         finished = status == genai.GenerationStatus.FINISHED
         if not tokens and not finished:
             return None

@@ -39,6 +39,11 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
         """How many tokens the prompt has."""
         return len(self.tokens) // TOKEN_DTYPE.itemsize
 
+    def beginning(self, count: int) -> GenerateJob:
+        """Return the job that only computes the first `count` tokens of the prompt."""
+        tokens = self.tokens[: count * TOKEN_DTYPE.itemsize]
+        return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
+
     def with_id(self, job_id: int) -> GenerateJob:
         """See `engines.messages.Job`."""
         return msgspec.structs.replace(self, id=job_id)

@@ -47,6 +47,7 @@ class Request:
     ended: float | None = None
     outcome: str | None = None
     generated: int = 0
+    computed: int = 0
     last_token: float | None = None
 
     @property
@@ -285,11 +286,15 @@ class Run:
 class Handle:
     """GenAI's handle of one generation."""
 
-    def __init__(self, request, prompt):
-        self.request, self.left = request, prompt
+    def __init__(self, request, tokens):
+        self.request, self.part = request, tokens < request.prompt
+        # The prefix cache holds what was computed of the prompt before.
+        self.left = max(1, tokens - request.computed)
+        self.begun = False
         self.unread, self.status = deque(), genai.GenerationStatus.RUNNING
 
     def cancel(self):
+        assert not (self.begun and self.left), "a prompt is cancelled in the middle, perhaps of a block"
         self.status = genai.GenerationStatus.CANCEL
 
     def get_status(self):
@@ -332,8 +337,7 @@ class SequenceWorld(World):
 
     def add_request(self, _handle_id, prompt, job):
         request = self.jobs[job.id]
-        # With the prefix cache, a prompt that was taken back goes on where it was.
-        handle = Handle(request, getattr(request, "left", prompt.shape[1]))
+        handle = Handle(request, prompt.shape[1])
         self.handles.append(handle)
         queue = self.runner._queue
         self.runs.append(
@@ -363,7 +367,9 @@ class SequenceWorld(World):
         for handle in self.handles:
             if handle.left > 0 and free > 0:
                 taken = min(free, handle.left)
-                handle.left = handle.request.left = handle.left - taken
+                handle.left -= taken
+                handle.begun = True
+                handle.request.computed += taken
                 free -= taken
                 tokens += taken
                 if handle.left == 0:
@@ -372,6 +378,9 @@ class SequenceWorld(World):
         self.now += self.step_s + self.token_s * tokens
         for handle in ready:
             handle.unread.append(EOS)
+            if handle.part:
+                handle.status = genai.GenerationStatus.FINISHED
+                continue
             handle.request.sent = getattr(handle.request, "sent", 0) + 1
             if handle.request.sent >= min(handle.request.answer, handle.request.limit):
                 handle.status = genai.GenerationStatus.FINISHED
