@@ -30,18 +30,18 @@ serve: install      ## run a node on this machine with the embedded models
 
 test: install       ## run the whole suite on real models
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --max-worker-restart 0
 
 test-fast: install  ## unit tests, and contract tests that need no model
-	$(BIN)/python -m pytest -n auto tests/unit tests/contract -m "not real and not slow"
+	$(BIN)/python -m pytest -n auto --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
 
 test-all: install   ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest -n auto --long --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --max-worker-restart 0 --long --cov --cov-report=term
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m pytest -n auto $(OPS_TESTS)
+	$(BIN)/python -m pytest -n auto --max-worker-restart 0 $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt
