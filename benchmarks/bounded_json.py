@@ -79,7 +79,7 @@ async def measure(jobs, count, tokens):
     os.environ["NPU_NODE_NPU_EMULATION"] = "false"
     settings = NodeSettings(models=(ModelSettings(name=MODEL, placements=("CPU",)),), request_timeout_s=600)
     async with hosted_node(settings) as node:
-        await node.manager.default(ModelKind.GENERATION).placements[0].engine.settled()
+        await node.manager.default(ModelKind.GENERATION).placements[0].settled(time.monotonic() + 600)
         gate = asyncio.Semaphore(CONCURRENT)
 
         async def one(name, text):

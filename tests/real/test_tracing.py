@@ -48,7 +48,7 @@ async def traced_pair(monkeypatch, quick_models):
         url,
     ):
         for model in node.manager.models:
-            await model.placements[0].engine.settled()
+            await model.placements[0].settled(time.monotonic() + 100)
         async with instrument(NPUClient([url]), metrics=Metrics(CollectorRegistry()), tracer=tracer) as client:
             yield node, client, exporter
 

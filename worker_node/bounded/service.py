@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from worker_node.devices.npu_counters import Reading
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, Finished, GenerationRequest, RequestContext, Sampling, Token
 from worker_node.engines.base import CanaryProof, EngineState
-from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, EngineUnavailable
+from worker_node.errors import ContextLengthExceeded, EngineUnavailable
 from worker_node.jobs.bounds import JobRequest
 from worker_node.jobs.examples import repeats
 from worker_node.jobs.fitting import fit
@@ -105,14 +104,12 @@ class JobService:
     async def ready(self) -> None:
         """Wait, as long as a cold compile may take, until the model is loaded.
 
-        Raises EngineUnavailable when it is not and will not be soon, DeadlineExceeded when it takes too long.
+        Raises EngineUnavailable when it is not and will not be soon, InsufficientMemory, DeadlineExceeded when it takes
+        too long.
         """
-        engine = self._placement.engine
-        try:
-            async with asyncio.timeout(self.load_timeout_s):
-                status = await engine.settled()
-        except TimeoutError:
-            raise DeadlineExceeded("the model was still being loaded when the time was up; try again") from None
+        # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
+        await self._placement.settled(time.monotonic() + self.load_timeout_s, patient=True)
+        status = self._placement.engine.status
         if status.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
