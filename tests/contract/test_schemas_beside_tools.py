@@ -95,7 +95,7 @@ async def test_the_reply_is_a_call_or_an_answer_that_matches(http, node, dialect
         if choice != "auto":
             assert bool(calls) == (choice != "none")
         if end == "length":
-            continue  # the model may go on with itself; the next try has another seed, or, where the dialect takes none, is drawn anew
+            continue  # the model may go on with itself; each try is drawn anew
         assert bool(calls) != bool(text)
         for name, arguments in calls:
             assert not isinstance(choice, dict) or name == choice["name"]
