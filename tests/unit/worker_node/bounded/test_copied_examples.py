@@ -45,8 +45,14 @@ class Engine:
 
     status = SimpleNamespace(state=EngineState.READY, reason=None, load_seconds=1.0, retry_after=None)
 
-    async def settled(self):
-        return self.status
+
+class LoadedPlacement:
+    """A placement whose engine is loaded."""
+
+    engine, prompt_limit, total_limit = Engine(), 1024, 1088
+
+    async def settled(self, deadline, *, patient):
+        pass
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def run(monkeypatch):
             yield SimpleNamespace(events=events())
 
         monkeypatch.setattr(module, "generate", generate)
-        placement = SimpleNamespace(engine=Engine(), prompt_limit=1024, total_limit=1088)
+        placement = LoadedPlacement()
         tokenizer = SimpleNamespace(encode_chat=lambda _messages: [1])
         installed = SimpleNamespace(id="scripted")
         model = GenerationModel(installed, [placement], tokenizer)
