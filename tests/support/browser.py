@@ -56,7 +56,7 @@ class Browser:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script, *arguments, timeout=30):
+    def wait(self, script, *arguments, timeout=60):
         """Wait until the script returns something true, and return it."""
         return WebDriverWait(self.driver, timeout, poll_frequency=0.05).until(
             lambda driver: driver.execute_script(script, *arguments), f"never true: {script}"
