@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from typing import cast
 
 from worker_node import errors
@@ -30,16 +29,16 @@ from worker_node.engines.messages import (
     Loaded,
     LoadFailed,
     NativeCall,
-    Result,
     Results,
     Shutdown,
     submission,
 )
 from worker_node.environment import native_environment
-from worker_node.errors import EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
+from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.liveness import Liveness
 from worker_node.hosting.sinks import JobSink
-from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
+from worker_node.hosting.suspicion import Suspects
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
 _ERRORS: dict[str, type[NodeError]] = {
@@ -58,27 +57,14 @@ _ERRORS: dict[str, type[NodeError]] = {
 _LAST_WORDS_BYTES = 1 << 16
 
 
-@dataclass(slots=True)
-class _Held:
-    """A job that the engine holds; `fresh` until something has come of it. The canary's is never `suspect`."""
-
-    job: Job
-    sink: JobSink
-    suspect: bool
-    fresh: bool = True
-
-
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
     def __init__(self, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> None:
         self._spec = spec
-        self._suspects = suspects
         self.liveness = liveness
         self._buffer = FrameBuffer()
-        self._jobs: dict[int, _Held] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._jobs = HeldJobs(spec, suspects)
         self._call: NativeCall | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,7 +75,6 @@ class EngineLink(asyncio.Protocol):
         self.accepted = 0
         self._kill_reason: str | None = None
         self._blameless = False
-        self.request_to_blame = False
         self.stats = EngineStats()
 
     @classmethod
@@ -142,6 +127,11 @@ class EngineLink(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def request_to_blame(self) -> bool:
+        """Whether a request ended the engine."""
+        return self._jobs.request_to_blame
+
+    @property
     def in_flight(self) -> int:
         """How many jobs the engine holds."""
         return len(self._jobs)
@@ -150,8 +140,7 @@ class EngineLink(asyncio.Protocol):
         """Hand over a job; its results go to `sink` until it ends. Raises EngineUnavailable when the link is down."""
         self.send(submission(job))
         self.accepted += 1
-        self._jobs[job.id] = _Held(job, sink, suspect)
-        self._idle.clear()
+        self._jobs.add(job, sink, suspect=suspect)
 
     def send(self, command: Command) -> None:
         """Send a command. Raises EngineUnavailable when the link is down."""
@@ -161,11 +150,11 @@ class EngineLink(asyncio.Protocol):
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
-        return self._release(job_id) is not None
+        return self._jobs.release(job_id) is not None
 
     async def drained(self) -> None:
         """Wait until the engine holds no job."""
-        await self._idle.wait()
+        await self._jobs.drained()
 
     def kill(self, reason: str, *, blameless: bool = False) -> None:
         """Kill the process at once; `reason` is what its callers and /health will be told.
@@ -230,14 +219,9 @@ class EngineLink(asyncio.Protocol):
         self._read_last_words()
         reason = self._kill_reason or "the engine process died"
         if not self.loaded.done():
-            self.loaded.set_exception(self._died(reason))
+            self.loaded.set_exception(engine_died(self._spec, reason))
             self.loaded.exception()  # somebody may have stopped waiting for it
-        jobs, self._jobs = self._jobs, {}
-        self._idle.set()
-        if not self._blameless:
-            self._suspect(jobs)
-        for held in jobs.values():
-            held.sink.on_error(self._fate(held, reason))
+        self._jobs.engine_died(reason, self._call, blameless=self._blameless)
         self._closed.set_result(reason)
 
     def _read_last_words(self) -> None:
@@ -255,11 +239,11 @@ class EngineLink(asyncio.Protocol):
         match event:
             case Results():
                 for result in event.results:
-                    self._deliver(result)
+                    self._jobs.deliver(result)
             case Failed():
-                held = self._release(event.id)
-                if held is not None:
-                    held.sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
+                sink = self._jobs.release(event.id)
+                if sink is not None:
+                    sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
                 if not self.loaded.done():
                     self.loaded.set_result(event)
@@ -275,46 +259,6 @@ class EngineLink(asyncio.Protocol):
             case NativeCall():
                 self._call = event
                 self.liveness.called(event.stage, event.units, time.monotonic())
-
-    def _deliver(self, result: Result) -> None:
-        # A job that was given up meanwhile has no sink any more: its results have nowhere to go.
-        held = self._release(result.id) if result.last else self._jobs.get(result.id)
-        if held is not None:
-            held.fresh = False
-            held.sink.on_result(result)
-            if result.last and self._suspects:
-                self._suspects.answered(fingerprint(held.job))
-
-    def _release(self, job_id: int) -> _Held | None:
-        held = self._jobs.pop(job_id, None)
-        if not self._jobs:
-            self._idle.set()
-        return held
-
-    def _suspect(self, jobs: dict[int, _Held]) -> None:
-        """Note which requests may have caused the end of the engine."""
-        jobs = {job_id: held for job_id, held in jobs.items() if held.suspect}
-        if not jobs:
-            return
-        keys = {job_id: fingerprint(held.job) for job_id, held in jobs.items()}
-        call = self._call
-        self.request_to_blame = self._suspects.died(
-            [OnBoard(keys[job_id], held.fresh) for job_id, held in jobs.items()],
-            {keys[job_id] for job_id in call.jobs if job_id in keys} if call else (),
-            preparing=call is not None and call.stage == "prepare" and any(job_id in keys for job_id in call.jobs),
-        )
-
-    def _fate(self, held: _Held, reason: str) -> NodeError:
-        """What a job is told that the engine took with it."""
-        if held.suspect and self._suspects and self._suspects.standing(fingerprint(held.job)) is Standing.REFUSED:
-            return RequestBreaksEngine(
-                f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
-                f"({reason}); do not send it again"
-            )
-        return self._died(reason)
-
-    def _died(self, what: str) -> EngineDied:
-        return EngineDied(f"{self._spec.model_id} on {self._spec.device}: {what}; the request can be sent again")
 
 
 class LoadRefused(Exception):

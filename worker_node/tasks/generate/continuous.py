@@ -49,13 +49,9 @@ from worker_node.scheduling.steps import (
 )
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.generate.running import Running
+from worker_node.tasks.generate.pipeline import open_pipeline
+from worker_node.tasks.generate.running import AbandonedPrompts, Running
 from worker_node.tasks.generate.sampling import generation_config
-
-_FINISH = {
-    genai.GenerationFinishReason.STOP: "stop",
-    genai.GenerationFinishReason.LENGTH: "length",
-}
 
 
 class ContinuousRunner:
@@ -75,8 +71,7 @@ class ContinuousRunner:
         self._short_turns = ShortTurns()
         self._prefills = PrefillMeter()
         self._taken_back: set[int] = set()
-        # Given up in the middle of their prompts: see `_drop`.
-        self._dropped: list[genai.GenerationHandle] = []
+        self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
         self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
         # GenAI's own, because each part of a prompt is a request to it.
         self._handles = itertools.count()
@@ -107,15 +102,8 @@ class ContinuousRunner:
 
     def load(self) -> Loaded:
         began = time.monotonic()
-        scheduler = genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = self._options.max_num_batched_tokens
-        scheduler.max_num_seqs = self._options.max_num_seqs
-        scheduler.cache_size = self._options.cache_size_gb
-        scheduler.dynamic_split_fuse = self._options.dynamic_split_fuse
-        scheduler.enable_prefix_caching = self._options.enable_prefix_caching
         device = self._spec.device.value
-        properties = self._options.properties()
-        self._pipeline = genai.ContinuousBatchingPipeline(self._spec.path, scheduler, device, properties)
+        self._pipeline = open_pipeline(self._spec.path, device, self._options)
         self._defaults = self._pipeline.get_config()
         return Loaded(
             seconds=time.monotonic() - began,
@@ -193,20 +181,7 @@ class ContinuousRunner:
         self._taken_back.discard(job_id)
         running = self._running.pop(job_id, None)
         if running is not None:
-            self._drop(running)
-
-    def _drop(self, running: Running) -> None:
-        """Nobody waits for its answer: take it out of the pipeline, what has been begun only when computed."""
-        if self._options.enable_prefix_caching and running.prompt.begun is not None and not running.started:
-            self._dropped.append(running.handle)
-        else:
-            running.handle.cancel()
-
-    def _cancel_dropped(self) -> None:
-        for handle in list(self._dropped):
-            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
-                handle.cancel()
-                self._dropped.remove(handle)
+            self._abandoned.cancel(running)
 
     def _release(self, job_id: int) -> None:
         """A job in the pipeline has ended."""
@@ -227,7 +202,7 @@ class ContinuousRunner:
             if self._running:
                 emit(NativeCall("step", self._step_tokens(), list(self._running)))
             self._compute()
-        self._cancel_dropped()
+        self._abandoned.cancel_computed()
         deltas: list[TokenDelta] = []
         for job_id, running in list(self._running.items()):
             failure = self._read(job_id, running, deltas)
@@ -274,37 +249,20 @@ class ContinuousRunner:
             prompts = min(prompts, self._limits.tokens)
         return prompts + len(self._running)
 
-    def _read_part(self, job_id: int, running: Running) -> None:
-        """A part of a prompt that is computed makes room for the next; its token is no part of the answer."""
-        handle = running.handle
-        while handle.can_read():
-            handle.read()
-        if handle.get_status() == genai.GenerationStatus.FINISHED:
-            running.prompt.left = running.job.prompt_tokens - running.end
-            del self._running[job_id]
-
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
-        handle = running.handle
-        status = handle.get_status()
+        status = running.handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
             self._release(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
         if not running.whole:
-            self._read_part(job_id, running)
+            if running.part_is_computed():
+                del self._running[job_id]
             return None
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        finish: str | None = None
-        while handle.can_read():
-            (output,) = handle.read().values()
-            tokens += output.generated_ids
-            if running.job.logprobs:
-                logprobs += output.generated_log_probs
-            finish = _FINISH.get(output.finish_reason)
+        read = running.read()
         finished = status == genai.GenerationStatus.FINISHED
-        if not tokens and not finished:
+        if not read.tokens and not finished:
             return None
-        self._queue.generated(running.prompt, len(tokens))
+        self._queue.generated(running.prompt, len(read.tokens))
         # From the first token on it is an answer, no longer a prompt.
         at = time.monotonic()
         begun = at if running.prompt.begun is None else running.prompt.begun
@@ -313,15 +271,14 @@ class ContinuousRunner:
         self._queue.remove(job_id)
         if finished:
             self._release(job_id)
-            finish = finish or "length"
         prefilled, prefill_s = self._prefills.take()
         deltas.append(
             TokenDelta(
                 job_id,
-                tokens,
-                finish,
+                read.tokens,
+                (read.finish or "length") if finished else read.finish,
                 started,
-                logprobs=logprobs or None,
+                logprobs=read.logprobs or None,
                 at=at,
                 prefilled=prefilled,
                 prefill_s=prefill_s,
@@ -332,8 +289,7 @@ class ContinuousRunner:
     def close(self) -> None:
         for job_id in list(self._running):
             self.cancel(job_id)
-        for handle in self._dropped:
-            handle.cancel()
+        self._abandoned.cancel_all()
         # The scheduler frees a cancelled sequence's blocks in its next step, and complains of a leak if there is none.
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()

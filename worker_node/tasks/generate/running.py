@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import openvino_genai as genai
 
 from worker_node.scheduling.prompts import Prompt
 from worker_node.tasks.generate.messages import GenerateJob
+
+_FINISH = {
+    genai.GenerationFinishReason.STOP: "stop",
+    genai.GenerationFinishReason.LENGTH: "length",
+}
+
+
+@dataclass(slots=True)
+class ReadTokens:
+    """What the pipeline had ready of an answer; `finish` if these are its last tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
 
 
 @dataclass(slots=True)
@@ -32,3 +46,50 @@ class Running:
     def whole(self) -> bool:
         """Whether the pipeline has all of the prompt, so that the answer follows."""
         return self.end == self.job.prompt_tokens
+
+    def read(self) -> ReadTokens:
+        """The tokens of the answer that are ready."""
+        ready = ReadTokens()
+        while self.handle.can_read():
+            (output,) = self.handle.read().values()
+            ready.tokens += output.generated_ids
+            if self.job.logprobs:
+                ready.logprobs += output.generated_log_probs
+            ready.finish = _FINISH.get(output.finish_reason)
+        return ready
+
+    def part_is_computed(self) -> bool:
+        """Whether the part of the prompt is computed: the next can follow. Its token is no part of the answer."""
+        while self.handle.can_read():
+            self.handle.read()
+        if self.handle.get_status() != genai.GenerationStatus.FINISHED:
+            return False
+        self.prompt.left = self.job.prompt_tokens - self.end
+        return True
+
+
+class AbandonedPrompts:
+    """Prompts that nobody waits for. With a prefix cache (`in_cache`) those that were begun are computed to the end."""
+
+    def __init__(self, *, in_cache: bool) -> None:
+        self._in_cache = in_cache
+        self._handles: list[genai.GenerationHandle] = []
+
+    def cancel(self, running: Running) -> None:
+        """Take a job out of the pipeline, at once or when its prompt is computed."""
+        if self._in_cache and running.prompt.begun is not None and not running.started:
+            self._handles.append(running.handle)
+        else:
+            running.handle.cancel()
+
+    def cancel_computed(self) -> None:
+        """Take out those whose prompts are computed by now."""
+        for handle in list(self._handles):
+            if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
+                handle.cancel()
+                self._handles.remove(handle)
+
+    def cancel_all(self) -> None:
+        """Take out all of them: the pipeline is closed next."""
+        for handle in self._handles:
+            handle.cancel()
