@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from backend_client._fleet.lease import Lease
 from backend_client._fleet.liveness import Silence, Usual
 from backend_client._fleet.node import Hold, Node, Requirement
 from backend_client._fleet.selection import Refusal, RefusalReason, choose, explain, refusal
@@ -34,33 +35,6 @@ log = logging.getLogger(__name__)
 _DEFAULT_HOLD_S = 1.0
 # How long a node that refused the API key is not asked again: long enough to spare it, short after a key is rotated.
 _KEY_REFUSED_S = 5.0
-
-
-@dataclass(eq=False, slots=True)
-class Lease:
-    """A node is lent to one request of that `size`, at the time `began`. `on_lost` is called when its probes fail.
-
-    `ticket` and `model_ticket` are those of the breakers. `heard`: the answer has begun. `queued`: the request waits
-    for a free connection. `late`: the event loop was blocked when its time was up. `loading`: the model was not in
-    memory. `waiting_since`: the client waits for the node since then; None while the caller reads.
-    """
-
-    node: Node
-    need: Requirement
-    model: str
-    ticket: int
-    began: float
-    size: int = 0
-    model_ticket: int = 0
-    heard: bool = False
-    queued: bool = False
-    late: bool = False
-    loading: bool = False
-    lost: bool = False
-    ended: bool = False
-    waiting_since: float | None = None
-    on_lost: Callable[[], None] | None = None
-    on_heard: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -227,9 +201,12 @@ class Pool:
             breaker.abandoned(lease.model_ticket)
 
     def _eject_model(self, lease: Lease, why: str) -> None:
-        breaker = self._model_breaker(lease)
-        breaker.trip()
-        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, breaker.opens_in, why)
+        self._model_breaker(lease).trip()
+        self._model_left(lease, why)
+
+    def _model_left(self, lease: Lease, why: str) -> None:
+        pause = self._model_breaker(lease).opens_in
+        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, pause, why)
 
     def _model_breaker(self, lease: Lease) -> Breaker:
         breaker = lease.node.breakers.get(lease.model)
@@ -255,7 +232,7 @@ class Pool:
             node.key_refusal = error.what
         elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
             node.report = node.report.model_copy(update={"status": "draining"})
-        elif isinstance(error, SpaceChanged) and not _answers_to(lease):
+        elif isinstance(error, SpaceChanged) and not lease.name_is_kept:
             return  # The name means another model here now; the one that it meant before is not to blame.
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
@@ -270,15 +247,8 @@ class Pool:
             if (breaker := lease.node.breakers.get(lease.model)) is not None:
                 breaker.succeeded(lease.model_ticket)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
-            breaker = self._model_breaker(lease)
-            if breaker.failed(lease.model_ticket, error.failure):
-                log.warning(
-                    "%s on node %s is ejected for %.1f s: %s",
-                    lease.model,
-                    lease.node.url,
-                    breaker.opens_in,
-                    error.what,
-                )
+            if self._model_breaker(lease).failed(lease.model_ticket, error.failure):
+                self._model_left(lease, error.what)
         else:
             self._abandon_model(lease)
 
@@ -328,9 +298,3 @@ class Pool:
     def _left(self, node: Node, why: str) -> None:
         node.trouble = why
         log.warning("node %s is ejected for %.1f s: %s", node.url, node.breaker.opens_in, why)
-
-
-def _answers_to(lease: Lease) -> bool:
-    """Whether the node still takes the requested name for the model that the request was meant for."""
-    found = lease.node.resolve(lease.need.model or "")
-    return found is None or found.id == lease.model

@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from backend_client._fleet.bindings import Bindings
 from backend_client._fleet.health import LATE_S, Prober
+from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Lease, Pool
+from backend_client._fleet.pool import Pool
 from backend_client._fleet.selection import refusal
 from backend_client._resilience import connection_wait
 from backend_client._resilience.closing import OpenCalls, end_now, renew

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Lease
 from backend_client._protocol import wire
 from backend_client._protocol.dialect import StreamEvent, StreamForm, failure_in, read_event, usage_of
 from backend_client._protocol.jobs import EventStream, Exchange

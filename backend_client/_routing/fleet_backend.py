@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
-from backend_client._fleet.pool import Lease
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.report import ModelKind, ModelReport

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from backend_client._fleet.pool import Lease, Pool
+from backend_client._fleet.lease import Lease
+from backend_client._fleet.pool import Pool
 from backend_client._routing.dispatcher import Call, Dispatcher
 from backend_client.errors import ConnectionLost, NPUError, StreamInterrupted
 
