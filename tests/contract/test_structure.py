@@ -234,9 +234,19 @@ def test_no_modules_of_the_client_import_each_other_in_a_circle():
     assert not imports, f"in circles, or importing one: {sorted(imports)}"
 
 
+# Of the client and its tests, which were not split yet.
+LONGEST = {"worker_node": 300, "backend_client": 350}
+
+
 def test_files_stay_small():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*NODE_FILES, *CLIENT_FILES]}
-    reject([f"{path} has {lines} lines: more than one concept?" for path, lines in lengths.items() if lines > 350])
+    reject(
+        [
+            f"{path} has {lines} lines: more than one concept?"
+            for path, lines in lengths.items()
+            if lines > LONGEST[path.relative_to(ROOT).parts[0]]
+        ]
+    )
 
 
 STARTS = {"Popen", "run", "create_subprocess_exec", "call", "check_call", "check_output"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.inference import ask, post, stream
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("store")]
@@ -38,29 +39,6 @@ def npu_node(tmp_path_factory):
     with start_node("--config", str(config), ready=False, NPU_NODE_NPU_EMULATION="1") as node:
         node.wait_for(lambda body: body["status"] == "ready", timeout=240)
         yield node
-
-
-async def post(http, node, path, body, headers=None):
-    async with http.post(node.url + path, json=body, headers=headers) as reply:
-        return reply.status, reply.headers, await reply.read()
-
-
-async def ask(http, node, body, headers=None, path="/inference"):
-    status, headers, content = await post(http, node, path, body, headers)
-    assert status == 200, content
-    return headers, json.loads(content)
-
-
-async def stream(http, node, body, on_event):
-    """Send each event of a streamed answer to `on_event(name, data)` until that returns False."""
-    async with http.post(node.url + "/inference", json={**body, "stream": True}) as reply:
-        assert reply.status == 200, await reply.text()
-        name = ""
-        async for line in reply.content:
-            if line.startswith(b"event: "):
-                name = line[7:].strip().decode()
-            elif line.startswith(b"data: ") and on_event(name, json.loads(line[6:])) is False:
-                return
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import reduce
 
 from worker_node.grammars.ebnf import Rules, character_class, literal
+from worker_node.grammars.json_characters import UNWRITABLE, Ranges, without_unwritable
 from worker_node.grammars.pattern_parts import Characters, Open, Part, complement, either, part_of, repeated_term, size
 from worker_node.grammars.regular import EMPTY, EVERYTHING, Term, then
 from worker_node.grammars.repetition import repeated
@@ -24,8 +25,6 @@ _FEW = 16
 _DIGIT = [(0x30, 0x39)]
 _WORD = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": [(0x20, 0x20)]}
-# What cannot stand in a JSON string as it is: a class or dot does not produce it.
-_UNWRITABLE = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
 # What some dialects count among the digits, letters or blanks.
 _FUZZY = [(0x09, 0x0D), (0x80, 0x10FFFF)]
 _ANY: Characters = ((0, 0x10FFFF),)
@@ -33,8 +32,6 @@ _ANY: Characters = ((0, 0x10FFFF),)
 _ENDS_OF_LINES = [(0x0A, 0x0A), (0x0D, 0x0D), (0x85, 0x85), (0x2028, 0x2029)]
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 _JSON_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\f": "\\f", '"': '\\"', "\\": "\\\\"}
-
-Ranges = list[tuple[int, int]]
 
 
 class PatternRefused(ValueError):
@@ -150,7 +147,7 @@ class _Parser:
             case "[":
                 return self._class()
             case ".":
-                return part_of(character_class(_UNWRITABLE, negated=True), _ANY, complement(_ENDS_OF_LINES), _ANY)
+                return part_of(character_class(UNWRITABLE, negated=True), _ANY, complement(_ENDS_OF_LINES), _ANY)
             case "\\":
                 return self._escape()
             case "^" | "$":
@@ -191,9 +188,9 @@ class _Parser:
             ranges += self._class_member()
         if negated:
             wide = complement(ranges)
-            written = character_class([*_UNWRITABLE, *ranges], negated=True)
+            written = character_class([*UNWRITABLE, *ranges], negated=True)
             return part_of(written, tuple(wide), complement([*ranges, *fuzzy]), tuple(wide))
-        writable = [part for low, high in ranges for part in _without_unwritable(low, high)]
+        writable = [part for low, high in ranges for part in without_unwritable(low, high)]
         if not writable:
             raise PatternRefused("a class without a character that can stand in a JSON string as it is")
         return part_of(character_class(writable), tuple(writable), ranges, (*ranges, *fuzzy))
@@ -288,14 +285,3 @@ def _character(character: str) -> str:
     if character < " " and character not in _JSON_ESCAPES:
         raise PatternRefused("a control character")
     return literal(_JSON_ESCAPES.get(character, character))
-
-
-def _without_unwritable(low: int, high: int) -> Ranges:
-    parts: Ranges = []
-    for start, end in _UNWRITABLE:
-        if low < start:
-            parts.append((low, min(high, start - 1)))
-        low = max(low, end + 1)
-        if low > high:
-            return parts
-    return [*parts, (low, high)]

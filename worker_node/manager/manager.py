@@ -8,9 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
@@ -22,6 +20,7 @@ from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import Reconciler
+from worker_node.manager.removals import Removals, WhileInUse
 from worker_node.manager.served import ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.manifest import InstalledModel
@@ -41,14 +40,6 @@ Build = Callable[[InstalledModel], ServedModel]
 
 
 _RETRY_S = 10.0
-
-
-class WhileInUse(StrEnum):
-    """What becomes of a model that is to be removed and has requests: refuse, wait for their end, or end them."""
-
-    REFUSE = "refuse"
-    DRAIN = "drain"
-    FORCE = "force"
 
 
 class ModelManager:
@@ -73,10 +64,9 @@ class ModelManager:
         self.failed = [model for model in configured if isinstance(model, FailedModel)]
         self._names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
         self._tried: dict[str, float] = {}
-        self._leaving: set[Path] = set()
-        self._removals: set[asyncio.Task[None]] = set()
         self._keeping = Keeping(clock)
         self.turnover = Turnover(self._names, lambda: self._reconciler)
+        self._removals = Removals(store, self.turnover)
         self._reconciler = Reconciler(
             lambda: (*self.models, *self.turnover.models),
             self._keeping.until,
@@ -159,7 +149,7 @@ class ModelManager:
         async with self._adding:
             known = {model.id: model for model in self.models}
             if installed.id not in known:
-                if installed.path in self._leaving:
+                if installed.path in self._removals:
                     raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
                 known[installed.id] = await self._usable(name, self._build, installed)
                 self.add(known[installed.id])
@@ -271,18 +261,7 @@ class ModelManager:
         models = [model for model in self.models if model.installed.path == directory]
         if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
-        removal = asyncio.create_task(self._remove(directory, models, drain=in_use is not WhileInUse.FORCE))
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
-        await asyncio.shield(removal)
-
-    async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        self._leaving.add(directory)
-        try:
-            await asyncio.gather(*(self.turnover.retire(model, drain=drain) for model in models))
-            await asyncio.to_thread(self.store.remove, directory.name)
-        finally:
-            self._leaving.discard(directory)
+        await self._removals.run(directory, models, drain=in_use is not WhileInUse.FORCE)
 
     def start(self) -> None:
         """Load the models that are to be loaded at start-up, and others from now on: returns at once."""
@@ -297,9 +276,7 @@ class ModelManager:
 
     async def stop(self) -> None:
         """End all engines."""
-        for removal in self._removals:
-            removal.cancel()
-        await asyncio.gather(*self._removals, return_exceptions=True)
+        await self._removals.close()
         await self.turnover.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))

@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from worker_node.scheduling.lengths import AnswerLengths
+from worker_node.scheduling.decoding import Decoding
 from worker_node.scheduling.prompts import OLDEST_SHARE, WHOLE_PROMPT_PIECE, pieces
 from worker_node.scheduling.rates import Load, Rate
 from worker_node.scheduling.sequences import Job, Sequences, lanes
@@ -26,9 +26,6 @@ _FRESH_S = 0.01
 _PREFILL_MEMORY_STEPS = 16
 # Multiples of it, without their whole part, are spread evenly.
 _GOLDEN = 0.618034
-_DECODE_MEMORY_TOKENS = 32
-# The least share of the time between two tokens that is taken to be decoding.
-_LEAST_DECODE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,7 @@ class Backlog:
     """All admitted jobs of an engine. Adding, progress and removal are O(1); an estimate is O(n log n) in its jobs."""
 
     capacity: Capacity
-    # By the size of the limit: callers that ask for as much as 4,096 tokens seldom want what those of 16 want.
-    _lengths: dict[int, AnswerLengths] = field(default_factory=dict)
+    _decoding: Decoding = field(default_factory=Decoding)
     _luck: float = 0.5
     # Not begun to decode, in order of arrival, by priority (False: batch); for embeddings all jobs.
     _pending: dict[bool, OrderedDict[Job, None]] = field(default_factory=lanes)
@@ -67,13 +63,11 @@ class Backlog:
     # Of interactive prompts alone, by the size of their number of pieces.
     _prompt_loads: dict[int, Load] = field(default_factory=dict)
     _prefill_rate: Rate = field(init=False)
-    _decode_rate: Rate = field(init=False)
     _estimates: dict[tuple[bool, int], tuple[float, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._sequences = Sequences(self.capacity.sequences or 0)
         self._prefill_rate = Rate(_PREFILL_MEMORY_STEPS * max(64, self.capacity.step_tokens))
-        self._decode_rate = Rate(_DECODE_MEMORY_TOKENS)
 
     @property
     def jobs(self) -> int:
@@ -84,9 +78,8 @@ class Backlog:
     def tokens(self, *, interactive: bool) -> int:
         """Tokens of this priority that are still to be computed, as far as is expected."""
         decode = [*self._sequences.serving, *self._sequences.queued[interactive]]
-        return round(
-            self._prefill[interactive] + sum(self._rest(job) for job in decode if job.interactive is interactive)
-        )
+        new = sum(self._decoding.rest(job) for job in decode if job.interactive is interactive)
+        return round(self._prefill[interactive] + new)
 
     def add(self, job: Job) -> None:
         """A job was admitted."""
@@ -127,22 +120,13 @@ class Backlog:
             self._end_prefill(job, at)
             self._sequences.taken_up(job, self._pending)
         else:
-            self._measure_decode(job, tokens, at)
-        self._answers_like(job).grew(job.generated, tokens)
-        job.generated += tokens
-        job.heard, job.heard_prefill_s = at, self._prefill_s
+            self._decoding.measured(job, tokens, at, self._prefill_s, len(self._sequences.serving))
+        self._decoding.grew(job, tokens, at, self._prefill_s)
         self._estimates.clear()
-
-    def _measure_decode(self, job: Job, tokens: int, at: float) -> None:
-        """Take the time between two tokens, less what the prompts of other jobs took of it."""
-        elapsed = max(0.0, at - job.heard)
-        prompts = self._prefill_s - job.heard_prefill_s
-        self._decode_rate.memory = _DECODE_MEMORY_TOKENS * max(1, len(self._sequences.serving))
-        self._decode_rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
 
     def answered(self, job: Job, *, by_itself: bool) -> None:
         """An answer ended by itself, or was cut at its limit."""
-        self._answers_like(job).ended(job.generated, by_itself=by_itself)
+        self._decoding.ended(job, by_itself=by_itself)
 
     def own_prefill_s(self, tokens: int) -> float:
         """How long a prefill of this size takes by itself; 0 while that is not known."""
@@ -152,7 +136,7 @@ class Backlog:
     def soonest_end(self) -> float | None:
         """Seconds until the first of the jobs ends that the engine has taken up; None while that is not known."""
         jobs = self._sequences.serving or [next(iter(lane)) for lane in self._pending.values() if lane]
-        measured = self._prefill_rate if self.capacity.sequences is None else self._decode_rate
+        measured = self._prefill_rate if self.capacity.sequences is None else self._decoding.rate
         return None if measured.per_second is None else min(map(self._service_s, jobs), default=0.0)
 
     def wait(self, now: float, *, interactive: bool, tokens: int = 0) -> float | None:
@@ -272,14 +256,14 @@ class Backlog:
             sequences, slowed = most, min(1.0, slowed * sequences / most)
         if not ahead and len(running) < sequences:
             return 0.0
-        if self._decode_rate.per_second is None:
+        if self._decoding.rate.per_second is None:
             return None
-        free_at = [self._decode_s(job, by_luck=sequences > 1) for job in running]
+        free_at = [self._decoding.seconds(job, by_luck=sequences > 1) for job in running]
         heapq.heapify(free_at)
         soonest = free_at[0] if len(free_at) >= sequences else 0.0
         for job in ahead:
             begins = heapq.heappop(free_at) if len(free_at) >= sequences else 0.0
-            heapq.heappush(free_at, begins + self._decode_s(job, by_luck=sequences > 1))
+            heapq.heappush(free_at, begins + self._decoding.seconds(job, by_luck=sequences > 1))
         begins = free_at[0] if len(free_at) >= sequences else 0.0
         return soonest + (begins - soonest) / slowed
 
@@ -295,26 +279,4 @@ class Backlog:
         prefill = job.prefill if job in lane else 0.0
         if lane and next(iter(lane)) is job:
             prefill = max(0.0, prefill - self._under_way[job.interactive])
-        return (prefill / rate if rate else 0.0) + self._decode_s(job) / (self.capacity.sequences or 1)
-
-    def _decode_s(self, job: Job, *, by_luck: bool = False) -> float:
-        """Seconds that a job still decodes, prefills of others apart, as far as is known.
-
-        `by_luck` gives some jobs the time of a long answer and others that of a short one: where several run side by
-        side, the first to end counts, and one long answer holds up one sequence only. A mean would hide both.
-        """
-        rate = self._decode_rate.per_second
-        if rate is None:
-            return 0.0
-        if by_luck and not job.exact:
-            return self._answers_like(job).rest_of(job.luck, job.generated, job.limit) / rate
-        return self._rest(job) / rate
-
-    def _rest(self, job: Job) -> float:
-        """New tokens that a job is still expected to get."""
-        if job.exact:
-            return job.limit - job.generated
-        return self._answers_like(job).expected_rest(job.generated, job.limit)
-
-    def _answers_like(self, job: Job) -> AnswerLengths:
-        return self._lengths.setdefault(job.limit.bit_length(), AnswerLengths())
+        return (prefill / rate if rate else 0.0) + self._decoding.seconds(job) / (self.capacity.sequences or 1)

@@ -30,12 +30,13 @@ from worker_node.options.generation import GenerationOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.canary import embedding_canary, generation_canary
+from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.serving.limits import admission_limits, growth_limits
 from worker_node.serving.memory import estimate_bytes, memory_pool
 from worker_node.serving.models import EmbeddingModel, GenerationModel
-from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.tasks.generate.stateful_options import StatefulOptions
 

@@ -14,7 +14,8 @@ from worker_node.engines.base import Engine
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.hosting.life import Canary, CanaryFailed
 from worker_node.models.canary import EmbeddingCanary, GenerationCanary
-from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.tasks.embed.calls import embed
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 

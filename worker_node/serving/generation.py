@@ -7,33 +7,25 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from worker_node.domain import (
     Finished,
     FinishReason,
     GenerationRequest,
     Piece,
     Route,
-    Sampling,
     Timing,
     TokenLogprob,
     Usage,
 )
-from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.manager.placement import Placement
-from worker_node.routing import Candidate, Feature
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.answer_text import AnswerText
-from worker_node.serving.forms import answer_form
 from worker_node.serving.models import GenerationModel, generation_model
 from worker_node.serving.pieces import PieceReader
-from worker_node.serving.places import Demand, Place, errors_of, find_place, turn_away
-from worker_node.serving.prompting import Prepared, check_sampling, prepare
+from worker_node.serving.places import Place, errors_of, find_place
+from worker_node.serving.prepared_generation import PreparedGeneration, generate_job, prepare_generation
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.rerun import Runs, run_again
-from worker_node.serving.sampling_defaults import completed
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.telemetry import Telemetry
@@ -91,7 +83,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
         place = await find_place(prepared.demand, context)
         operation.routed(place.route)
         prompt = prepared.prompt
-        job = _job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
+        job = generate_job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
         work = Work(len(prompt.tokens), job.max_new_tokens, exact=job.ignore_eos)
 
         def permit(placement: Placement) -> AbstractContextManager[Permit]:
@@ -123,78 +115,6 @@ class _Watch:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedGeneration:
-    """A request with its model found and its prompt tokenized; nothing has been decided or run.
-
-    The `request` has the sampling that it left open filled in.
-    """
-
-    request: GenerationRequest
-    model: GenerationModel
-    prompt: Prepared
-    demand: Demand
-
-
-async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest
-) -> PreparedGeneration:
-    """Compile the schema and tokenize. Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded."""
-    if not request.context.dry_run:
-        turn_away(model.placements, 1, request.context)
-    grammar = request.grammar if isinstance(request.grammar, str) else None
-    if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.schemas.grammar(form, request.context)
-    request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
-    check_sampling(model, request)
-    prompt = await prepare(services.texts, model, request, grammar)
-    count = len(prompt.tokens)
-    wanted = request.sampling.max_new_tokens
-    if wanted is not None and wanted > model.max_tokens_limit:
-        raise BadRequest(
-            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
-            param="max_new_tokens",
-        )
-    if request.sampling.choices > model.best_of_limit:
-        raise BadRequest(
-            f"{request.sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
-            "request here",
-            param="n",
-        )
-    # Room that the request could not use is no reason to leave a placement.
-    room = min(request.context.min_new_tokens, wanted or request.context.min_new_tokens)
-    _check_window(model, request, count + room)
-    demand = Demand(
-        model.id,
-        model.placements,
-        prompt_tokens=count,
-        token_count=count,
-        min_new_tokens=room,
-        require=request.context.require_device,
-        needs=_needs(request.sampling),
-    )
-    return PreparedGeneration(request, model, prompt, demand)
-
-
-def _needs(sampling: Sampling) -> frozenset[Feature]:
-    """What not every placement can do."""
-    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
-    return frozenset(feature for feature, asked in wanted.items() if asked)
-
-
-def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens."""
-    window = request.context_limit
-    if window is None:
-        return
-    if window > (widest := max(placement.total_limit for placement in model.placements)):
-        raise ContextLengthExceeded(f"num_ctx {window}: {model.id} has at most {widest} here", param="num_ctx")
-    if tokens > window:
-        raise ContextLengthExceeded(
-            f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
-        )
-
-
 async def _counted(
     telemetry: Telemetry, operation: Operation, runs: Runs, events: AsyncIterator[Piece | Finished]
 ) -> AsyncGenerator[Piece | Finished, None]:
@@ -210,32 +130,6 @@ async def _counted(
                     busy_shared=event.npu_busy_shared,
                 )
             yield event
-
-
-def _job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
-    sampling = request.sampling
-    window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
-    room = min(limit, window - len(prepared.tokens))
-    return GenerateJob(
-        id=0,
-        tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
-        max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
-        deadline=request.context.deadline,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos,
-        interactive=request.context.interactive,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logprobs=sampling.logprobs,
-        grammar=prepared.grammar,
-        min_new_tokens=sampling.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-    )
 
 
 async def _run(
@@ -259,7 +153,7 @@ async def _run(
     reader = PieceReader(prompt.parser, single=use is not None and use.single)
 
     def job(place: Place) -> GenerateJob:
-        return _job(request, prompt, place.candidate, model.max_tokens_limit)
+        return generate_job(request, prompt, place.candidate, model.max_tokens_limit)
 
     async with aclosing(run_again(runs, job, TokenDelta)) as deltas:
         async for delta in deltas:

@@ -12,7 +12,8 @@ from worker_node.errors import BadRequest
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.options.generation import GenerationOptions
-from worker_node.serving.tokenization import ChatTokenizer, EmbeddingTokenizer
+from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenization import ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from aiohttp import web
 from worker_node.api.keys import NODE
 from worker_node.api.models.describe import describe_installed, describe_served
 from worker_node.errors import BadRequest, InsufficientMemory
-from worker_node.manager.manager import ModelManager, WhileInUse
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.removals import WhileInUse
 from worker_node.manager.served import ServedModel
 
 

@@ -1,0 +1,53 @@
+"""Removing models from the store while they are served."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+
+from worker_node.manager.served import ServedModel
+from worker_node.manager.turnover import Turnover
+from worker_node.models.store import ModelStore
+
+
+class WhileInUse(StrEnum):
+    """What becomes of a model that is to be removed and has requests: refuse, wait for their end, or end them."""
+
+    REFUSE = "refuse"
+    DRAIN = "drain"
+    FORCE = "force"
+
+
+class Removals:
+    """The removals under way. A directory is `in` it until its files are gone."""
+
+    def __init__(self, store: ModelStore, turnover: Turnover) -> None:
+        self._store = store
+        self._turnover = turnover
+        self._leaving: set[Path] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, directory: Path) -> bool:
+        return directory in self._leaving
+
+    async def run(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
+        """Retire the `models` of a directory and remove it. Once begun it goes on when the caller leaves."""
+        task = asyncio.create_task(self._remove(directory, models, drain=drain))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
+        self._leaving.add(directory)
+        try:
+            await asyncio.gather(*(self._turnover.retire(model, drain=drain) for model in models))
+            await asyncio.to_thread(self._store.remove, directory.name)
+        finally:
+            self._leaving.discard(directory)
