@@ -1,11 +1,22 @@
 """A worker node: serves embeddings and text generation from the Intel NPU, GPU or CPU beside it."""
 
 import sys
-from importlib.metadata import version
 
 # `import openvino` reports each import to its makers over the network, and leaves a directory in the user's home.
 # Without the package that does it, it and nncf do without: their own way to be told so.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None forbids the import
+# Its converter of other frameworks' models, which nothing here uses and each process would import.
+sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
 
-__version__ = version("npu-node")
+__version__: str
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, read when it is first asked for: each child process imports this package, few need its version."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # noqa: PLC0415  (a third of what importing this package would take)
+
+    globals()[name] = found = version("npu-node")
+    return found

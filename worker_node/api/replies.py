@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 class Reply(BaseModel):
     """A reply: fields may be added, none is taken away."""
 
-    model_config = ConfigDict(extra="allow")
+    # Only /openapi.json needs their schemas: a node that starts need not wait for them.
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
 
 class ErrorFields(Reply):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -117,8 +118,9 @@ class Catalog:
     entries: tuple[CatalogEntry, ...]
 
     @classmethod
+    @functools.cache
     def load(cls) -> Self:
-        """Read the catalog that ships with the package.
+        """Return the catalog that ships with the package, read once in a process.
 
         Raises ConfigurationError when it is damaged or a name stands for two models.
         """

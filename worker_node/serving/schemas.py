@@ -34,8 +34,8 @@ class SchemaCompiler:
         self.cache = ResultCache(_CACHE_BYTES)
 
     async def start(self) -> None:
-        """Start the processes."""
-        await asyncio.gather(self._quick.start(), self._thorough.start())
+        """Start the process of small schemas; those of large ones start when the first large schema comes."""
+        await self._quick.start()
 
     async def close(self) -> None:
         """End the processes."""

@@ -1,0 +1,27 @@
+"""Which processes compile schemas, and when they start."""
+
+import time
+from types import SimpleNamespace
+
+from worker_node.grammars.form import Form, Part
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.serving.schemas import SMALL_BYTES, SchemaCompiler
+
+MODULES = ["worker_node.grammars.form"]
+LARGE = {"enum": [f"{number:064}" for number in range(SMALL_BYTES // 64 + 1)]}
+
+
+async def test_the_processes_of_large_schemas_start_with_the_first_large_schema():
+    small, large = (PreparationPool(PreparationLimits(), MODULES) for _ in range(2))
+    compiler = SchemaCompiler(small, large)
+    context = SimpleNamespace(deadline=time.monotonic() + 60, note_ignored=None)
+    try:
+        await compiler.start()
+        assert (len(small.pids), len(large.pids)) == (1, 0)
+        assert "true" in await compiler.grammar(Form(Part({"const": True}, "schema")), context)
+        assert not large.pids
+        assert LARGE["enum"][-1] in await compiler.grammar(Form(Part(LARGE, "schema")), context)
+        assert len(large.pids) == 1
+    finally:
+        await compiler.close()
+    assert not small.pids | large.pids
