@@ -102,7 +102,7 @@ class ScriptedEngine:
 
 def scripted_model(name, engines, clock, *, pinned=False, estimate=None, idle_unload_s=None, aliases=(), path=None):
     """A served model with these engines, in this order; the first of a `pinned` one is loaded at start-up."""
-    installed = SimpleNamespace(id=name, kind=ModelKind.GENERATION, path=path)
+    installed = SimpleNamespace(id=name, kind=ModelKind.GENERATION, path=path, aliases=())
     placements = [
         Placement(
             Device(engine.device),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from worker_node.commands.node_client import NodeCallFailed, NodeClient
+from worker_node.commands.node_client import NodeCallFailed, NodeClient, model_path
 from worker_node.commands.progress import follow_pull, progress_display
 
 _QUOTES = '"""'
@@ -40,15 +40,16 @@ class Chat:
 
     def prepare(self) -> None:
         """Have the model on the node: pull it if it is not installed. Raises NodeCallFailed."""
+        path = model_path(self.model)
         try:
-            known = self._node.post("/api/show", {"model": self.model})
+            known = self._node.get(path)
         except NodeCallFailed as error:
             if error.http_status != 404:
                 raise
             with progress_display(self.model) as progress:
                 follow_pull(self._node, self.model, progress)
-            known = self._node.post("/api/show", {"model": self.model})
-        self._embeds = known["capabilities"] == ["embedding"]
+            known = self._node.get(path)
+        self._embeds = known.get("capabilities") == ["embedding"]
 
     def clear(self) -> None:
         """Forget all messages but the system's."""
@@ -80,7 +81,7 @@ class Chat:
         return whole
 
     def _embed(self, text: str) -> bool:
-        vector = self._node.post("/api/embed", {"model": self.model, "input": text})["embeddings"][0]
+        vector = self._node.post("/embeddings", {"model": self.model, "texts": [text]})["embeddings"][0]
         self._write(f"{vector}\n")
         return True
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from worker_node.commands.tables import megabytes, table
+from worker_node.commands.tables import megabytes, serving_device, table
 
 _HEAD = ("NAME", "SIZE", "WEIGHTS", "FAMILY", "STATE")
 
@@ -31,18 +31,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_node(node: Any) -> list[dict[str, Any]]:
-    loaded = {model["name"]: model for model in node.get("/api/ps")["models"]}
-    return [_row(model, loaded.get(model["name"])) for model in node.get("/api/tags")["models"]]
+    return [_row(model) for model in node.get("/models")["models"]]
 
 
-def _row(model: Mapping[str, Any], loaded: Mapping[str, Any] | None) -> dict[str, Any]:
-    details = model["details"]
+def _row(model: Mapping[str, Any]) -> dict[str, Any]:
+    passport = model.get("passport") or {}
+    device = serving_device(model)
     return {
-        "name": model["name"].removesuffix(":latest"),
-        "size": model["size"],
-        "quantization": details["quantization_level"],
-        "family": details["family"],
-        "state": "installed" if loaded is None else f"loaded on {loaded['device']}",
+        "name": model["id"],
+        "size": model.get("size"),
+        "quantization": passport.get("quantization"),
+        "family": passport.get("family"),
+        "state": model["state"] if device is None else f"loaded on {device}",
     }
 
 
@@ -67,6 +67,6 @@ def _show(rows: list[dict[str, Any]], args: argparse.Namespace) -> int:
 
         print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
         return 0
-    cells = [(r["name"], megabytes(r["size"]), r["quantization"], r["family"], r["state"]) for r in rows]
+    cells = [(r["name"], megabytes(r["size"]), r["quantization"] or "", r["family"] or "", r["state"]) for r in rows]
     print(table(_HEAD, cells))
     return 0

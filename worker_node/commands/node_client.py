@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import orjson
@@ -52,13 +53,13 @@ class NodeClient:
         """The JSON of a GET."""
         return self._call("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON of a POST."""
         return self._call("POST", path, body)
 
-    def delete(self, path: str, body: dict[str, Any]) -> Any:
+    def delete(self, path: str) -> Any:
         """The JSON of a DELETE; None for an empty answer."""
-        return self._call("DELETE", path, body)
+        return self._call("DELETE", path, None)
 
     @contextmanager
     def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
@@ -93,6 +94,11 @@ class NodeClient:
             raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
         except orjson.JSONDecodeError as error:
             raise NodeCallFailed(f"{self.url} answers what no node answers: is it one?") from error
+
+
+def model_path(name: str, action: str = "") -> str:
+    """The route of a model, or of what is done to it; ids may hold slashes."""
+    return f"/models/{quote(name, safe='/:@')}" + (f"/{action}" if action else "")
 
 
 def find_node() -> NodeClient | None:

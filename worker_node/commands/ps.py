@@ -6,9 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-_HEAD = ("NAME", "SIZE", "DEVICE", "CONTEXT", "UNTIL")
-# How Ollama's dialect says that a model stays.
-_FOREVER = "2318"
+_HEAD = ("NAME", "MEMORY", "DEVICE", "CONTEXT", "UNLOADED")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,21 +19,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the models; none when no node runs."""
     from worker_node.commands.node_client import DEFAULT_URL, node_or_none
-    from worker_node.commands.tables import megabytes, table
+    from worker_node.commands.tables import megabytes, serving_device, table
 
     with node_or_none() as node:
-        models: list[dict[str, Any]] = [] if node is None else node.get("/api/ps")["models"]
+        models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
     if node is None:
         print(f"npu-node: no node runs at {DEFAULT_URL}, so nothing is loaded", file=sys.stderr)
     rows = [
         {
-            "name": model["name"].removesuffix(":latest"),
-            "size": model["size"],
-            "device": model["device"],
-            "context": model["context_length"],
-            "until": None if model["expires_at"].startswith(_FOREVER) else model["expires_at"],
+            "name": model["id"],
+            "memory": model["memory"]["bytes"],
+            "device": device,
+            "context": model["context"],
+            "expires_in_s": model["expires_in_s"],
         }
         for model in models
+        if (device := serving_device(model)) is not None
     ]
     if args.json:
         import orjson
@@ -43,8 +42,11 @@ def run(args: argparse.Namespace) -> int:
         print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
     else:
         cells = [
-            (r["name"], megabytes(r["size"]), r["device"], str(r["context"]), r["until"] or "it is unloaded by hand")
-            for r in rows
+            (r["name"], megabytes(r["memory"]), r["device"], str(r["context"]), _when(r["expires_in_s"])) for r in rows
         ]
         print(table(_HEAD, cells))
     return 0
+
+
+def _when(seconds: float | None) -> str:
+    return "by hand" if seconds is None else f"in {seconds:.0f} s if idle"

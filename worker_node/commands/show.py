@@ -22,19 +22,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_node(node: Any, name: str) -> dict[str, Any]:
-    known = node.post("/api/show", {"model": name})
-    info = known["model_info"]
-    family = known["details"]["family"]
+    from worker_node.commands.node_client import model_path
+
+    known = node.get(model_path(name))
+    passport = known.get("passport") or {}
     return {
-        "name": info["general.name"],
-        "capabilities": known["capabilities"],
-        "context": info.get(f"{family}.context_length"),
-        "dimensions": info.get(f"{family}.embedding_length"),
-        "weights": known["details"]["quantization_level"],
-        "family": family,
-        "licence": known["license"],
-        "source": known["modelfile"].partition("\n")[0].removeprefix("# "),
-        "installed": known["modified_at"],
+        "name": known["id"],
+        "state": known["state"],
+        "reason": known["reason"],
+        "capabilities": known.get("capabilities"),
+        "context": known.get("context"),
+        "dimensions": passport.get("dimensions"),
+        "weights": passport.get("quantization"),
+        "family": passport.get("family"),
+        "licence": passport.get("licence"),
+        "source": known.get("source"),
+        "aliases": known["aliases"],
+        "size": known.get("size"),
     }
 
 

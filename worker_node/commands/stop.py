@@ -16,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Unload each model: now, or when it has done what it is at."""
-    from worker_node.commands.node_client import DEFAULT_URL, node_or_none
+    from worker_node.commands.node_client import DEFAULT_URL, model_path, node_or_none
 
     with node_or_none() as node:
         if node is None:
@@ -24,6 +24,6 @@ def run(args: argparse.Namespace) -> int:
                 f"no node runs at {DEFAULT_URL}, so nothing is loaded (NPU_NODE_URL names another)"
             )
         for name in args.models:
-            node.post("/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+            node.post(model_path(name, "unload"))
             print(f"{name}: unloaded")
     return 0

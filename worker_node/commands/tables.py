@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,5 +16,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def megabytes(size: int | None) -> str:
-    """A size in bytes; empty where it is not known."""
-    return "" if size is None else f"{size / 1e6:.0f} MB"
+    """A size in bytes; a dash where it is not known."""
+    return "-" if size is None else f"{size / 1e6:.0f} MB"
+
+
+def serving_device(model: Mapping[str, Any]) -> str | None:
+    """The device on which a model of GET /models is loaded; None where it is not."""
+    if not model.get("loaded"):
+        return None
+    return next((str(place["device"]) for place in model["devices"] if place["state"] == "ready"), None)

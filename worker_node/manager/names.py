@@ -18,6 +18,8 @@ class Names:
         self._catalog = catalog
         self._by_id: dict[str, ServedModel] = {}
         self._by_alias: dict[str, ServedModel] = {}
+        # The names of the sources that models were pulled from.
+        self._by_source: dict[str, ServedModel] = {}
         for model in models:
             self.add(model)
 
@@ -26,12 +28,15 @@ class Names:
         self.models = (*self.models, model)
         self._by_id[normalise_name(model.id)] = model
         self._by_alias |= {normalise_name(alias): model for alias in model.aliases}
+        for alias in model.installed.aliases:
+            self._by_source.setdefault(normalise_name(alias), model)
 
     def drop(self, model: ServedModel) -> None:
         """Stop serving a model: it is no longer found."""
         self.models = tuple(other for other in self.models if other is not model)
         self._by_id.pop(normalise_name(model.id), None)
         self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
+        self._by_source = {alias: other for alias, other in self._by_source.items() if other is not model}
 
     def swap(self, old: ServedModel, new: ServedModel) -> None:
         """Serve `new` in the place of `old`, from one request to the next."""
@@ -49,8 +54,10 @@ class Names:
         """The names beside its id that `find` takes for the model, in lower case."""
         entry = self._catalog.find(model.id)
         known = entry.aliases if entry and normalise_name(entry.id) == normalise_name(model.id) else ()
-        names = {normalise_name(name) for name in (*model.aliases, *known)} - self._by_id.keys()
-        return sorted(name for name in names if self._by_alias.get(name, model) is model)
+        names = {
+            normalise_name(name) for name in (*model.aliases, *model.installed.aliases, *known)
+        } - self._by_id.keys()
+        return sorted(n for n in names if self._by_alias.get(n, self._by_source.get(n, model)) is model)
 
     def default(self, kind: ModelKind) -> ServedModel:
         """The model for requests that name none. Raises ModelNotFound."""
@@ -60,9 +67,9 @@ class Names:
         raise ModelNotFound(f"this node serves no {kind} model; it serves: {self._known()}", param="model")
 
     def find(self, name: str) -> ServedModel:
-        """The model of that id, configured alias or alias of the catalog, in this order. Raises ModelNotFound."""
+        """The model of that id, else alias of the settings, source, alias of the catalog. Raises ModelNotFound."""
         wanted = normalise_name(name)
-        found = self._by_id.get(wanted) or self._by_alias.get(wanted)
+        found = self._by_id.get(wanted) or self._by_alias.get(wanted) or self._by_source.get(wanted)
         if found is None and (entry := self._catalog.find(name)) is not None:
             found = self._by_id.get(normalise_name(entry.id))
         if found is None:

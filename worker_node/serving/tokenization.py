@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import openvino_genai as genai
-
 from worker_node.domain import Message, Rendering
 from worker_node.errors import BadRequest, ConfigurationError, ContextLengthExceeded
-from worker_node.models.chat_template import TOKENIZER_GRAPH, ChatTemplate, find_template
+from worker_node.models.chat_template import ChatTemplate, find_template
 from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from worker_node.serving.template_renderer import TemplateRenderer
+from worker_node.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph
 from worker_node.serving.vocabulary import check_ids
 
 _AS_USUAL = Rendering()
@@ -22,32 +21,34 @@ _PROBES = (("user",), ("system", "user"), ("user", "assistant", "user"))
 
 
 class ChatTokenizer:
-    """The tokenizer and chat template of a generation model (openvino_genai.Tokenizer).
+    """The tokenizer and chat template of a generation model, as its OpenVINO graphs and GenAI's renderer have them.
 
-    Its calls hold the GIL. They take tenths of a millisecond for ordinary prompts; `large_texts` runs large ones apart.
-    A text that cannot fit the model's context, whatever its tokens are, is refused before it is tokenized.
+    Making it releases the GIL for most of its second. Its calls take a millisecond or two for ordinary prompts;
+    `large_texts` runs large ones apart. A text that cannot fit the model's context, whatever its tokens are, is refused
+    before it is tokenized.
     """
 
     def __init__(self, directory: Path, context_limit: int) -> None:
         self.directory = directory
         template = find_template(directory)
         try:
-            self._tokenizer = genai.Tokenizer(str(directory))
+            self._graph = TokenizerGraph(directory)
+            self._detokenizer = DetokenizerGraph(directory)
         except RuntimeError as error:
             files = "openvino_tokenizer.xml or openvino_detokenizer.xml"
             raise ConfigurationError(f"{directory}: {files} cannot be loaded: {first_line(error)}") from None
+        self._renderer = TemplateRenderer(
+            directory,
+            "" if template is None else template.text,
+            self._graph.info,
+            lambda token: self._detokenizer.decode([token], skip_special=False),
+        )
         if template is not None:
-            if template.file.name != TOKENIZER_GRAPH:
-                # GenAI would prefer the one in the tokenizer's own graph to those of the files.
-                self._tokenizer.set_chat_template(template.text)
             self._check_template(template)
         self.context_limit = context_limit
-        vocabulary: dict[bytes, int] = self._tokenizer.get_vocab()
-        self._table = [b""] * (max(vocabulary.values()) + 1)
-        for piece, token in vocabulary.items():
-            self._table[token] = piece
+        self._table = list(self._detokenizer.vocabulary)
         self._special: dict[int, bytes] = {}
-        self.end_tokens = frozenset({int(self._tokenizer.get_eos_token_id())})
+        self.end_tokens = frozenset({self._renderer.special_ids["eos"]})
         self._longest_piece = max(map(len, self._table))
         self._byte_level = self._blank_special_tokens()
         self._counts_up_to = self._silent_limit()
@@ -58,7 +59,7 @@ class ChatTokenizer:
         for roles in _PROBES:
             history = [{"role": role, "content": "a"} for role in roles]
             try:
-                self._tokenizer.apply_chat_template(history, add_generation_prompt=True)
+                self._renderer.render(history)
             except RuntimeError as error:
                 problem = problem or first_line(error)
             else:
@@ -67,22 +68,20 @@ class ChatTokenizer:
 
     def _blank_special_tokens(self) -> bool:
         """Give special tokens no text; False if the vocabulary's bytes are not what the tokenizer decodes to."""
-        singles = [[token] for token in range(len(self._table))]
-        shown: list[str] = self._tokenizer.decode(singles, skip_special_tokens=False)
-        kept: list[str] = self._tokenizer.decode(singles, skip_special_tokens=True)
+        shown = self._detokenizer.decode_each(len(self._table))
         for token, piece in enumerate(self._table):
             text = piece.decode("utf-8", "ignore")
-            if text.encode() == piece and text != shown[token]:
+            if text.encode() == piece and text.rstrip("\0") != shown[token]:
                 return False
-            if shown[token] and not kept[token]:
+            if shown[token] and token in self._detokenizer.special:
                 self._special[token] = piece
                 self._table[token] = b""
         return True
 
     def _silent_limit(self) -> int:
-        """How many tokens the tokenizer returns at most: it cuts longer texts without a word."""
+        """How many tokens the tokenizer returns at most: some graphs cut longer texts without a word."""
         probe = "a " * (self.context_limit + 2)
-        return int(self._tokenizer.encode(probe, add_special_tokens=False).input_ids.shape[1])
+        return len(self._graph.encode(probe, special=False))
 
     def encode_prompt(self, prompt: str, *, special: bool = True, last: int | None = None) -> list[int]:
         """Return the token ids of a prompt as it stands, or the `last` of them.
@@ -111,7 +110,7 @@ class ChatTokenizer:
     @property
     def chat_template(self) -> str:
         """The model's own template, in Jinja."""
-        return str(self._tokenizer.chat_template)
+        return self._renderer.template
 
     @property
     def takes_tools(self) -> bool:
@@ -144,13 +143,11 @@ class ChatTokenizer:
         if think is not None:
             extra["enable_thinking"] = think
         try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    history,
-                    add_generation_prompt=rendering.answer_prompt and not rendering.continue_last,
-                    tools=tools,
-                    extra_context=extra or None,
-                )
+            text = self._renderer.render(
+                history,
+                answer_prompt=rendering.answer_prompt and not rendering.continue_last,
+                tools=tools,
+                variables=extra,
             )
         except RuntimeError as error:
             raise BadRequest("the model's chat template does not take this conversation") from error
@@ -173,12 +170,11 @@ class ChatTokenizer:
             return b""
         if self._byte_level:
             return self._table[token]
-        return str(self._tokenizer.decode([token])).encode()
+        return self._detokenizer.decode([token], skip_special=True).encode()
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         self.refuse_hopeless(len(text))
-        ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
-        tokens: list[int] = np.asarray(ids).reshape(-1).tolist()
+        tokens = self._graph.encode(text, special=special)
         if len(tokens) >= self._counts_up_to:
             raise ContextLengthExceeded(
                 f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
@@ -199,8 +195,7 @@ class ChatTokenizer:
             start = max(0, end - size)
             if start > 0:
                 start = max(start, text.find(" ", start, end))
-            ids = self._tokenizer.encode(text[start:end], add_special_tokens=special and start == 0).input_ids.data
-            tokens = [*np.asarray(ids).reshape(-1).tolist(), *tokens]
+            tokens = [*self._graph.encode(text[start:end], special=special and start == 0), *tokens]
             end = start
         return tokens[-last:]
 
@@ -222,7 +217,7 @@ class ChatTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; those beyond the vocabulary have none."""
         known = [token for token in tokens if token < len(self._table)]
-        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens))
+        return self._detokenizer.decode(known, skip_special=skip_special_tokens)
 
     def _whole_table(self) -> Sequence[bytes]:
         table = list(self._table)

@@ -18,10 +18,12 @@ class ScriptedNode:
         self.capabilities, self.missing = list(capabilities), missing
 
     def post(self, path, body):
-        if path == "/api/embed":
-            return {"embeddings": [[0.5, -0.5]]}
+        assert (path, body["texts"]) == ("/embeddings", ["a cat"])
+        return {"embeddings": [[0.5, -0.5]]}
+
+    def get(self, path):
         if self.missing and not self.pulled:
-            raise NodeCallFailed(f"model '{body['model']}' not found", 404)
+            raise NodeCallFailed(f"{path} not found", 404)
         return {"capabilities": self.capabilities}
 
     @contextlib.contextmanager

@@ -10,21 +10,23 @@ from aiohttp import web
 from worker_node.cli import main
 
 MODEL = {
-    "name": "tiny:latest",
-    "model": "tiny:latest",
+    "id": "tiny",
+    "aliases": ["t"],
+    "state": "installed",
+    "reason": None,
+    "loaded": False,
+    "source": "hub maker/tiny@main",
     "size": 42_000_000,
-    "digest": "0",
-    "details": {"family": "bert", "quantization_level": "f32"},
-}
-LOADED = MODEL | {"device": "NPU", "context_length": 48, "expires_at": "2318-01-01T00:00:00Z"}
-SHOWN = {
-    "license": "mit",
-    "modelfile": "# hub maker/tiny@main\nFROM tiny\n",
-    "details": MODEL["details"],
-    "model_info": {"general.name": "tiny", "bert.context_length": 48, "bert.embedding_length": 32},
+    "context": 48,
+    "memory": {"bytes": None, "estimate": None},
+    "devices": [],
+    "expires_in_s": None,
     "capabilities": ["embedding"],
-    "modified_at": "2026-01-01T00:00:00Z",
+    "passport": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
+DEVICES = [{"device": "NPU", "state": "ready"}, {"device": "CPU", "state": "unloaded"}]
+LOADED = MODEL | {"state": "ready", "loaded": True, "devices": DEVICES, "memory": {"bytes": 51_000_000}}
+FAILED = {"id": "broken", "aliases": [], "state": "failed", "reason": "its weights are missing"}
 
 
 class ScriptedApi:
@@ -39,14 +41,16 @@ class ScriptedApi:
         key = request.headers.get("Authorization")
         if request.path == "/health/live":
             return web.json_response({"status": "alive"})
-        self.asked.append((request.method, request.path, body, key))
+        self.asked.append((request.method, request.path_qs, body, key))
         if self.refuse is not None:
             return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
         if request.path == "/api/pull":
             lines = [{"status": "pulling manifest"}, {"status": "downloading x", "total": 5}, {"status": "success"}]
             return web.Response(text="".join(json.dumps(line) + "\n" for line in lines))
-        replies = {"/api/tags": {"models": [MODEL]}, "/api/ps": {"models": [LOADED]}, "/api/show": SHOWN}
-        return web.json_response(replies.get(request.path, {}))
+        if request.method == "GET" and request.path.startswith("/models/"):
+            return web.json_response(LOADED)
+        idle = MODEL | {"id": "maker/idle"}
+        return web.json_response({"models": [LOADED, idle, FAILED]} if request.path == "/models" else {})
 
     def run(self, started):
         asyncio.run(self._serve(started))
@@ -84,9 +88,13 @@ def no_node(monkeypatch, tmp_path):
 
 def test_list_shows_what_is_installed_and_what_of_it_is_loaded(api, capsys):
     assert main(["list"]) == 0
-    head, row = capsys.readouterr().out.splitlines()
+    head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "SIZE", "WEIGHTS", "FAMILY", "STATE"]
-    assert row.split() == ["tiny", "42", "MB", "f32", "bert", "loaded", "on", "NPU"]
+    assert [row.split() for row in rows] == [
+        ["tiny", "42", "MB", "f32", "bert", "loaded", "on", "NPU"],
+        ["maker/idle", "42", "MB", "f32", "bert", "installed"],
+        ["broken", "-", "failed"],
+    ]
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["name"] == "tiny"
 
@@ -98,26 +106,37 @@ def test_list_all_shows_the_catalog(no_node, capsys):
 
 def test_ps_shows_where_and_until_when(api, capsys):
     assert main(["ps"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["tiny", "42", "MB", "NPU", "48"]
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["tiny", "51", "MB", "NPU", "48", "by", "hand"]
+    ]
     assert main(["ps", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["until"] is None
+    assert json.loads(capsys.readouterr().out)[0]["expires_in_s"] is None
 
 
 def test_show_tells_the_facts_one_a_line(api, capsys):
-    assert main(["show", "tiny"]) == 0
+    assert main(["show", "maker/tiny:Q4_K_M"]) == 0
     facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (facts["dimensions"], facts["source"], facts["licence"]) == ("32", "hub maker/tiny@main", "mit")
+    assert (facts["state"], facts["aliases"]) == ("ready", "t")
+    assert api.asked[0][:2] == ("GET", "/models/maker/tiny:Q4_K_M")
 
 
 def test_stop_and_rm_ask_the_node(api, capsys):
     assert main(["stop", "tiny"]) == 0
-    assert main(["rm", "tiny", "other"]) == 0
-    assert [(method, path, body["model"]) for method, path, body, _ in api.asked] == [
-        ("POST", "/api/generate", "tiny"),
-        ("DELETE", "/api/delete", "tiny"),
-        ("DELETE", "/api/delete", "other"),
+    assert main(["rm", "maker/tiny@main", "what is this?"]) == 0
+    assert main(["rm", "--force", "tiny"]) == 0
+    assert [call[:2] for call in api.asked] == [
+        ("POST", "/models/tiny/unload"),
+        ("DELETE", "/models/maker/tiny@main"),
+        ("DELETE", "/models/what%20is%20this%3F"),
+        ("DELETE", "/models/tiny?force=true"),
     ]
-    assert api.asked[0][2]["keep_alive"] == 0
+
+
+def test_rm_of_a_model_in_use_names_the_option_that_forces_it(api, capsys):
+    api.refuse = (409, {"message": "in flight; add ?force=true to end them", "code": "model_in_use"})
+    assert main(["rm", "tiny"]) == 1
+    assert "wait for their end, or add --force" in capsys.readouterr().err
 
 
 def test_pull_asks_the_node_and_names_local_files_by_their_absolute_path(api, tmp_path, monkeypatch, capsys):

@@ -14,12 +14,14 @@ from worker_node.serving.models import EmbeddingModel, GenerationModel, embeddin
 from worker_node.settings import ModelSettings, NodeSettings
 
 
-def generation(model_id, *aliases):
-    return GenerationModel(SimpleNamespace(id=model_id, kind=ModelKind.GENERATION), (), None, aliases=aliases)
+def generation(model_id, *aliases, sources=()):
+    installed = SimpleNamespace(id=model_id, kind=ModelKind.GENERATION, aliases=sources)
+    return GenerationModel(installed, (), None, aliases=aliases)
 
 
 def embedding(model_id, *aliases):
-    return EmbeddingModel(SimpleNamespace(id=model_id, kind=ModelKind.EMBEDDING), (), None, "s", 3, aliases=aliases)
+    installed = SimpleNamespace(id=model_id, kind=ModelKind.EMBEDDING, aliases=())
+    return EmbeddingModel(installed, (), None, "s", 3, aliases=aliases)
 
 
 def found(served, name):
@@ -51,6 +53,17 @@ def test_the_aliases_of_a_model_are_the_names_it_is_found_by():
     assert "smollm2:135m" in told["smollm2-135m-instruct"]
     for model in served.models:
         assert all(served.find(alias) is model for alias in told[model.id])
+
+
+def test_a_model_is_found_by_the_source_that_it_was_pulled_from_after_all_configured_names():
+    pulled = generation("tiny", sources=("maker/tiny:q4_k_m", "other", "mine"))
+    served = names(generation("other"), generation("third", "mine"), pulled)
+    assert served.find("maker/tiny:Q4_K_M") is pulled
+    assert (served.find("other").id, served.find("mine").id) == ("other", "third")
+    assert served.aliases(pulled) == ["maker/tiny:q4_k_m"]
+    served.drop(pulled)
+    with pytest.raises(ModelNotFound):
+        served.find("maker/tiny:q4_k_m")
 
 
 def test_what_is_served_no_more_is_not_found_by_any_name():

@@ -43,7 +43,9 @@ class Engine(TaskEngine):
 
 def services():
     placement = Placement(Device.NPU, Engine(), Admission("m", AdmissionLimits(8)), 256, 256, emulated=True)
-    model = EmbeddingModel(SimpleNamespace(id="m", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1)
+    model = EmbeddingModel(
+        SimpleNamespace(id="m", kind=ModelKind.EMBEDDING, aliases=()), (placement,), Tokenizer(), "s", 1
+    )
     return services_of([model], cache=10)
 
 

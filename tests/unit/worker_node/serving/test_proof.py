@@ -52,7 +52,7 @@ class Engine(TaskEngine):
 
 def registry(engine, *, strict=False, cache=0, device=Device.NPU):
     place = Placement(device, engine, Admission("m", AdmissionLimits(8)), 64, 64)
-    installed = {kind: SimpleNamespace(id=kind, kind=kind, family="") for kind in ModelKind}
+    installed = {kind: SimpleNamespace(id=kind, kind=kind, family="", aliases=()) for kind in ModelKind}
     models = [
         EmbeddingModel(installed[ModelKind.EMBEDDING], [place], Tokenizer(), "space", 1),
         GenerationModel(installed[ModelKind.GENERATION], [place], Tokenizer(), 64, 1),

@@ -79,8 +79,12 @@ class Watched(Tracing, Operation):
 def serve(shared):
     placement = Placement(Device.NPU, Engine(shared=shared), Admission("m", AdmissionLimits(8)), 256, 256)
     models = [
-        EmbeddingModel(SimpleNamespace(id="e", kind=ModelKind.EMBEDDING), (placement,), Tokenizer(), "s", 1),
-        GenerationModel(SimpleNamespace(id="g", kind=ModelKind.GENERATION, family="llama"), (placement,), Tokenizer()),
+        EmbeddingModel(
+            SimpleNamespace(id="e", kind=ModelKind.EMBEDDING, aliases=()), (placement,), Tokenizer(), "s", 1
+        ),
+        GenerationModel(
+            SimpleNamespace(id="g", kind=ModelKind.GENERATION, family="llama", aliases=()), (placement,), Tokenizer()
+        ),
     ]
     return services_of(models, tracing=Watched())
 
