@@ -77,8 +77,9 @@ class CloudAttempt:
         remaining = (until or self.job.deadline).remaining()
         problem: CloudError
         try:
-            async with self._state.calls.open(), asyncio.timeout(remaining):
-                return await work
+            with self._state.calls.open():
+                async with asyncio.timeout(remaining):
+                    return await work
         except TimeoutError:
             problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
         except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Protocol
 
 import aiohttp
@@ -12,15 +11,15 @@ from pydantic import ValidationError
 from yarl import URL
 
 from backend_client._protocol import wire
+from backend_client._protocol.bodies import connection_error, events_of, payload, read_body
 from backend_client._protocol.identity import Identity
 from backend_client._protocol.report import HealthReport
-from backend_client._protocol.sse import Event, EventParser, MalformedStream
+from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
-from backend_client._resilience import connection_wait, connection_watch
-from backend_client._resilience.connection_watch import ConnectionWatch
+from backend_client._resilience.connector import WatchingConnector
 from backend_client._resilience.resolver import RememberingResolver
-from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable, NPUError
+from backend_client.errors import BadReply, ConnectionLost, NPUError
 from backend_client.options import ClientOptions
 
 _BINARY = "application/octet-stream"
@@ -28,7 +27,6 @@ _EVENTS = "text/event-stream"
 _KNOWN_EVENTS = frozenset({"token", "done", "error"})
 # /health of a node with dozens of models is a few kB; an error body is less.
 _SMALL = 1024 * 1024
-_LARGE = 512 * 1024
 
 
 class Transport(Protocol):
@@ -84,7 +82,8 @@ class HttpTransport:
     def _make_session(self, connections_per_node: int) -> aiohttp.ClientSession:
         key = self._identity.key
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
+            connector=WatchingConnector(
+                self._connect_timeout,
                 limit=0,
                 limit_per_host=connections_per_node,
                 resolver=self._resolver,
@@ -93,7 +92,6 @@ class HttpTransport:
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             proxy=self._identity.proxy,
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[_connection_waits(), connection_watch.trace()],
             auto_decompress=False,
         )
 
@@ -115,7 +113,11 @@ class HttpTransport:
 
     async def embed(self, node: str, call: WireCall) -> EmbedReply:
         """POST /embeddings, with the vectors as raw float32."""
-        headers, body = await self._post(node, "/embeddings", call, _BINARY, self._max_reply)
+        status, headers, body = await self._exchange(
+            self._session, node, "POST", "/embeddings", call.encoded, call.headers(_BINARY), self._max_reply
+        )
+        if status != 200:
+            raise status_error(node, status, headers, body, call.model)
         return wire.embed_reply(node, headers, body, len(call.texts))
 
     async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
@@ -154,26 +156,26 @@ class HttpTransport:
         """
         problem: NPUError
         try:
-            async with await self._request(
+            async with self._request(
                 self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
             ) as response:
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
-                    body = await _read(response, _SMALL)
+                    body = await read_body(response, _SMALL)
                     call.refused = Reply(response.status, headers, body)
                     problem = status_error(node, response.status, response.headers, body, call.model)
                 elif response.content_type == "application/json":
-                    yield Reply(200, headers, await _read(response, self._max_reply))
+                    yield Reply(200, headers, await read_body(response, self._max_reply))
                     return
                 elif response.content_type != _EVENTS:
                     problem = BadReply("the reply is not an event stream", node=node)
                 else:
                     yield Reply(200, headers)
-                    async for event in _events(response.content):
+                    async for event in events_of(response.content):
                         yield event
                     return
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = _connection_error(node, error)
+            problem = connection_error(node, error)
         # Raised out here, so that the error which came up inside, and holds the request's headers, is not its context.
         raise problem
 
@@ -194,7 +196,7 @@ class HttpTransport:
             raise event_error(node, data, call.model)
         raise BadReply("a token event in the stream has no text", node=node)
 
-    async def _request(
+    def _request(
         self,
         session: aiohttp.ClientSession,
         node: str,
@@ -203,25 +205,18 @@ class HttpTransport:
         body: bytes | None,
         headers: dict[str, str],
         timeout: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
-        """Send a request, and connect again as long as a blocked event loop was what timed out."""
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """A request; entered, it is sent, and the head of its reply is there."""
         if self._identity.node_keys:
             headers = {**self._identity.authorization(node), **headers}
-        while True:
-            watch = ConnectionWatch(self._connect_timeout)
-            try:
-                return await session.request(
-                    method,
-                    self._url(node, path),
-                    data=None if body is None else _payload(body),
-                    headers=headers,
-                    allow_redirects=False,
-                    timeout=timeout,
-                    trace_request_ctx=watch,
-                )
-            except aiohttp.ConnectionTimeoutError:
-                if not watch.was_blocked:
-                    raise
+        return session.request(
+            method,
+            self._url(node, path),
+            data=None if body is None else payload(body),
+            headers=headers,
+            allow_redirects=False,
+            timeout=timeout,
+        )
 
     def _url(self, node: str, path: str) -> URL:
         """Parsed once: parsing costs as much as everything else that is done to a request here."""
@@ -229,16 +224,6 @@ class HttpTransport:
         if url is None:
             url = self._urls[node, path] = URL(node + path)
         return url
-
-    async def _post(
-        self, node: str, path: str, call: WireCall, accept: str, limit: int
-    ) -> tuple[Mapping[str, str], bytes]:
-        status, headers, body = await self._exchange(
-            self._session, node, "POST", path, call.encoded, call.headers(accept), limit
-        )
-        if status != 200:
-            raise status_error(node, status, headers, body, call.model)
-        return headers, body
 
     async def _exchange(
         self,
@@ -251,27 +236,12 @@ class HttpTransport:
         limit: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
-            async with await self._request(session, node, method, path, body, headers, self._timeout) as response:
-                return response.status, response.headers, await _read(response, limit)
+            async with self._request(session, node, method, path, body, headers, self._timeout) as response:
+                return response.status, response.headers, await read_body(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = _connection_error(node, error)
+            problem = connection_error(node, error)
         # As above: out here the original, with the request's headers, is not the context.
         raise problem
-
-
-def _connection_waits() -> aiohttp.TraceConfig:
-    """Marks attempts that wait for one of the connections to their node."""
-    trace = aiohttp.TraceConfig()
-
-    async def begin(*_: object) -> None:
-        connection_wait.mark(queued=True)
-
-    async def end(*_: object) -> None:
-        connection_wait.mark(queued=False)
-
-    trace.on_connection_queued_start.append(begin)
-    trace.on_connection_queued_end.append(end)
-    return trace
 
 
 def _whole_answer(node: str, reply: Reply) -> Iterator[str | Done]:
@@ -284,48 +254,3 @@ def _whole_answer(node: str, reply: Reply) -> Iterator[str | Done]:
     if text:
         yield text
     yield done
-
-
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """The body as aiohttp wants it: one that is large in pieces, so that the event loop does other work in between."""
-    return body if len(body) <= _LARGE else io.BytesIO(body)
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body. Raises _TooLong for one over `limit` bytes, without reading it all."""
-    if response.content_length is not None and response.content_length <= limit:
-        return await response.read()
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > limit:
-            raise _TooLong
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Event]:
-    parser = EventParser()
-    async for chunk in content.iter_any():
-        for event in parser.feed(chunk):
-            yield event
-
-
-class _TooLong(ValueError):
-    """The reply is longer than any that a node sends."""
-
-
-def _connection_error(node: str, error: Exception) -> NodeError:
-    """Ours for what aiohttp or the socket raised. Nothing of the original's text is taken over but the system's
-    words.
-    """
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return NodeUnreachable(f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}", node=node)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return NodeUnreachable("cannot connect: no answer in time", node=node)
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return ConnectionLost("the stream fell silent", node=node)
-    if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
-        return BadReply(f"the reply is not one of a node ({type(error).__name__.lstrip('_')})", node=node)
-    return ConnectionLost(f"the connection broke before the answer was complete ({type(error).__name__})", node=node)

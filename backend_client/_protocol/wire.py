@@ -21,6 +21,8 @@ _FLOAT32 = np.dtype("<f4")
 # The largest value that nodes accept.
 _LONGEST_MS = 999_999_999
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# What the encoder escapes a text with; for a short text, setting an encoder up takes longer than encoding it.
+_TEXT = json.encoder.encode_basestring
 
 
 @dataclass(slots=True)
@@ -113,6 +115,18 @@ def encode(body: Mapping[str, Any]) -> bytes:
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
     raise RequestRejected("the request has a value that JSON cannot carry, or text that is not Unicode")
+
+
+def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> bytes:
+    """The body of a request to /embeddings, as `encode` would make it."""
+    more = ',"truncate":true' if truncate else ""
+    if model:
+        more += f',"model":{_TEXT(model)}'
+    try:
+        return f'{{"texts":[{",".join(map(_TEXT, texts))}]{more}}}'.encode()
+    except UnicodeEncodeError:
+        pass
+    raise RequestRejected("a text or the model's name is not Unicode")
 
 
 def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-
-import aiohttp
 
 
 class ConnectionWatch:
-    """Watches the connecting of one request; give it to aiohttp as the request's `trace_request_ctx`.
+    """Watches the connecting of one request.
 
     A timeout and the answer that it waits for may both be due when a blocked event loop goes on, and then the timeout
     wins. A timer at half of the time tells whether the loop was blocked: it fires much too late, or not at all.
@@ -41,22 +38,3 @@ class ConnectionWatch:
     def _half(self, due: float) -> None:
         self._timer = None
         self._lateness = asyncio.get_running_loop().time() - due
-
-
-def trace() -> aiohttp.TraceConfig:
-    """Tells each request's ConnectionWatch of its connection."""
-    config = aiohttp.TraceConfig()
-
-    async def connecting(_: object, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.connecting()
-
-    async def ended(_: object, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.ended()
-
-    config.on_connection_create_start.append(connecting)
-    # The time limit is for the connection alone: it begins after the name was resolved.
-    config.on_dns_resolvehost_end.append(connecting)
-    config.on_dns_cache_hit.append(connecting)
-    config.on_connection_create_end.append(ended)
-    config.on_request_exception.append(ended)
-    return config

@@ -85,7 +85,7 @@ class Dispatcher:
         """
         self._prober.note_call()
         try:
-            async with self.calls.open():
+            with self.calls.open():
                 return await self._retrier.run(
                     lambda: self._attempt(call, send),
                     deadline=call.deadline,

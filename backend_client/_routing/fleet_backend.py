@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from backend_client._fleet.lease import Lease
@@ -69,13 +69,14 @@ class FleetBackend:
         )
 
     async def _embed(self, running: Running, call: Call, job: EmbedJob) -> EmbedBatch:
-        body: dict[str, Any] = {"texts": list(job.texts)}
-        if job.truncate:
-            body["truncate"] = True
-        encode = _encoder(job, body, job.texts)
+        wired: WireCall | None = None
 
         async def send(lease: Lease) -> EmbedReply:
-            reply = await running.transport.embed(lease.node.url, encode(call))
+            nonlocal wired
+            if wired is None:
+                model = call.need.model
+                wired = _wired(job, wire.encode_texts(job.texts, model, truncate=job.truncate), job.texts, model)
+            reply = await running.transport.embed(lease.node.url, wired)
             model = reply.route.model or lease.model
             self._learn(lease, model)
             self.runtime.bindings.check(
@@ -213,16 +214,13 @@ def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], 
         nonlocal encoded
         if encoded is None:
             model = call.need.model
-            encoded = WireCall(
-                wire.encode({**body, "model": model} if model else body),
-                texts,
-                job.deadline,
-                job.request_id,
-                model,
-                job.priority,
-                job.require_device,
-                job.node_headers,
-            )
+            encoded = _wired(job, wire.encode({**body, "model": model} if model else body), texts, model)
         return encoded
 
     return encode
+
+
+def _wired(job: Job, encoded: bytes, texts: Sequence[str], model: str | None) -> WireCall:
+    return WireCall(
+        encoded, texts, job.deadline, job.request_id, model, job.priority, job.require_device, job.node_headers
+    )

@@ -102,7 +102,7 @@ class Runtime:
         """Wait until every node's first probe has ended, or a new one after a time without calls."""
         running = self.start()
         running.prober.note_call()
-        async with running.dispatcher.calls.open():
+        with running.dispatcher.calls.open():
             while self.pool.unknown:
                 await running.prober.wait_for_probe()
 

@@ -83,7 +83,7 @@ async def follow(
         while not reading.ends(item):
             parts.append(reading.text(item))
             yield item
-            async with dispatcher.calls.open():
+            with dispatcher.calls.open():
                 item = await dispatcher.guard(call, lease, _following(opened, lease))
             pool.heard(lease)
         ended = None

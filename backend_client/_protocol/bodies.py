@@ -1,0 +1,58 @@
+"""Bodies of requests and replies as aiohttp carries them, and its errors as ours."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+from backend_client._protocol.sse import Event, EventParser, MalformedStream
+from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable
+
+_LARGE = 512 * 1024
+
+
+def payload(body: bytes) -> bytes | io.BytesIO:
+    """The body as aiohttp wants it: one that is large in pieces, so that the event loop does other work in between."""
+    return body if len(body) <= _LARGE else io.BytesIO(body)
+
+
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body. Raises _TooLong for one over `limit` bytes, without reading it all."""
+    if response.content_length is not None and response.content_length <= limit:
+        return await response.read()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > limit:
+            raise _TooLong
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def events_of(content: aiohttp.StreamReader) -> AsyncIterator[Event]:
+    parser = EventParser()
+    async for chunk in content.iter_any():
+        for event in parser.feed(chunk):
+            yield event
+
+
+class _TooLong(ValueError):
+    """The reply is longer than any that a node sends."""
+
+
+def connection_error(node: str, error: Exception) -> NodeError:
+    """Ours for what aiohttp or the socket raised. Nothing of the original's text is taken over but the system's
+    words.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return NodeUnreachable(f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}", node=node)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return NodeUnreachable("cannot connect: no answer in time", node=node)
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return ConnectionLost("the stream fell silent", node=node)
+    if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
+        return BadReply(f"the reply is not one of a node ({type(error).__name__.lstrip('_')})", node=node)
+    return ConnectionLost(f"the connection broke before the answer was complete ({type(error).__name__})", node=node)
