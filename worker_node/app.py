@@ -37,9 +37,15 @@ from worker_node.settings import NodeSettings
 
 def make_app(node: Node) -> web.Application:
     """Return the application that serves `node`. Its engines are started and stopped by `server.run`."""
-    keys = ApiKeys(key.get_secret_value() for key in node.settings.api_keys)
+    keys = ApiKeys(_keys(node.settings))
     tracing = node.services.tracing
     origins = OriginPolicy.of(node.settings)
+
+    def follow(settings: NodeSettings) -> None:
+        keys.replace(_keys(settings))
+        origins.replace(OriginPolicy.of(settings))
+
+    node.followers.append(follow)
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
@@ -70,6 +76,10 @@ def make_app(node: Node) -> web.Application:
     for room in (*own, *openai_rooms, *ollama_rooms):
         app.add_routes(answering_expectations(also_below_v3(room.routes())))
     return app
+
+
+def _keys(settings: NodeSettings) -> list[str]:
+    return [key.get_secret_value() for key in settings.api_keys]
 
 
 def _response_store(settings: NodeSettings) -> ResponseStore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -47,9 +47,12 @@ class NodeState:
         await self._idle.wait()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Node:
-    """A node that runs. Handlers of requests get to everything through it."""
+    """A node that runs. Handlers of requests get to everything through it.
+
+    `settings` are those that hold now: a reload replaces them, and calls the `followers` with the new ones.
+    """
 
     settings: NodeSettings
     services: Services
@@ -57,6 +60,13 @@ class Node:
     npu: NpuSource
     state: NodeState = field(repr=False)
     reloader: Reloader | None = None
+    followers: list[Callable[[NodeSettings], None]] = field(default_factory=list, repr=False)
+
+    def adopt(self, settings: NodeSettings) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+        for follow in self.followers:
+            follow(settings)
 
     @property
     def manager(self) -> ModelManager:

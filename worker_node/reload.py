@@ -14,23 +14,43 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.serving.memory import HOST
-from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.settings import ModelSettings, NodeSettings, is_loopback
 from worker_node.settings.reading import SettingsSource
 
 log = logging.getLogger(__name__)
 
-# Applied while the node runs; everything else needs a restart.
-_APPLIED = frozenset({"models", "memory_budget"})
+# Read anew by each request; with `models` and `memory_budget` these are applied while the node runs. Everything else
+# needs a restart.
+_BY_REQUEST = frozenset(
+    {
+        "api_keys",
+        "api_keys_file",
+        "allow_unauthenticated",
+        "allowed_hosts",
+        "cors_origins",
+        "unknown_fields",
+        "max_body_bytes",
+        "max_texts",
+        "body_timeout_s",
+        "request_timeout_s",
+        "drain_timeout_s",
+    }
+)
+_APPLIED = _BY_REQUEST | {"models", "memory_budget"}
 # What a model's engines do not know of.
 _LIGHT = frozenset({"aliases", "idle_unload_s"})
 _LOOK_S = 1.0
 
 Build = Callable[[ModelSettings], ServedModel | FailedModel]
+Budget = Callable[[int | None], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadReport:
-    """What a reload changes. `restart` names settings that differ from the running ones and need a restart."""
+    """What a reload changed: models by name, and the settings that were `applied`.
+
+    `restart` names settings that differ from the running ones and need a restart.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -43,10 +63,21 @@ class ReloadReport:
 class Reloader:
     """Reloads the settings of one node from `source`; `build` makes a model by its settings.
 
-    Raises ConfigurationError, with file and line, for settings that are wrong; nothing is applied then.
+    `budget` is the bytes that models may take by `memory_budget`, set or not. The `followers` are called with the
+    settings that hold from now on. Raises ConfigurationError, with file and line, for settings that are wrong; nothing
+    is applied then.
     """
 
-    def __init__(self, source: SettingsSource, settings: NodeSettings, manager: ModelManager, build: Build) -> None:
+    def __init__(
+        self,
+        source: SettingsSource,
+        settings: NodeSettings,
+        manager: ModelManager,
+        build: Build,
+        budget: Budget = lambda wanted: wanted,
+    ) -> None:
+        self.followers: list[Callable[[NodeSettings], None]] = []
+        self._budget = budget
         self._source = source
         self._settings = settings
         self._manager = manager
@@ -61,6 +92,9 @@ class Reloader:
 
     async def _reload(self) -> ReloadReport:
         new, old = await asyncio.to_thread(self._source.read), self._settings
+        merged = old.model_copy(update={name: getattr(new, name) for name in _APPLIED})
+        _refuse_to_open(merged, new)
+        differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
         before = {normalise_name(model.name): model for model in old.models}
         after = {normalise_name(model.name): model for model in new.models}
         changed = [name for name in after if name in before and not _same(after[name], before[name])]
@@ -71,18 +105,18 @@ class Reloader:
             added=tuple(after[name].name for name in after if name not in before),
             removed=tuple(before[name].name for name in before if name not in after),
             changed=tuple(after[name].name for name in changed),
-            applied=("memory_budget",) if new.memory_budget != old.memory_budget else (),
-            restart=tuple(
-                name
-                for name in type(new).model_fields
-                if name not in _APPLIED and getattr(new, name) != getattr(old, name)
-            ),
+            applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
+            restart=tuple(name for name in differing if name not in _APPLIED),
         )
+        self._settings = merged
+        for follow in self.followers:
+            follow(merged)
         await self._apply(before, after, built, report)
-        if report.applied and new.memory_budget is not None:
-            self._manager.set_budget(HOST, new.memory_budget)
-        self._settings = old.model_copy(update={name: getattr(new, name) for name in _APPLIED})
+        if "memory_budget" in report.applied:
+            self._manager.set_budget(HOST, self._budget(new.memory_budget))
         log.info("settings reloaded: %s", report)
+        if report.restart:
+            log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))
         return report
 
     def _sound(self, wanted: ModelSettings) -> ServedModel:
@@ -115,6 +149,16 @@ class Reloader:
                 report.problems.append(problem)
                 log.error("%s", problem)
         manager.arrange([model.name for model in after.values()])
+
+
+def _refuse_to_open(merged: NodeSettings, new: NodeSettings) -> None:
+    """Raise ConfigurationError for settings that are safe only at the address to which a restart would bind."""
+    if merged.api_keys or merged.allow_unauthenticated or is_loopback(merged.host):
+        return
+    raise ConfigurationError(
+        f"the node listens at {merged.host} until it is restarted, where it needs a key: to remove the keys and bind "
+        f"{new.host}, restart it"
+    )
 
 
 def _light(before: ModelSettings, after: ModelSettings) -> bool:

@@ -36,7 +36,7 @@ from worker_node.serving.build import Machine, build_on_demand
 from worker_node.serving.configured import configured_model, configured_models
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
-from worker_node.serving.memory import memory_budgets
+from worker_node.serving.memory import HOST, memory_budgets
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
@@ -146,11 +146,12 @@ async def hosted_node(
         if profile.takes_schemas:
             await schemas.start()
         machine = Machine(settings, found, npu)
+        budgets = memory_budgets(None, found)
         manager = ModelManager(
             profile.models(machine),
             ModelStore(settings.model_store),
             partial(build_on_demand, machine),
-            memory_budgets(settings.memory_budget, found),
+            budgets if settings.memory_budget is None else budgets | {HOST: settings.memory_budget},
         )
         stack.push_async_callback(manager.stop)
         node = Node(
@@ -167,10 +168,16 @@ async def hosted_node(
             probe=found,
             npu=npu,
             state=NodeState(started=time.monotonic()),
-            reloader=None
-            if source is None
-            else Reloader(source, settings, manager, lambda wanted: configured_model(wanted, machine)),
         )
+        if source is not None:
+            node.reloader = Reloader(
+                source,
+                settings,
+                manager,
+                lambda wanted: configured_model(wanted, machine),
+                lambda wanted: budgets[HOST] if wanted is None else wanted,
+            )
+            node.reloader.followers.append(node.adopt)
         manager.start()
         yield node
 

@@ -13,6 +13,11 @@ class ApiKeys:
     """The node's keys, as digests; without any, every request is authorized."""
 
     def __init__(self, keys: Iterable[str]) -> None:
+        self._digests: list[bytes] = []
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Take these keys from the next request on, and no others."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def authorize(self, request: web.Request) -> bool:

@@ -29,7 +29,7 @@ _EXPOSED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OriginPolicy:
     """`bind` is the address that the node listens on; `hosts` and `origins` are as in `NodeSettings`.
 
@@ -50,6 +50,10 @@ class OriginPolicy:
             frozenset(origin.lower() for origin in settings.cors_origins),
             guarded=not settings.api_keys,
         )
+
+    def replace(self, other: OriginPolicy) -> None:
+        """Go by another policy from the next request on."""
+        self.bind, self.hosts, self.origins, self.guarded = other.bind, other.hosts, other.origins, other.guarded
 
     def opens_to(self, origin: str | None) -> bool:
         """Whether `cors_origins` names the origin."""

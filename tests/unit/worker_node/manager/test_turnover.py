@@ -162,6 +162,48 @@ def test_settings_that_need_a_restart_are_listed_and_models_are_applied(tmp_path
     run(tmp_path, scenario)
 
 
+def test_a_budget_that_is_no_longer_set_is_the_default_again(tmp_path):
+    async def scenario(world):
+        world.reloader = Reloader(world.source, world.source.read(), world.manager, world.build, lambda b: b or 777)
+        for wanted, budget in (({"memory_budget": 5000}, 5000), ({}, 777)):
+            world.write({"always": {}}, **wanted)
+            assert (await world.reloader.reload()).applied == ("memory_budget",)
+            assert world.manager.budgets == {"host": budget}
+
+    run(tmp_path, scenario)
+
+
+def test_every_setting_is_applied_or_named(tmp_path, caplog):
+    """Whichever setting a file changes, its name is in the report, and followers get what holds from now on."""
+    values = {"api_keys": '["k"]', "max_texts": 7, "watchdog_s": 99, "embedding_cache": 3, "unknown_fields": '"reject"'}
+
+    async def scenario(world):
+        held = []
+        world.reloader.followers.append(held.append)
+        world.write({"always": {}}, **values)
+        report = await world.reloader.reload()
+        assert sorted(report.applied) == ["api_keys", "max_texts", "unknown_fields"]
+        assert sorted(report.restart) == ["embedding_cache", "watchdog_s"]
+        (settings,) = held
+        assert (settings.max_texts, settings.unknown_fields, settings.watchdog_s) == (7, "reject", 30.0)
+        assert "need a restart of the node: embedding_cache, watchdog_s" in caplog.text.replace("watchdog_s, e", "e")
+
+    run(tmp_path, scenario)
+
+
+def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
+    async def scenario(world):
+        world.write({"always": {}}, host='"0.0.0.0"', api_keys='["k"]')
+        running = world.source.read()
+        reloader = Reloader(world.source, running, world.manager, world.build)
+        reloader.followers.append(lambda _: pytest.fail("nothing may be applied"))
+        world.write({"always": {}}, host='"127.0.0.1"')
+        with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
+            await reloader.reload()
+
+    run(tmp_path, scenario)
+
+
 def test_what_engines_do_not_know_of_is_changed_without_a_load(tmp_path):
     async def scenario(world):
         engine = world.manager.find("always").placements[0].engine
