@@ -1,12 +1,16 @@
-# The commands of the project. `make demo` and `make test` need nothing but Python 3.11+ and make.
+# The commands of the project. `make demo` and `make test` need nothing but Python 3.11+ (with venv) and make.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# One stamp for each set of extras: what runs a node, that and the tools of development, those and what tests/ops needs.
+NODE   := $(VENV)/.installed-node
 STAMP  := $(VENV)/.installed
 OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
+# Only pip's errors: warnings about a user's own index settings would hide the one line that matters.
+PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: install demo serve test test-fast test-all test-ops check format docs bench clean
+.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,17 +18,27 @@ help:
 
 install: $(STAMP)   ## install the project and all that it needs into .venv
 
-$(STAMP): pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=/path/to/python3.11 install")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[node,convert,dev]'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt install git make python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(NODE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing the node into $(VENV): about 200 MB to download, 550 MB on disk"
+	@$(PIP) --progress-bar off --no-compile --editable '.[node,convert]'
 	@touch $@
 
-demo: install       ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
-	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python demo.py
+$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing the node and its development tools into $(VENV): about 1 GB on disk"
+	@$(PIP) --progress-bar off --editable '.[node,convert,dev]'
+	@touch $@ $(NODE)
 
-serve: install      ## run a node on this machine with the embedded models
+demo: $(NODE)       ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
+	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
+	@$(BIN)/python -m worker_node pull --embedded
+	@$(BIN)/python demo.py
+
+serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m worker_node serve
 
@@ -50,7 +64,7 @@ $(OPS)/.installed: ansible/requirements.txt
 	@touch $@
 
 $(VENV)/.installed-ops: $(STAMP)
-	$(BIN)/python -m pip install --quiet --progress-bar off --constraint constraints.txt --editable '.[node,convert,dev,ops]'
+	@$(PIP) --progress-bar off --editable '.[node,convert,dev,ops]'
 	@touch $@
 
 check: install      ## format, lint and types
@@ -65,6 +79,11 @@ format: install     ## put the source into shape
 docs: install       ## write the reference of all settings from their declarations
 	$(BIN)/python -m worker_node.settings.reference
 	$(BIN)/python docs/client_reference.py
+
+dist: install       ## build the sdist and the wheel into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m worker_node pull --embedded

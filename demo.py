@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backend_client import InferenceClient, NPUUnavailableError
+from backend_client.results import EmbedResult, GenerateResult
 from backend_client.settings import ClientSettings, CloudSettings
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def show_health(client: InferenceClient) -> None:
     console.print(table)
 
 
-async def embed(client: InferenceClient, served: Counter[str]) -> None:
+async def embed(client: InferenceClient, served: Counter[str], devices: dict[str, str]) -> None:
     """Embed the sentences and print how alike they are."""
     results = [await client.embed_result(text) for text in SENTENCES]
     vectors = np.asarray([result.vector for result in results])
@@ -92,10 +93,10 @@ async def embed(client: InferenceClient, served: Counter[str]) -> None:
         table.add_row(SENTENCES[a], SENTENCES[b], f"{vectors[a] @ vectors[b]:.3f}")
     console.print(table)
     for result in results:
-        served[f"embed     by {result.source} ({result.device or 'device unknown'}) at {result.node}"] += 1
+        served[f"embed     by {server(result, devices)}"] += 1
 
 
-async def ask(client: InferenceClient, served: Counter[str]) -> None:
+async def ask(client: InferenceClient, served: Counter[str], devices: dict[str, str]) -> None:
     """Stream an answer."""
     console.print(f"[bold]{QUESTION}[/] ", end="")
     began = time.monotonic()
@@ -104,16 +105,30 @@ async def ask(client: InferenceClient, served: Counter[str]) -> None:
         console.print(piece, end="", markup=False)
     result = stream.result
     console.print(f"\n[dim]{result.usage.completion_tokens} tokens in {time.monotonic() - began:.2f} s[/]")
-    served[f"generate  by {result.source} ({result.device or 'device unknown'}) at {result.node}"] += 1
+    served[f"generate  by {server(result, devices)}"] += 1
 
 
-async def try_both(client: InferenceClient, served: Counter[str]) -> None:
+async def try_both(client: InferenceClient, served: Counter[str], devices: dict[str, str]) -> None:
     for call in (embed, ask):
         try:
-            await call(client, served)
+            await call(client, served, devices)
         except NPUUnavailableError as error:
             console.print(f"[yellow]{call.__name__}: {error}[/]")
             served[f"{call.__name__:9s} by nobody: the reason is above"] += 1
+
+
+def server(result: EmbedResult | GenerateResult, devices: dict[str, str]) -> str:
+    """Who answered, and on which device: `source` "npu" is the fleet, whatever device of it ran the call."""
+    if result.source == "cloud":
+        who = "the stand-in for the cloud" if devices else "your own cloud"
+        return f"{who} at {result.node}, {devices.get(result.model, 'device unknown')}"
+    emulated = " (emulated)" if result.emulated else ""
+    return f"the node at {result.node}, on its {result.device}{emulated}"
+
+
+def devices_of(client: InferenceClient) -> dict[str, str]:
+    """What the models of the stand-in run on, by model: a cloud does not say so itself."""
+    return {model.id: f"on its {model.device}" for status in client.npu.status() for model in status.models}
 
 
 async def stand_in(url: str, space: str) -> CloudSettings:
@@ -122,6 +137,7 @@ async def stand_in(url: str, space: str) -> CloudSettings:
         api_key=SecretStr("stand-in"),
         base_url=url + "/v1",
         chat_model=GENERATOR,
+        chat_models={GENERATOR: GENERATOR},
         embedding_models={space: EMBEDDER},
     )
 
@@ -139,13 +155,14 @@ async def main() -> None:
             await ready(client, "node")
             show_health(client)
             console.rule("2  The backend calls it")
-            await embed(client, served)
-            await ask(client, served)
+            await embed(client, served, {})
+            await ask(client, served, {})
             space = (await client.embed_result("once more")).space
-        cloud = own_cloud
+        cloud, devices = own_cloud, {}
         if second is not None:
             async with InferenceClient.from_settings(ClientSettings(nodes=[second[1]])) as warm:
                 await ready(warm, "stand-in")
+                devices = devices_of(warm)
             cloud = await stand_in(second[1], space)
         settings = ClientSettings(nodes=[url], cloud=cloud, spaces={EMBEDDER: space})
         async with InferenceClient.from_settings(settings) as client:
@@ -153,12 +170,13 @@ async def main() -> None:
             console.rule("3  The node is killed")
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            what = (
-                "your own cloud" if own_cloud else f"a stand-in for the cloud, a second node at {second and second[1]}"
-            )
+            what = "your own cloud"
+            if second is not None:
+                runs_on = ", ".join(f"{model} {device}" for model, device in devices.items())
+                what = f"a stand-in for the cloud: a second node at {second[1]} ({runs_on})"
             console.print(f"kill -9 {process.pid}; the fallback is {what}")
             console.rule("4  The same calls again")
-            await try_both(client, served)
+            await try_both(client, served, devices)
     console.rule("Who served what")
     for what, times in served.items():
         console.print(f"{times} x {what}", markup=False)

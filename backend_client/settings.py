@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from decimal import Decimal
@@ -27,6 +28,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -231,10 +233,17 @@ class ClientSettings(BaseSettings):
                 f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
                 for problem in error.errors(include_input=False, include_url=False, include_context=False)
             ]
-        except (OSError, ValueError):
-            problems = [
-                f"{path or 'the environment'} cannot be read: it is not valid TOML, or a value is not valid JSON"
-            ]
+        except tomllib.TOMLDecodeError as error:
+            problems = [f"{path}:{_line(error)}: not valid TOML: {str(error).partition(' (at ')[0]}"]
+        except UnicodeDecodeError:
+            problems = [f"{path}: cannot be read: it is not UTF-8"]
+        except OSError as error:
+            problems = [f"{path}: cannot be read: {error.strerror or type(error).__name__}"]
+        except SettingsError as error:
+            # Its text names the field; that of its cause would quote the value.
+            name = re.search(r'field "(\w+)"', str(error))
+            where = f"NPU_CLIENT_{name[1].upper()}" if name else "the environment"
+            problems = [f"{where}: is not valid JSON"]
         else:
             return settings
         raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems))
@@ -266,6 +275,12 @@ class ClientSettings(BaseSettings):
             discovery_interval=self.discovery_interval,
             max_reply_bytes=self.max_reply_bytes,
         )
+
+
+def _line(error: tomllib.TOMLDecodeError) -> str:
+    """The line where the parser gave up; the end of the file when the text ends too early."""
+    found = re.search(r"\bline (\d+)", str(error))
+    return found[1] if found else "end"
 
 
 def _reject_misspelt(environment: Mapping[str, str], settings: type[BaseSettings]) -> None:

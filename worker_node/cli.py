@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from worker_node import __version__
+from worker_node.commands.os_errors import sentence
 from worker_node.errors import NodeError
 
 # In the order in which a user meets them. Each module keeps its heavy imports inside `run`.
@@ -33,21 +36,65 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # Without a command the help is shown: a first look is no mistake.
+    parser.set_defaults(run=None)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"worker_node.commands.{name}").add_parser(subparsers)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage."""
-    args = build_parser().parse_args(argv)
+    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv) == ["--version"]:
+        # Answered before the commands are imported: it works where the extra `node` is missing.
+        print(f"npu-node {__version__}")
+        return 0
+    status = 1
     try:
-        status: int = args.run(args)
+        status = _run(argv)
+        sys.stdout.flush()
     except NodeError as error:
-        print(f"npu-node: {error.message}", file=sys.stderr)
-        return 1
+        _say(error.message)
     except KeyboardInterrupt:
-        print("npu-node: interrupted", file=sys.stderr)
-        return 130
+        _say("interrupted")
+        status = 130
+    except BrokenPipeError:
+        status = _reader_gone()
+    except OSError as error:
+        _say(sentence(error))
+    except ModuleNotFoundError as error:
+        _say(_missing(error))
     return status
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    status: int = args.run(args)
+    return status
+
+
+def _say(message: str) -> None:
+    print(f"npu-node: {message}", file=sys.stderr)
+
+
+def _reader_gone() -> int:
+    """As `npu-node list | head`: what read our output has seen enough. Nothing is to be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """For an installation without the extra `node`. Any other missing module is a fault of ours: raised again."""
+    name = (error.name or "").partition(".")[0]
+    if name in {"", "worker_node", "backend_client"}:
+        raise error
+    return (
+        f"{name} is not installed: this environment has only the client; "
+        "add the node with: pip install 'npu-node[node,convert]'"
+    )

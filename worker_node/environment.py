@@ -1,4 +1,4 @@
-"""The environment variables that child processes get.
+"""The environment: variables that child processes get, and where caches are.
 
 The node's own environment may hold its API keys and other secrets of its service. Native code, crash reports and
 `/proc/<pid>/environ` of a child must not: engines get only what runtimes, loaders and drivers read.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+
+from worker_node.errors import ConfigurationError
 
 _NAMES = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}
@@ -53,3 +56,19 @@ def tool_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment for a tool that the user configures through it (pip: indexes, proxies), without our settings."""
     own = os.environ if own is None else own
     return {name: value for name, value in own.items() if not name.startswith(_OWN)}
+
+
+def cache_home() -> Path:
+    """Where this user's programs keep what they can make again: `$XDG_CACHE_HOME`, else `~/.cache`.
+
+    Raises ConfigurationError for a user without a home.
+    """
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        raise ConfigurationError(
+            f"user {os.getuid()} has no home directory and HOME is not set; set NPU_NODE_MODEL_STORE "
+            "(or --model-store) and NPU_NODE_COMPILE_CACHE to directories that can be written"
+        ) from None

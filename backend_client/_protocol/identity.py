@@ -28,6 +28,10 @@ class Identity:
         own = self.node_keys.get(node)
         return {} if own is None else {"Authorization": f"Bearer {own}"}
 
+    def has_key(self, node: str) -> bool:
+        """Whether requests to a node carry a key."""
+        return bool(self.node_keys.get(node, self.key))
+
 
 def keys_by_node(keys: Mapping[str, str] | None) -> dict[str, str]:
     """The keys by the nodes' URLs in their one form. Raises ConfigurationError, which repeats no key."""

@@ -2,7 +2,7 @@
 
 | given as | means |
 |---|---|
-| `http://10.0.0.22:8081` | this node |
+| `http://10.0.0.22:8081`, `10.0.0.22:8081` | this node |
 | `dns://npu.internal:8081` | every address of the name (A, or AAAA where there are more), by the system's resolver |
 | `srv://_npu._tcp.internal`, `srv+https://…` | host and port of every SRV record; needs `npu-node[dns]` |
 | `file:///etc/npu/nodes` | a URL a line, `#` begins a comment; read again when it changes |
@@ -32,11 +32,17 @@ class NodeAddress:
 
 
 def node_url(value: str) -> str:
-    """A node's URL in its one form, without a slash at the end. Raises ValueError, which does not repeat it."""
+    """A node's URL in its one form, without a slash at the end; `host:port` alone means http.
+
+    Raises ValueError, which does not repeat it.
+    """
+    value = value.strip()
     try:
-        url = URL(value.strip())
+        url = URL(value if "://" in value else f"http://{value}")
     except ValueError:
         raise ValueError("a node is given as http://host:port") from None
+    if "://" not in value and url.explicit_port is None:
+        raise ValueError("a node is given as http://host:port")
     if url.scheme not in {"http", "https"} or not url.host or url.query_string or url.fragment:
         raise ValueError("a node is given as http://host:port")
     if url.user or url.password:

@@ -117,7 +117,7 @@ class HttpTransport:
             self._session, node, "POST", "/embeddings", call.encoded, call.headers(_BINARY), self._max_reply
         )
         if status != 200:
-            raise status_error(node, status, headers, body, call.model)
+            raise self._refusal(node, status, headers, body, call)
         return wire.embed_reply(node, headers, body, len(call.texts))
 
     async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
@@ -163,7 +163,7 @@ class HttpTransport:
                 if response.status != 200:
                     body = await read_body(response, _SMALL)
                     call.refused = Reply(response.status, headers, body)
-                    problem = status_error(node, response.status, response.headers, body, call.model)
+                    problem = self._refusal(node, response.status, response.headers, body, call)
                 elif response.content_type == "application/json":
                     yield Reply(200, headers, await read_body(response, self._max_reply))
                     return
@@ -224,6 +224,9 @@ class HttpTransport:
         if url is None:
             url = self._urls[node, path] = URL(node + path)
         return url
+
+    def _refusal(self, node: str, status: int, headers: Mapping[str, str], body: bytes, call: WireCall) -> NPUError:
+        return status_error(node, status, headers, body, call.model, keyed=self._identity.has_key(node))
 
     async def _exchange(
         self,

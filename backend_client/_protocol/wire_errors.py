@@ -31,7 +31,7 @@ _MEANINGS = {
     "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
     "insufficient_memory": "the model does not fit the memory of the node beside the models in use",
     "internal_error": "internal error of the node; its log has the details under the request id",
-    "invalid_api_key": "the API key is missing or wrong; check api_key",
+    "invalid_api_key": "the API key is missing or wrong; check NPU_CLIENT_API_KEY (or api_key)",
     "invalid_request": "the request is invalid",
     "method_not_allowed": "the node has this URL, but not with this method",
     "model_error": "the model's files could not be prepared",
@@ -49,6 +49,11 @@ _MEANINGS = {
     "response_not_found": "no such response is stored on the node",
     "unavailable": "the node cannot take the request now",
     "unsupported_parameter": "a parameter is not supported by the model or its device",
+}
+# The same code, where it is known whether the request carried a key.
+_KEY_MEANINGS: dict[bool | None, str] = {
+    False: "the node needs an API key and none was sent; set NPU_CLIENT_API_KEY (or api_key)",
+    True: "the node does not know the API key that was sent; check NPU_CLIENT_API_KEY (or api_key)",
 }
 # Names that a `param` may hold, by their first part: `messages[0].content` becomes `messages`.
 _PARAMS = frozenset(
@@ -132,13 +137,15 @@ _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
 _LONGEST_PAUSE_S = 300.0
 
 
-def status_error(node: str, status: int, headers: Mapping[str, str], body: bytes, model: str | None) -> NPUError:
-    """The error that a reply other than 200 means. `model` is the one that was asked for."""
+def status_error(
+    node: str, status: int, headers: Mapping[str, str], body: bytes, model: str | None, *, keyed: bool | None = None
+) -> NPUError:
+    """The error that a reply other than 200 means. `model` is the one that was asked for; `keyed`: a key was sent."""
     try:
         fields = json.loads(body)["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
         fields = None
-    return _error(node, status, headers, fields, model)
+    return _error(node, status, headers, fields, model, keyed)
 
 
 def event_error(node: str, data: object, model: str | None) -> NPUError:
@@ -148,11 +155,19 @@ def event_error(node: str, data: object, model: str | None) -> NPUError:
     return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, model)
 
 
-def _error(node: str, status: int, headers: Mapping[str, str], fields: object, model: str | None) -> NPUError:
+def _error(
+    node: str,
+    status: int,
+    headers: Mapping[str, str],
+    fields: object,
+    model: str | None,
+    keyed: bool | None = None,
+) -> NPUError:
     known = fields if isinstance(fields, dict) else {}
     code = _code(known.get("code"))
     param = _param(known.get("param"))
-    text = f"HTTP {status}" if code is None else f"{_MEANINGS[code]} (HTTP {status}, {code})"
+    meaning = _KEY_MEANINGS.get(keyed) if code == "invalid_api_key" else None
+    text = f"HTTP {status}" if code is None else f"{meaning or _MEANINGS[code]} (HTTP {status}, {code})"
     if param is not None:
         text += f"; check {param}"
     if status == 404 and code == "model_not_found" and model is not None:

@@ -6,39 +6,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from worker_node.models.sources.disk import in_gigabytes
+
+_BAR_WIDTH = 16
 
 
 class _Bar:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    """One line: what is pulled, the stage, and for a download how far it is. A later stage has no bytes to count."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
         self._progress = progress
-        self._task = task
+        self._title = title
+        self._task: TaskID = progress.add_task("starting", total=None, title=title, amount="")
+        self._total: int | None = None
 
     def stage(self, name: str, total: int | None = None) -> None:
-        self._progress.reset(self._task, total=total, description=name)
+        self._total = total
+        self._progress.reset(self._task, total=total, description=name, title=self._title, amount="")
 
     def update(self, done: int) -> None:
-        self._progress.update(self._task, completed=done)
+        if self._total is None:
+            return
+        # While a file is moved into place it may be counted twice.
+        done = min(done, self._total)
+        amount = f"{in_gigabytes(done)} of {in_gigabytes(self._total)}"
+        self._progress.update(self._task, completed=done, amount=amount)
 
 
 @contextmanager
-def bar(title: str) -> Iterator[_Bar]:
-    """A bar on stderr that vanishes when the work is done."""
+def bar(title: str, console: Console | None = None) -> Iterator[_Bar]:
+    """A bar on stderr, of one line whatever the terminal's width, that vanishes when the work is done."""
     columns = (
         SpinnerColumn(),
-        TextColumn(f"[bold]{title}"),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
+        TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=2)),
+        TextColumn("{task.description}", table_column=_one_line(ratio=3)),
+        BarColumn(bar_width=_BAR_WIDTH),
+        TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Bar(progress, progress.add_task("starting", total=None))
+    shown = console or Console(stderr=True)
+    with Progress(*columns, console=shown, transient=True, expand=True) as progress:
+        yield _Bar(progress, title)
+
+
+def _one_line(ratio: int) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)

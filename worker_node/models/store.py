@@ -10,13 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError, ConversionFailed, ModelNotFound
+from worker_node.environment import cache_home
+from worker_node.errors import ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_aliases
 from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
+from worker_node.models.sources.disk import storage_problem
 from worker_node.models.sources.reference import alias_of, is_foreign, parse_reference
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
@@ -32,8 +34,7 @@ def default_store_root() -> Path:
     """`$NPU_NODE_MODEL_STORE`, else `npu-node/models` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     if root := os.environ.get(STORE_VARIABLE):
         return Path(root).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "npu-node" / "models"
+    return cache_home() / "npu-node" / "models"
 
 
 class ModelStore:
@@ -174,6 +175,17 @@ class ModelStore:
         self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
     ) -> InstalledModel:
         """Make the model, alone of all processes, unless there is an `existing` one by then."""
+        try:
+            return self._install_alone(wish, progress, existing)
+        except OSError as error:
+            problem = storage_problem(error)
+            if problem is None:
+                raise
+            raise DownloadFailed(f"{wish.model_id}: {problem}") from error
+
+    def _install_alone(
+        self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
+    ) -> InstalledModel:
         model_id = wish.model_id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from worker_node.environment import cache_home
 from worker_node.models.catalog import normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.hosts import is_host_name, is_loopback, is_origin
@@ -19,8 +19,7 @@ EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
 def default_compile_cache() -> Path:
     """`npu-node/compiled` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "npu-node" / "compiled"
+    return cache_home() / "npu-node" / "compiled"
 
 
 class NodeSettings(BaseSettings):

@@ -13,7 +13,7 @@ import numpy as np
 from backend_client._api.npu_client import NPUClient
 from backend_client._cli.commands.common import add_call_options, call_options
 from backend_client._cli.commands.table import table
-from backend_client.errors import NPUError
+from backend_client.errors import NPUError, NPUUnavailableError
 from backend_client.settings import ClientSettings
 
 _WORDS = ["node", "text", "vector", "answer", "model", "device", "queue", "batch", "token", "cloud"]
@@ -42,7 +42,10 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
             options = call_options(args)
             return (await client.generate(text, max_new_tokens=args.max_new_tokens, **options)).node
 
-        await client.health()
+        nodes = await client.health()
+        if not any(node.usable for node in nodes):
+            known = "; ".join(f"{node.url}: {node.trouble or node.status}" for node in nodes)
+            raise NPUUnavailableError(f"there is no node to measure: {known or 'none is configured'}")
         seconds, latencies, served, failed = await _load(args, embed if args.what == "embed" else generate)
     points = np.percentile(latencies, (50, 95, 99)) * 1000 if latencies else np.full(3, np.nan)
     head = ("CALLS", "FAILED", "CALLS/S", "P50 MS", "P95 MS", "P99 MS")

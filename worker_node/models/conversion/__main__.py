@@ -21,6 +21,7 @@ from worker_node.models.catalog import SourceFormat
 from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
 from worker_node.models.conversion.result import Converted
 from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
+from worker_node.models.sources.disk import storage_problem
 
 _MAKERS = ("openvino", "openvino-genai", "nncf", "gguf", "safetensors")
 
@@ -40,6 +41,12 @@ def main() -> int:
         perform(job, lambda name: send(Stage(name)))
     except ModelError as error:
         send(Failed(error.message))
+        return 1
+    except OSError as error:
+        problem = storage_problem(error)
+        if problem is None:
+            raise
+        send(Failed(f"{job.id}: {problem}"))
         return 1
     send(Done())
     return 0

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import errno
+import getpass
+import os
 import shutil
 from pathlib import Path
 
 from worker_node.errors import DownloadFailed
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_REMEDY = "free some, or set NPU_NODE_MODEL_STORE to a directory on a larger disk"
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+_CHOICE = "NPU_NODE_MODEL_STORE (or --model-store)"
+_REMEDY = f"free some, or set {_CHOICE} to a directory on a larger disk"
+_ELSEWHERE = f"set {_CHOICE} to a directory that can be written, and NPU_NODE_COMPILE_CACHE likewise"
 # Kept free for everything else that runs on the disk.
 _MARGIN = 64 << 20
 
 
 def free_space(directory: Path) -> int:
-    """Bytes that a user may still write to the disk of that directory, or of its first parent that exists."""
+    """Bytes that a user may still write to the disk of that directory, or of its first parent that exists.
+
+    Raises OSError for a directory that may not be looked into.
+    """
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free
@@ -36,10 +44,28 @@ def disk_full(error: BaseException) -> DownloadFailed | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _FULL:
-            where = f" ({cause.filename})" if cause.filename else ""
-            return DownloadFailed(f"the disk is full{where}; {_REMEDY}, then pull again: it continues where it was")
+            return DownloadFailed(f"{storage_problem(cause)}; then pull again: it continues where it was")
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def storage_problem(error: OSError) -> str | None:
+    """What keeps files from being written or read, and what to set, where the error is about that; else None."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in _FULL:
+        return f"the disk is full{where}; {_REMEDY}"
+    if error.errno == errno.EROFS:
+        return f"the file system is read-only{where}; {_ELSEWHERE}"
+    if error.errno in _FORBIDDEN and error.filename:
+        return f"user {_user()} may not use {error.filename} ({(error.strerror or 'denied').lower()}); {_ELSEWHERE}"
+    return None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def in_gigabytes(size: int) -> str:

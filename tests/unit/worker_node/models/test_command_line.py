@@ -58,7 +58,7 @@ def test_a_failure_is_one_line_on_stderr_and_status_1(store_root, capsys, comman
     assert captured.err.splitlines()[-1].startswith("npu-node: ")
 
 
-@pytest.mark.parametrize("command", [[], ["pull"], ["convert"], ["pull", "x", "--quantization", "int3"], ["nothing"]])
+@pytest.mark.parametrize("command", [["pull"], ["convert"], ["pull", "x", "--quantization", "int3"], ["nothing"]])
 def test_wrong_usage_is_status_2(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main(command)

@@ -1,0 +1,87 @@
+"""What `make dist` builds is complete, passes twine, and works in an environment that has nothing else of ours."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.environments import linked_environment
+
+ROOT = Path(__file__).parents[2]
+# Files that are no Python: the ones that a build forgets.
+_DATA = (
+    "backend_client/_cli/dashboard/page.html",
+    "backend_client/py.typed",
+    "worker_node/models/catalog.toml",
+    "worker_node/py.typed",
+)
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The directory with sdist and wheel."""
+    directory = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "hatchling", "build", "-d", directory, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return next(built.glob("*.whl"))
+
+
+def test_twine_accepts_both(built):
+    done = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_the_wheel_holds_every_source_file_and_nothing_of_the_tests(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    packages = ("worker_node", "backend_client")
+    sources = {str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name).rglob("*.py")}
+    assert sources | set(_DATA) <= names
+    assert {name.partition("/")[0] for name in names} <= {
+        *packages,
+        wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info",
+    }
+
+
+def test_the_sdist_holds_what_a_build_and_the_documentation_need(built):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "constraints.txt", "README.md", "Makefile", "docs/install.md", *_DATA} <= names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A clean environment with the base dependencies and the wheel, installed by pip; its `bin`."""
+    home = linked_environment(tmp_path_factory.mktemp("clean"))
+    pip = (sys.executable, "-m", "pip", "--python", home / "bin/python", "--disable-pip-version-check")
+    done = run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    assert done.returncode == 0, done.stderr
+    return home / "bin"
+
+
+@pytest.mark.parametrize("command", ["npu-node", "npu-client"])
+def test_the_installed_commands_say_their_version(installed, wheel, command):
+    done = run(installed / command, "--version", cwd=installed)
+    assert (done.returncode, done.stdout) == (0, f"{command} {wheel.name.split('-')[1]}\n"), done.stderr
+
+
+def test_a_node_command_on_the_base_install_names_the_extra_that_it_needs(installed):
+    done = run(installed / "npu-node", "serve", cwd=installed)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "npu-node: msgspec is not installed: this environment has only the client; "
+        "add the node with: pip install 'npu-node[node,convert]'\n"
+    )

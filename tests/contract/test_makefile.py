@@ -1,0 +1,40 @@
+"""What the targets of the Makefile install: shown by `make --dry-run`, nothing is run."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="NOT RUN: make is not installed")
+
+
+def steps(target, environment):
+    """The commands that make would run for a target, with `environment` as its .venv."""
+    done = subprocess.run(
+        ["make", "--dry-run", target, f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "serve"])
+def test_what_runs_a_node_installs_no_development_tools_and_states_the_size_first(tmp_path, target):
+    told = steps(target, tmp_path / "venv")
+    assert "--editable '.[node,convert]'" in told
+    assert "dev" not in told.replace("/dev/null", "")
+    assert told.index("MB to download") < told.index("--editable")
+
+
+def test_what_tests_installs_the_development_tools(tmp_path):
+    assert "--editable '.[node,convert,dev]'" in steps("test", tmp_path / "venv")
+
+
+def test_an_environment_for_tests_also_runs_the_demo_without_installing_again(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/python", ".installed-node", ".installed"):
+        (tmp_path / name).touch()
+    assert "--editable" not in steps("demo", tmp_path)
+    assert "--editable" not in steps("test", tmp_path)

