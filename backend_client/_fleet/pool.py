@@ -81,6 +81,8 @@ class Pool:
     def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
 
+        A node that restarts the model is lent when no other can take the request: it waits there.
+
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
         now = self.clock()
@@ -95,6 +97,9 @@ class Pool:
         fresh = [node for node in candidates if node.url not in tried] if tried else candidates
         if not self.nodes and self.trouble is not None:
             raise NPUUnavailableError(f"no node is known: {self.trouble}")
+        if not (fresh or candidates):
+            candidates = [self.nodes[item.node] for item in refusals if item.reason is RefusalReason.RETURNING]
+            fresh = [node for node in candidates if node.url not in tried]
         if not (fresh or candidates):
             problem = explain(need, refusals, now)
             if tried or not isinstance(problem, AuthenticationFailed):

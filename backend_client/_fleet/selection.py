@@ -32,6 +32,7 @@ class RefusalReason(Enum):
     OTHER_SPACE = auto()
     KEY_REFUSED = auto()
     OTHER_NODE = auto()
+    RETURNING = auto()
 
 
 # A node in its slow start gets at least a request in so many seconds.
@@ -65,7 +66,7 @@ def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
         why = f"ejected for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
         return Refusal(node.url, RefusalReason.DOWN, why)
-    if not report.serving:
+    if not (report.serving or report.returning):
         return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
     misfit = _model_refusal(node, need, now) if report.lists_models else None
     if misfit is None and node.key_refused_until > now:
@@ -88,6 +89,11 @@ def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     misfit = _misfit(model, need)
     if misfit is not None:
         return Refusal(node.url, *misfit)
+    return _pause(node, model, need, now) or _return(node, model)
+
+
+def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Refusal | None:
+    """Why the node is to get no request for the model for a while, or None."""
     breaker = node.breakers.get(model.id)
     if breaker is not None and not breaker.admits():
         return Refusal(node.url, RefusalReason.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more")
@@ -98,10 +104,18 @@ def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     return Refusal(node.url, reason, f"{hold.why}, {hold.until - now:.1f} s more", hold.until)
 
 
+def _return(node: Node, model: ModelReport) -> Refusal | None:
+    """The refusal of a model that is being restarted: a request would wait there, so any other node goes first."""
+    if not model.returning:
+        return None
+    until = node.checked_at + (model.ready_in_s or 0.0)
+    return Refusal(node.url, RefusalReason.RETURNING, f"is restarting {model.id}", until)
+
+
 def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
     if model.kind != need.kind:
         return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
-    if not model.serving:
+    if not (model.serving or model.returning):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if need.device is not None and need.device not in model.placements:
         return RefusalReason.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"

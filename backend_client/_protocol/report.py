@@ -30,7 +30,10 @@ class DeviceReport(_Part):
 
 
 class ModelReport(_Part):
-    """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases."""
+    """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
+
+    `ready_in_s`: its engine is being restarted, and likely to serve in so many seconds.
+    """
 
     id: str
     kind: str
@@ -43,6 +46,7 @@ class ModelReport(_Part):
     space: str | None = None
     queue_depth: int = Field(default=0, ge=0)
     in_flight: int = Field(default=0, ge=0)
+    ready_in_s: float | None = Field(default=None, ge=0)
 
     @field_validator("kind")
     @classmethod
@@ -53,6 +57,11 @@ class ModelReport(_Part):
     def serving(self) -> bool:
         """Whether it takes requests."""
         return self.state in SERVING or self.state == UNLOADED
+
+    @property
+    def returning(self) -> bool:
+        """Whether requests to it wait until its engine has been restarted."""
+        return not self.serving and self.ready_in_s is not None
 
     @property
     def loaded(self) -> bool:
@@ -101,6 +110,11 @@ class HealthReport(_Part):
         if not self.lists_models:
             return self.status in SERVING
         return self.status != "draining" and any(model.serving for model in self.models)
+
+    @property
+    def returning(self) -> bool:
+        """Whether the node serves nothing now, and some model is being restarted."""
+        return not self.serving and self.status != "draining" and any(model.returning for model in self.models)
 
     @property
     def lists_models(self) -> bool:

@@ -30,7 +30,8 @@ class WireCall:
     """One request as it goes to nodes, encoded once for all attempts. `texts` are its prompts, kept out of the repr.
 
     `model` is the name in the body; a 404 for it is another node's chance. `trace` are further headers. `path` is
-    that of an exchange in OpenAI's dialect.
+    that of an exchange in OpenAI's dialect. `may_wait`: the node may keep it while an engine is restarted; else it is
+    refused, and another node is asked.
     """
 
     encoded: bytes = field(repr=False)
@@ -45,6 +46,7 @@ class WireCall:
     path: str = ""
     content_type: str = "application/json"
     refused: Reply | None = None
+    may_wait: bool = True
 
     def headers(self, accept: str) -> dict[str, str]:
         """Its headers; the remaining time is that of this moment."""
@@ -56,6 +58,8 @@ class WireCall:
         }
         if self.priority != "interactive":
             headers["X-Priority"] = self.priority
+        if not self.may_wait:
+            headers["X-NPU-Restart-Wait-Ms"] = "0"
         if self.require_device is not None:
             headers["X-NPU-Require-Device"] = self.require_device
         headers.update(self.trace)

@@ -46,7 +46,10 @@ _MOMENT_S = 0.001
 
 @dataclass(slots=True)
 class Call:
-    """One call of the client's user, over all its attempts. `size`: the power of two of its length."""
+    """One call of the client's user, over all its attempts. `size`: the power of two of its length.
+
+    `may_wait`: the present attempt may wait for an engine that is being restarted, since no other node could take it.
+    """
 
     need: Requirement
     deadline: Deadline
@@ -55,6 +58,7 @@ class Call:
     began: float
     size: int = 0
     hedge: bool = False
+    may_wait: bool = True
     tries: Tries = field(default_factory=Tries)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -158,7 +162,7 @@ class Dispatcher:
         would remain for that one. A node that has to load the model first gets longer than an attempt usually may.
         """
         longest = None if lease.loading else call.attempt_timeout
-        if not (self._retrier.affords(call.tries) and self.elsewhere(call)):
+        if call.may_wait:
             return longest
         share = call.deadline.remaining() * self._share
         usual = self._pool.usual.get(lease.model, lease.size)
@@ -170,6 +174,7 @@ class Dispatcher:
         lease = await self._lend(call)
         call.tries.nodes.add(lease.node.url)
         call.tries.sent += 1
+        call.may_wait = not (self._retrier.affords(call.tries) and self.elsewhere(call))
         try:
             value = await self.guard(call, lease, send(lease), self.limit(call, lease))
         except AuthenticationFailed as error:

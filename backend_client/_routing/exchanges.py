@@ -261,6 +261,7 @@ def _encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCal
                 job.path,
                 content_type,
             )
+        encoded.may_wait = call.may_wait
         return encoded
 
     return encode

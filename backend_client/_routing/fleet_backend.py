@@ -76,6 +76,7 @@ class FleetBackend:
             if wired is None:
                 model = call.need.model
                 wired = _wired(job, wire.encode_texts(job.texts, model, truncate=job.truncate), job.texts, model)
+            wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
             model = reply.route.model or lease.model
             self._learn(lease, model)
@@ -215,6 +216,7 @@ def _encoder(job: Job, body: Mapping[str, Any], texts: Any) -> Callable[[Call], 
         if encoded is None:
             model = call.need.model
             encoded = _wired(job, wire.encode({**body, "model": model} if model else body), texts, model)
+        encoded.may_wait = call.may_wait
         return encoded
 
     return encode

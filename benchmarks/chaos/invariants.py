@@ -11,13 +11,17 @@ LONGEST_SILENCE_S = 5.0
 _LEAST_CALLS = 15
 # From the end of a fault to its effects: a killed engine is missed a moment later.
 _MARGIN_S = 0.5
+ANSWERS = {"ok", "left", "200"}
+# Seconds; by them a call that had no time is told from one that had.
+_TIME_LIMITS = (0.3, 1.0, 3.0, 10.0)
 
 
 @dataclass
 class Report:
     """What happened to the calls, and what must not have happened. Times in seconds, memory in MB.
 
-    `longest_silence`: of a healthy node without traffic. `machine`: figures of the machine meanwhile.
+    `longest_silence`: of a healthy node without traffic. `machine`: figures of the machine meanwhile. `refusals` counts
+    the last attempts of calls that failed, by node and what it said; `by_time` all calls by error and time limit.
     """
 
     seed: int
@@ -26,6 +30,8 @@ class Report:
     faults: Counter = field(default_factory=Counter)
     violations: list = field(default_factory=list)
     overruns: list = field(default_factory=list)
+    refusals: Counter = field(default_factory=Counter)
+    by_time: Counter = field(default_factory=Counter)
     samples: dict = field(default_factory=dict)
     longest_silence: float = 0.0
     machine: dict = field(default_factory=dict)
@@ -34,19 +40,31 @@ class Report:
         """Note a violation with the time since the start, for finding it in the schedule."""
         self.violations.append(what)
 
+    def failed(self, error):
+        """Note where a call of the client failed last, and with what."""
+        attempts = getattr(error, "attempts", ()) or ()
+        last = attempts[-1] if attempts else None
+        node, what = (last.node, last.code or last.outcome) if last else ("no node asked", type(error).__name__)
+        self.refusals[node, what] += 1
+
+    def timed(self, timeout, outcome):
+        """Note how a call with this time limit ended."""
+        limit = next((f"< {limit:g} s" for limit in _TIME_LIMITS if timeout < limit), f">= {_TIME_LIMITS[-1]:g} s")
+        self.by_time[limit, "answered" if outcome in ANSWERS else outcome] += 1
+
     @property
     def calls(self):
         return sum(self.outcomes.values())
 
     @property
     def answered(self):
-        return sum(count for (_, outcome), count in self.outcomes.items() if outcome in {"ok", "left", "200"})
+        return sum(count for (_, outcome), count in self.outcomes.items() if outcome in ANSWERS)
 
     def row(self):
         """A row of the table in docs/chaos.md."""
         by_error = Counter()
         for (_, outcome), count in self.outcomes.items():
-            if outcome not in {"ok", "left", "200", "rejected", "400"}:
+            if outcome not in ANSWERS | {"rejected", "400"}:
                 by_error[outcome] += count
         errors = ", ".join(f"{error} {count}" for error, count in by_error.most_common())
         figures = [
@@ -73,8 +91,15 @@ class Report:
             f"largest overrun {max(self.overruns, default=0.0) * 1e3:.0f} ms, "
             f"longest time without traffic {self.longest_silence:.1f} s: {verdict}\n"
             f"  faults {dict(self.faults)}\n  machine {self.machine}\n{rows}"
+            + _table("failed last at", self.refusals)
+            + _table("by time limit", self.by_time)
             + "".join(f"\n  VIOLATION {what}" for what in self.violations[:20])
         )
+
+
+def _table(title, counts):
+    rows = "".join(f"\n    {first:26s} {second:22s} {n:6d}" for (first, second), n in sorted(counts.items()))
+    return f"\n  {title}{rows}" if rows else ""
 
 
 class TrafficWatch:

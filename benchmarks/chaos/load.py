@@ -101,6 +101,7 @@ class Load:
         except (NPUUnavailableError, StreamInterrupted, EmbedManyFailed) as error:
             outcome = type(error).__name__
             self.report.samples.setdefault((name, outcome), f"{began - self.began:.1f} s: {str(error)[:300]}")
+            self.report.failed(error)
         except NPUError as error:
             outcome = type(error).__name__
             self._violated(began, f"{name}: {outcome}: {error.message}; nothing was wrong with the call")
@@ -117,6 +118,7 @@ class Load:
                 began, f"{name}: {outcome} came {late * 1e3:.0f} ms after the deadline of {timeout} s; {doing}"
             )
         self.report.outcomes[name, outcome] += 1
+        self.report.timed(timeout, outcome)
 
     def _violated(self, began, what):
         self.report.violated(f"{began - self.began:.1f} s: {what}")

@@ -53,6 +53,7 @@ def request_context(request: web.Request) -> RequestContext:
         priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_min_new_tokens(headers),
+        restart_wait_s=_restart_wait_s(headers),
         dry_run=dry_run is not None,
         note_ignored=partial(_note_ignored, request),
     )
@@ -87,6 +88,18 @@ def _min_new_tokens(headers: Mapping[str, str]) -> int:
     if not _TOKENS.fullmatch(header) or int(header) < 1:
         raise BadRequest("X-NPU-Min-New-Tokens is a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens")
     return int(header)
+
+
+def _restart_wait_s(headers: Mapping[str, str]) -> float | None:
+    header = headers.get("X-NPU-Restart-Wait-Ms")
+    if header is None:
+        return None
+    if not _TOKENS.fullmatch(header):
+        raise BadRequest(
+            "X-NPU-Restart-Wait-Ms is how long to wait for an engine that is being restarted, in whole milliseconds",
+            param="X-NPU-Restart-Wait-Ms",
+        )
+    return int(header) / 1000
 
 
 def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:

@@ -20,7 +20,8 @@ from worker_node.api.middleware import Handler, is_inference
 from worker_node.errors import BadRequest
 from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate
-from worker_node.serving.places import Demand, Explained, Explanation
+from worker_node.serving.places import Explained, Explanation
+from worker_node.serving.verdict import Demand
 
 
 class ExplainBody(Body):

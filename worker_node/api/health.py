@@ -179,6 +179,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "context_limit": model.installed.context_limit,
         "queue_depth": sum(p.admission.queue_depth for p in model.placements),
         "in_flight": sum(p.admission.outstanding for p in model.placements),
+        "ready_in_s": _ready_in(model),
         "compile": {
             "state": "running" if status.state is EngineState.STARTING else "done",
             "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
@@ -187,6 +188,14 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
     if isinstance(model, EmbeddingModel):
         entry |= {"dimensions": model.dimensions, "space": model.space}
     return entry
+
+
+def _ready_in(model: ServedModel) -> float | None:
+    """Seconds until a model that served is likely to serve again; None unless its engine is being restarted."""
+    if model.state() is not ModelState.LOADING:
+        return None
+    returning = [seconds for placement in model.placements if (seconds := placement.returning_in()) is not None]
+    return round(min(returning), 1) if returning else None
 
 
 def _failed(model: FailedModel) -> dict[str, Any]:
@@ -202,6 +211,7 @@ def _failed(model: FailedModel) -> dict[str, Any]:
         "context_limit": None,
         "queue_depth": 0,
         "in_flight": 0,
+        "ready_in_s": None,
         "compile": {"state": "done", "seconds": None},
     }
 

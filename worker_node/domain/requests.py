@@ -26,7 +26,8 @@ class RequestContext:
 
     `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
     needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
-    any engine that is being loaded; without, only for one that is loaded on demand. With `own_proof` the
+    any engine that is being loaded; without, only for one that is loaded on demand. For one that is being restarted it
+    waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the
     caller reads the counter of the NPU that it requires. With `dry_run` nothing is loaded or run: the routing decision
     is all that is wanted. `note_ignored` is called with the place of each part of the request that has no effect.
     """
@@ -38,6 +39,7 @@ class RequestContext:
     require_device: Device | None = None
     min_new_tokens: int = 1
     wait_for_load: bool = False
+    restart_wait_s: float | None = None
     own_proof: bool = False
     dry_run: bool = False
     note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
@@ -46,6 +48,10 @@ class RequestContext:
     def interactive(self) -> bool:
         """Whether it goes before batch work."""
         return self.priority is Priority.INTERACTIVE
+
+    def restart_by(self, now: float) -> float:
+        """Until when a request that begins to wait at `now` waits for an engine to be restarted."""
+        return self.deadline if self.restart_wait_s is None else min(self.deadline, now + self.restart_wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class EngineStatus:
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
     counts by its form how often a process was replaced because its memory had grown; `replacing`: the engine is being
-    started for that reason, and requests wait for it.
+    started for that reason, and requests wait for it. `served`: it has been ready before.
     """
 
     state: EngineState
@@ -104,6 +104,7 @@ class EngineStatus:
     stats: EngineStats = field(default_factory=EngineStats)
     proof: CanaryProof | None = None
     replacing: bool = False
+    served: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
 
 

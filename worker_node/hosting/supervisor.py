@@ -95,6 +95,7 @@ class SupervisedEngine:
             proof=last.proof if last else None,
             stats=process.link.stats if process else EngineStats(),
             replacing=self._succession.replacing and state is EngineState.STARTING,
+            served=last is not None,
             recycles={how.value: count for how, count in self._succession.recycles.items()},
         )
 

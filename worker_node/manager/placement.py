@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from worker_node.domain import Device
-from worker_node.engines.base import Engine, EngineState
+from worker_node.engines.base import Engine, EngineState, EngineStatus
 from worker_node.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.hosting.isolation import Isolation
 from worker_node.hosting.suspicion import Suspects
@@ -23,6 +23,7 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
     EngineState.STOPPED: "device_unavailable",
 }
 _COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
+_RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,17 @@ class Placement:
             return status.load_seconds
         return self.residency.ready_in()
 
+    def returning_in(self) -> float | None:
+        """Seconds until an engine that served and is being restarted is likely to be ready; None for any other."""
+        status = self.engine.status
+        if not status.served or status.state not in _RETURNING:
+            return None
+        if status.state is EngineState.STARTING:
+            return self.expected_load_s()
+        known = status.load_seconds if self.residency.load_s is None else self.residency.load_s
+        load_s = self.residency.expected_load_s() if known is None else known
+        return (status.retry_after or 0.0) + load_s
+
     def candidate(self) -> Candidate:
         """This placement as routing sees it now."""
         status = self.engine.status
@@ -127,5 +139,12 @@ class Placement:
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
             lacks=self.lacks,
-            retry_after=self.expected_load_s() if status.state in _COMING else status.retry_after,
+            retry_after=self._ready_in(status),
         )
+
+    def _ready_in(self, status: EngineStatus) -> float | None:
+        """Seconds until it is worth asking again; None if that is not known."""
+        if status.state in _COMING:
+            return self.expected_load_s()
+        returning = self.returning_in()
+        return status.retry_after if returning is None else returning

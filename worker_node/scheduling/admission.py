@@ -125,20 +125,22 @@ class Admission:
             self.outstanding -= units
             self.backlog.remove(job, self.clock())
 
+    @contextmanager
+    def waiting(self, units: int, *, interactive: bool = True) -> Iterator[None]:
+        """Take places in the queue while a request waits for its engine to be restarted. Raises Overloaded."""
+        self._check_places(units, interactive=interactive)
+        self.outstanding += units
+        try:
+            yield
+        finally:
+            self.outstanding -= units
+
     def check(self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True) -> None:
         """Raise what `permit` would, and take nothing. Without `work` only the wait before it is looked at."""
         now = self.clock()
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
-        places, whose = self.limits.max_outstanding, ""
-        if not interactive or units > max(1, places * _LARGE_REQUEST):
-            whose = " for large requests" if interactive else " for batch work"
-            places = math.ceil(places * _BATCH_PLACES)
-        if self.outstanding and self.outstanding + units > places:
-            raise Overloaded(
-                f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
-                retry_after=_retry_after(self.backlog.soonest_end()),
-            )
+        self._check_places(units, interactive=interactive)
         wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
         if not wait:
             return
@@ -149,6 +151,17 @@ class Admission:
                 f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline or the "
                 f"{self.limits.max_wait_s:g} s that anything is queued for",
                 retry_after=_retry_after(wait),
+            )
+
+    def _check_places(self, units: int, *, interactive: bool) -> None:
+        places, whose = self.limits.max_outstanding, ""
+        if not interactive or units > max(1, places * _LARGE_REQUEST):
+            whose = " for large requests" if interactive else " for batch work"
+            places = math.ceil(places * _BATCH_PLACES)
+        if self.outstanding and self.outstanding + units > places:
+            raise Overloaded(
+                f"{self.what} is busy: {self.outstanding} of {places} places{whose} are taken",
+                retry_after=_retry_after(self.backlog.soonest_end()),
             )
 
 

@@ -13,10 +13,11 @@ from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext,
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.models import EmbeddingModel, embedding_model
-from worker_node.serving.places import Demand, errors_of, find_place, turn_away
+from worker_node.serving.places import errors_of, find_place, turn_away
 from worker_node.serving.proof import Proof
 from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
+from worker_node.serving.verdict import Demand
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tracing.base import Operation
@@ -47,7 +48,7 @@ async def _embed(
     tokenized = time.monotonic()
     operation.tokenized(began)
     tokens = prepared.tokens
-    place = await find_place(prepared.demand, context)
+    place = await find_place(prepared.demand, context, units=len(tokens))
     route = place.route
     operation.routed(route)
     if not tokens:

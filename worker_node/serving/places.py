@@ -1,53 +1,23 @@
-"""From what a request needs to the placement that runs it, loading one on demand; or only to the explanation."""
+"""From what a request needs to the placement that runs it, waiting for one if need be; or only to the explanation."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from worker_node.domain import Device, RequestContext, Route
-from worker_node.errors import ModelLoading, NodeError, Overloaded
+from worker_node.domain import RequestContext, Route
+from worker_node.errors import DeadlineExceeded, NodeError, Overloaded
 from worker_node.manager.placement import Placement
-from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What routing must know of a request.
-
-    `prompt_tokens` is its longest prompt, `token_count` all of its tokens; the answer needs room for `min_new_tokens`.
-    """
-
-    model: str
-    placements: Sequence[Placement]
-    prompt_tokens: int
-    token_count: int
-    min_new_tokens: int = 0
-    require: Device | None = None
-    needs: frozenset[Feature] = NOTHING
-
-    def decide(self, candidates: Sequence[Candidate]) -> Decision:
-        """See `routing.choose`."""
-        return choose(
-            self.model,
-            candidates,
-            prompt_tokens=self.prompt_tokens,
-            min_new_tokens=self.min_new_tokens,
-            needs=self.needs,
-            require=self.require,
-        )
-
-    def route(self, decision: Decision) -> Route:
-        """The decision as replies tell it."""
-        placement = self.placements[decision.index]
-        return Route(self.model, placement.device, decision.reason, self.token_count, placement.emulated)
+from worker_node.routing import Candidate
+from worker_node.serving.verdict import Demand, Refused, RunsAt, Snapshot, WaitsFor, foresee, judge
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request runs, and how many seconds it waited for the engine to be loaded."""
+    """Where a request runs, and how many seconds it waited for the engine to be loaded or restarted."""
 
     placement: Placement
     candidate: Candidate
@@ -59,7 +29,7 @@ class Place:
 class Explanation:
     """What would be done with a request now: a route, or the refusal; and how each placement looks.
 
-    `loads`: the request would first wait for the engine of its route to be loaded.
+    `loads`: the request would first wait for the engine of its route to be loaded or restarted.
     """
 
     demand: Demand
@@ -92,51 +62,61 @@ def turn_away(placements: Sequence[Placement], units: int, context: RequestConte
 
 
 def explain(demand: Demand, context: RequestContext) -> Explanation:
-    """Decide as for a real request, but load and run nothing: a load that would be waited for counts as done."""
-    candidates = [placement.candidate() for placement in demand.placements]
-    try:
-        try:
-            return Explanation(demand, candidates, demand.route(demand.decide(candidates)), None)
-        except ModelLoading:
-            index = _loadable(demand, candidates, context)
-            if index is None or not _in_time(demand.placements[index], context):
-                raise
-        loaded = [replace(c, obstacle=None) if i == index else c for i, c in enumerate(candidates)]
-        return Explanation(demand, candidates, demand.route(demand.decide(loaded)), None, loads=True)
-    except NodeError as refusal:
-        return Explanation(demand, candidates, None, refusal)
+    """Decide as for a real request, but load and run nothing: what would be waited for counts as ready."""
+    seen = Snapshot.of(demand.placements)
+    verdict = judge(demand, seen, context, time.monotonic())
+    refusal = verdict.error if isinstance(verdict, Refused) else None
+    route = foresee(demand, seen, verdict)
+    return Explanation(demand, seen.candidates, route, refusal, loads=isinstance(verdict, WaitsFor))
 
 
-async def find_place(demand: Demand, context: RequestContext) -> Place:
-    """Return the place for a request; if only an engine on demand can run it, have that loaded and wait for it.
+async def find_place(demand: Demand, context: RequestContext, *, units: int = 1) -> Place:
+    """Return the place for a request of so many `units` (see `AdmissionLimits`), loading an engine on demand for it.
 
-    Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline; Explained
-    for a dry run.
+    If no placement is up, a restart is waited for that is likely to end in time; that takes places in the queue.
+    Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline; Overloaded
+    when too many wait; Explained for a dry run.
     """
     if context.dry_run:
         raise Explained(explain(demand, context))
     began, waited = time.monotonic(), False
     while True:
-        candidates = [placement.candidate() for placement in demand.placements]
-        try:
-            decision = demand.decide(candidates)
-        except ModelLoading:
-            index = _loadable(demand, candidates, context)
-            if index is None:
-                raise
-            placement = demand.placements[index]
-            placement.wake()
-            if not _in_time(placement, context):
-                raise
-            await placement.settled(context.deadline, patient=context.wait_for_load)
-            waited = True
-            continue
-        return Place(
-            demand.placements[decision.index],
-            candidates[decision.index],
-            demand.route(decision),
-            time.monotonic() - began if waited else 0.0,
-        )
+        seen = Snapshot.of(demand.placements)
+        match judge(demand, seen, context, time.monotonic()):
+            case RunsAt(decision):
+                loading_s = time.monotonic() - began if waited else 0.0
+                placement = demand.placements[decision.index]
+                return Place(placement, seen.candidates[decision.index], demand.route(decision), loading_s)
+            case Refused(error, loads):
+                if loads is not None:
+                    demand.placements[loads].wake()
+                raise error
+            case WaitsFor(index, loads=True):
+                placement = demand.placements[index]
+                placement.wake()
+                await placement.settled(context.deadline, patient=context.wait_for_load)
+            case WaitsFor(index):
+                await _restart_of(demand.placements[index], demand, context, units, began)
+        waited = True
+
+
+async def _restart_of(placement: Placement, demand: Demand, context: RequestContext, units: int, began: float) -> None:
+    """Wait until the state of an engine that is being restarted changes.
+
+    Raises Overloaded, DeadlineExceeded, and what routing says of the engine when the wait that was allowed is over.
+    """
+    by = context.restart_by(began)
+    changed = placement.engine.next_change()
+    try:
+        with placement.admission.waiting(units, interactive=context.interactive):
+            async with asyncio.timeout(max(0.0, by - time.monotonic())):
+                await changed
+    except TimeoutError as error:
+        if by < context.deadline:
+            demand.decide([placement.candidate() for placement in demand.placements])
+        raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+    finally:
+        changed.close()
 
 
 @contextmanager
@@ -147,24 +127,3 @@ def errors_of(route: Callable[[], Route]) -> Iterator[None]:
     except NodeError as error:
         error.model, error.device = route().model, route().device.value
         raise
-
-
-def _loadable(demand: Demand, candidates: Sequence[Candidate], context: RequestContext) -> int | None:
-    """The first placement that suits the request, is not loaded yet and is waited for: see `wait_for_load`.
-
-    One whose engine is being replaced is always waited for: it would serve if we had left it alone.
-    """
-    for index, (placement, candidate) in enumerate(zip(demand.placements, candidates, strict=True)):
-        if (
-            (placement.awaited or context.wait_for_load)
-            and candidate.obstacle == "model_loading"
-            and demand.require in {None, candidate.device}
-            and candidate.suits(demand.prompt_tokens, demand.min_new_tokens, demand.needs)
-        ):
-            return index
-    return None
-
-
-def _in_time(placement: Placement, context: RequestContext) -> bool:
-    """Whether a load is likely to end before the deadline."""
-    return time.monotonic() + placement.expected_load_s() <= context.deadline

@@ -12,10 +12,11 @@ from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
 from worker_node.serving.forms import answer_form
 from worker_node.serving.models import GenerationModel
-from worker_node.serving.places import Demand, turn_away
+from worker_node.serving.places import turn_away
 from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.sampling_defaults import completed
 from worker_node.serving.services import Services
+from worker_node.serving.verdict import Demand
 from worker_node.tasks.generate.messages import GenerateJob
 
 

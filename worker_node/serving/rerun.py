@@ -23,7 +23,8 @@ from worker_node.hosting.suspicion import Standing, fingerprint
 from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate
 from worker_node.scheduling.admission import Permit
-from worker_node.serving.places import Demand, Place
+from worker_node.serving.places import Place
+from worker_node.serving.verdict import Demand
 
 # With others, as the prime suspect, and twice alone: one more run would tell nothing new.
 MAX_RUNS = 4

@@ -23,8 +23,9 @@ from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Demand, find_place
+from worker_node.serving.places import find_place
 from worker_node.serving.rerun import MAX_RUNS, Runs, run_again
+from worker_node.serving.verdict import Demand
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -111,6 +112,16 @@ async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_th
         assert model.engines[0].status.restarts == 1
         # They are clear of suspicion: from now on they share the engine again.
         assert not model.placements[0].suspects
+
+
+async def test_calls_that_come_while_the_engine_is_started_again_are_answered_too():
+    async with serving(load_s=0.3, prefill_s=0.3) as model:
+        first = asyncio.create_task(model.answer(1, 2))
+        await model.kill()
+        await until(model.engines[0], EngineState.BACKING_OFF, EngineState.STARTING)
+        during = [asyncio.create_task(model.answer(n, n + 1)) for n in range(3, 6)]
+        assert await asyncio.gather(first, *during) == [([n, n + 1], Device.CPU) for n in (1, 3, 4, 5)]
+        assert model.placements[0].admission.outstanding == 0
 
 
 async def test_embeddings_are_run_again_too():

@@ -26,15 +26,16 @@ STATES = (EngineState.READY, *EngineState)
 
 
 class Engine(TaskEngine):
-    """In some state; what is woken, or is starting, is ready as soon as somebody waits for it."""
+    """In some state; what is woken, is starting or starts again is ready as soon as somebody waits for it."""
 
-    def __init__(self, state, load_seconds):
+    def __init__(self, state, load_seconds, *, served):
         self.state = state
         self.load_seconds = load_seconds
+        self.served = served
 
     @property
     def status(self):
-        return EngineStatus(self.state, "scripted", load_seconds=self.load_seconds)
+        return EngineStatus(self.state, "scripted", load_seconds=self.load_seconds, served=self.served)
 
     def wake(self):
         if self.state is EngineState.UNLOADED:
@@ -43,6 +44,9 @@ class Engine(TaskEngine):
     async def settled(self):
         self.state = EngineState.READY
         return self.status
+
+    async def next_change(self):
+        self.state = EngineState.READY
 
     async def embed(self, tokens, *, deadline, interactive):
         assert self.state is EngineState.READY
@@ -64,7 +68,7 @@ def placements(rng):
         made.append(
             Placement(
                 device,
-                Engine(rng.choice(STATES), rng.choice((0.001, 1000.0))),
+                Engine(rng.choice(STATES), rng.choice((0.001, 1000.0)), served=rng.random() < 0.5),
                 Admission("m", AdmissionLimits(1024)),
                 prompt,
                 prompt + rng.choice((0, 1, 32)),

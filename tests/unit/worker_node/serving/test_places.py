@@ -7,25 +7,41 @@ import pytest
 
 from worker_node.domain import Device, RequestContext
 from worker_node.engines.base import EngineState, EngineStatus
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, ModelLoading
+from worker_node.errors import DeadlineExceeded, DeviceUnavailable, EngineUnavailable, ModelLoading, Overloaded
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Demand, Explained, explain, find_place
+from worker_node.serving.places import Explained, explain, find_place
+from worker_node.serving.verdict import Demand
 
 
 class Engine:
-    """Goes from unloaded to `becomes` when its load is let finish."""
+    """Goes from unloaded to `becomes` when its load is let finish; `set` changes the state of any."""
 
-    def __init__(self, state, becomes=EngineState.READY, load_seconds=1.0):
+    def __init__(self, state, becomes=EngineState.READY, load_seconds=1.0, *, served=False, retry_after=None):
         self.state = state
         self.becomes = becomes
         self.load_seconds = load_seconds
+        self.served = served
+        self.retry_after = retry_after
+        self.waiters = []
         self.woken = 0
         self.loading_done = asyncio.Event()
 
     @property
     def status(self):
-        return EngineStatus(self.state, load_seconds=self.load_seconds)
+        return EngineStatus(
+            self.state, load_seconds=self.load_seconds, served=self.served, retry_after=self.retry_after
+        )
+
+    async def next_change(self):
+        self.waiters.append(asyncio.get_running_loop().create_future())
+        await self.waiters[-1]
+
+    def set(self, state):
+        self.state, self.retry_after = state, None
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def wake(self):
         if self.state is EngineState.UNLOADED:
@@ -139,3 +155,109 @@ async def test_one_who_asked_to_wait_waits_for_an_eager_engine_too():
 async def test_the_explanation_is_the_decision():
     wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
     assert explain(wanted, context()).route == (await find_place(wanted, context())).route
+
+
+# An engine that served, died and is started again: in 0.5 s, to be loaded in 1 s
+
+
+def restarting(state=EngineState.BACKING_OFF, **more):
+    engine = Engine(state, served=True, retry_after=0.5 if state is EngineState.BACKING_OFF else None, **more)
+    return engine, Demand("m", [placement(Device.CPU, engine, 1024)], 100, 100)
+
+
+async def begun(*finding):
+    """Tasks that have come to where they wait."""
+    tasks = [asyncio.create_task(each) for each in finding]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.parametrize("state", [EngineState.BACKING_OFF, EngineState.STARTING])
+async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_it(state):
+    engine, wanted = restarting(state)
+    (finding,) = await begun(find_place(wanted, context()))
+    assert wanted.placements[0].admission.outstanding == 1
+    engine.set(EngineState.STARTING)
+    await asyncio.sleep(0)
+    engine.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason) == (Device.CPU, "preferred")
+    assert place.loading_s > 0
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_a_required_device_that_is_started_again_is_waited_for_too():
+    engine, _ = restarting()
+    wanted = demand(engine, Engine(EngineState.READY), 50, require=Device.NPU)
+    (finding,) = await begun(find_place(wanted, context()))
+    engine.set(EngineState.READY)
+    assert (await finding).route.device is Device.NPU
+    engine.set(EngineState.QUARANTINED)
+    with pytest.raises(DeviceUnavailable):
+        await find_place(wanted, context())
+
+
+async def test_a_placement_that_is_up_is_not_passed_over_for_one_that_is_started_again():
+    engine, _ = restarting()
+    place = await find_place(demand(engine, Engine(EngineState.READY), 50), context())
+    assert (place.route.device, place.route.reason) == (Device.CPU, "device_unavailable")
+
+
+async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_once_with_its_end():
+    _, wanted = restarting()
+    with pytest.raises(EngineUnavailable) as caught:
+        await find_place(wanted, context(1.4))
+    assert caught.value.retry_after == 1.5
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.4])
+async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
+    _, wanted = restarting()
+    patient = context(restart_wait_s=seconds)
+    with pytest.raises(EngineUnavailable):
+        await find_place(wanted, patient)
+    assert isinstance(explain(wanted, patient).refusal, EngineUnavailable)
+
+
+async def test_no_more_requests_wait_for_a_restart_than_the_queue_has_places():
+    engine, wanted = restarting()
+    waiting = await begun(*(find_place(wanted, context()) for _ in range(8)))
+    with pytest.raises(Overloaded):
+        await find_place(wanted, context())
+    engine.set(EngineState.READY)
+    await asyncio.gather(*waiting)
+
+
+async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():
+    _, wanted = restarting(EngineState.STARTING, load_seconds=0.001)
+    with pytest.raises(DeadlineExceeded):
+        await find_place(wanted, context(0.05))
+    with pytest.raises(ModelLoading):
+        await find_place(wanted, context(restart_wait_s=0.05))
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_one_who_leaves_gives_its_place_in_the_queue_back():
+    _, wanted = restarting()
+    (finding,) = await begun(find_place(wanted, context()))
+    finding.cancel()
+    await asyncio.gather(finding, return_exceptions=True)
+    assert wanted.placements[0].admission.outstanding == 0
+
+
+async def test_an_engine_that_is_quarantined_instead_ends_the_wait():
+    engine, wanted = restarting()
+    (finding,) = await begun(find_place(wanted, context()))
+    engine.set(EngineState.QUARANTINED)
+    with pytest.raises(EngineUnavailable):
+        await finding
+
+
+async def test_the_explanation_of_a_wait_is_the_route_after_it():
+    engine, wanted = restarting()
+    explanation = explain(wanted, context())
+    (finding,) = await begun(find_place(wanted, context()))
+    engine.set(EngineState.READY)
+    assert explanation.loads
+    assert explanation.route == (await finding).route
