@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api import explain, health, metrics, openapi
 from worker_node.api.admin import routes as admin
 from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
@@ -14,22 +14,21 @@ from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import IGNORED_NAMES, NODE
 from worker_node.api.leniency import IgnoredNames
 from worker_node.api.middleware import (
+    errors_as,
     hide_versions,
     list_ignored_fields,
     log_requests,
-    render_errors,
     require_key,
     tell_request_id,
 )
 from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import routes as node_models
-from worker_node.api.ollama import embeddings as ollama_embeddings
-from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored, tokenize
 from worker_node.api.openai import models as openai_models
+from worker_node.api.openai import responses_stored
 from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
+from worker_node.api.task import error_form, task_apis
 from worker_node.api.tracing import traced
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
@@ -49,7 +48,7 @@ def make_app(node: Node) -> web.Application:
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        render_errors,
+        errors_as(error_form),
         guard_origins(origins),
         require_key(keys),
     ]
@@ -69,12 +68,15 @@ def make_app(node: Node) -> web.Application:
     app[responses_stored.RESPONSES] = _response_store(node.settings)
     app.cleanup_ctx.append(responses_stored.forget_expired)
     node.telemetry.registry.register(metrics.NodeCollector(node))
-    openai_rooms = (openai_models, tokenize, embeddings, completions, chat, responses, responses_stored)
-    ollama_rooms = (generation, ollama_embeddings, ollama_models)
     app[model_pulls.PULLS] = model_pulls.PullJobs()
-    own = (health, explain, metrics, dashboard, native, openapi, model_pulls, node_models, admin)
-    for room in (*own, *openai_rooms, *ollama_rooms):
-        app.add_routes(answering_expectations(also_below_v3(room.routes())))
+    own = (health, explain, metrics, dashboard, openapi, model_pulls, node_models, admin, openai_models, ollama_models)
+    of_tasks = tuple(task_apis())
+    rooms = [room.routes for room in own]
+    for routes in (*rooms, *(api.routes for api in of_tasks)):
+        app.add_routes(answering_expectations(also_below_v3(routes())))
+    for api in of_tasks:
+        if api.metrics is not None:
+            api.metrics(node.telemetry)
     return app
 
 

@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
-from worker_node.domain import EmbeddingReply, Finished, Route
+from worker_node.domain import EmbeddingReply, Finished, Route, Timing, Usage
+
+M = TypeVar("M")
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -33,6 +36,7 @@ class Telemetry:
         # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
         ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
+        self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         by_route = ("model", "device")
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
@@ -78,6 +82,24 @@ class Telemetry:
             "The latest that the event loop has been since the node started",
             registry=self.registry,
         )
+
+    def own(self, make: Callable[[CollectorRegistry], M]) -> M:
+        """The metrics that belong to one task alone, made by `make` when they are first asked for."""
+        if make not in self._own:
+            self._own[make] = make(self.registry)
+        return cast("M", self._own[make])
+
+    def finished(
+        self, route: Route, usage: Usage, timing: Timing, *, busy_us: int | None = None, busy_shared: bool = False
+    ) -> None:
+        """Count a finished request of any task that answers at once."""
+        labels = (route.model, route.device.value)
+        self._routed(route)
+        self.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        self.queue_time.labels(*labels).observe(max(0.0, timing.queue / 1e3))
+        self.inference_time.labels(*labels).observe(timing.inference / 1e3)
+        self.latency.labels(*labels).observe(timing.total / 1e3)
+        self._busy(route, busy_us, shared=busy_shared)
 
     def embedded(self, reply: EmbeddingReply) -> None:
         """Count a finished embedding request."""

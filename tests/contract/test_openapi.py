@@ -3,27 +3,25 @@
 import jsonschema_rs
 import pytest
 
-from worker_node.api import explain, health, metrics, native, openapi
+from worker_node.api import explain, health, metrics, openapi
 from worker_node.api.admin import routes as admin
 from worker_node.api.dashboard import page as dashboard
 from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import routes as node_models
-from worker_node.api.ollama import embeddings as ollama_embeddings
-from worker_node.api.ollama import generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, responses, responses_stored, tokenize
 from worker_node.api.openai import models as openai_models
+from worker_node.api.task import task_apis
 
-ROOMS = [explain, health, metrics, dashboard, native, openapi, chat, completions, embeddings, openai_models, responses]
-ROOMS += [admin, model_pulls, node_models]
-ROOMS += [tokenize, responses_stored, generation, ollama_embeddings, ollama_models]
+ROOMS = [explain, health, metrics, dashboard, openapi, admin, model_pulls, node_models, openai_models, ollama_models]
 
 
 def test_every_route_is_described():
     served = {
-        (route.method.lower(), route.path.replace("{id:.+}", "{id}")) for room in ROOMS for route in room.routes()
+        (route.method.lower(), route.path.replace("{id:.+}", "{id}"))
+        for room in (*ROOMS, *task_apis())
+        for route in room.routes()
     }
-    assert served == {(operation.method, operation.path) for operation in openapi.OPERATIONS}
+    assert served == {(operation.method, operation.path) for operation in openapi.operations()}
 
 
 def test_every_schema_is_a_schema():

@@ -20,7 +20,6 @@ from worker_node.manager.failed import FailedModel
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.node import Node
-from worker_node.serving.models import EmbeddingModel
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
@@ -167,7 +166,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
     serving = model.serving()
     shown = serving or model.placements[0]
     status = shown.engine.status
-    entry: dict[str, Any] = {
+    return {
         "id": model.id,
         "aliases": aliases,
         "kind": model.installed.kind,
@@ -184,10 +183,8 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
             "state": "running" if status.state is EngineState.STARTING else "done",
             "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
         },
+        **model.facts(),
     }
-    if isinstance(model, EmbeddingModel):
-        entry |= {"dimensions": model.dimensions, "space": model.space}
-    return entry
 
 
 def _ready_in(model: ServedModel) -> float | None:

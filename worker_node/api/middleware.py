@@ -13,7 +13,7 @@ from aiohttp.typedefs import Middleware
 
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import SERVER, request_id, route_template
-from worker_node.api.dialects import KNOWN_FIELDS, Renderer, renderer
+from worker_node.api.dialects import KNOWN_FIELDS, Renderer
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
 from worker_node.api.leniency import labels
 from worker_node.errors import (
@@ -134,9 +134,6 @@ def errors_as(form: Callable[[str], Renderer]) -> Middleware:
         return response
 
     return render
-
-
-render_errors = errors_as(renderer)
 
 
 def _place(error: BaseException) -> str:

@@ -62,10 +62,17 @@ class InferenceBody(Body):
 
 def routes() -> list[web.RouteDef]:
     """The routes of this dialect."""
-    return [
-        web.post("/embeddings", inference(_embeddings)),
-        web.post("/inference", inference(_inference)),
-    ]
+    return [*embedding_routes(), *generation_routes()]
+
+
+def embedding_routes() -> list[web.RouteDef]:
+    """Those that embed texts."""
+    return [web.post("/embeddings", inference(_embeddings))]
+
+
+def generation_routes() -> list[web.RouteDef]:
+    """Those that generate text."""
+    return [web.post("/inference", inference(_inference))]
 
 
 async def _embeddings(request: web.Request) -> web.StreamResponse:

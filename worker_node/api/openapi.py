@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from worker_node import __version__
@@ -21,8 +19,9 @@ from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings, tokenize
 from worker_node.api.openai.responses_body import ResponsesBody
+from worker_node.api.operation import Model, Operation
+from worker_node.api.task import task_apis
 
-Model = type[BaseModel]
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _TEXT, _HTML, _BINARY = "text/plain", "text/html", "application/octet-stream"
 _REFUSALS = {
@@ -41,20 +40,6 @@ _REFUSALS = {
     503: "not now: loading, draining, or the required device is missing or not proven to have worked",
     504: "the request's time was up",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A route: what it takes, what it gives. `replies` are by content type; None is text or bytes."""
-
-    method: str
-    path: str
-    summary: str
-    replies: Mapping[str, Model | None]
-    body: Model | None = None
-    inference: bool = False
-    open: bool = False
-    status: int = 200
 
 
 OPERATIONS = (
@@ -206,10 +191,16 @@ def _body() -> bytes:
     return orjson.dumps(document())
 
 
+def operations() -> tuple[Operation, ...]:
+    """The node's own and those of every task."""
+    return (*OPERATIONS, *(operation for api in task_apis() for operation in api.operations))
+
+
 def document() -> dict[str, Any]:
     """The description, as OpenAPI 3.1."""
-    bodies = [(operation.body, "validation") for operation in OPERATIONS if operation.body is not None]
-    answers = [(model, "serialization") for operation in OPERATIONS for model in operation.replies.values() if model]
+    described = operations()
+    bodies = [(operation.body, "validation") for operation in described if operation.body is not None]
+    answers = [(model, "serialization") for operation in described for model in operation.replies.values() if model]
     errors = [(replies.Error, "serialization"), (replies.OllamaError, "serialization")]
     names, schemas = models_json_schema(
         [*bodies, *answers, *errors],  # type: ignore[list-item]
@@ -217,7 +208,7 @@ def document() -> dict[str, Any]:
     )
     refs: dict[Any, Any] = {model: reference for (model, _), reference in names.items()}
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
+    for operation in described:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation, refs)
     return {
         "openapi": "3.1.0",

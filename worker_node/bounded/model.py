@@ -68,7 +68,7 @@ def _read(path: Path, why: str) -> Choice:
         installed = read_directory(path)
     except ConfigurationError as error:
         return Choice(path, why, None, error.message)
-    if installed.kind is not ModelKind.GENERATION:
+    if installed.kind != ModelKind.GENERATION:
         return Choice(path, why, None, f"{path} holds a model that embeds; the jobs need one that generates text")
     return Choice(path, why, installed)
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from worker_node.commands.progress import progress_display
-from worker_node.domain import ModelKind
 from worker_node.models.catalog import CONVERTED_FORMS, Quantization
 from worker_node.models.store import ModelStore
+from worker_node.registry import tasks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("source", metavar="SRC", type=Path, help="the file or directory; it is left as it is")
     parser.add_argument("--name", help="how the model is to be called (default: as the file or directory)")
-    parser.add_argument("--kind", choices=[kind.value for kind in ModelKind], help="refuse files of the other kind")
+    parser.add_argument("--kind", choices=list(tasks()), help="refuse files of the other kind")
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in CONVERTED_FORMS],
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             args.source,
             args.name,
             progress,
-            kind=ModelKind(args.kind) if args.kind else None,
+            kind=args.kind,
             quantization=Quantization(args.quantization) if args.quantization else None,
         )
     print(f"{model.id}: {model.kind}, ready, {model.size / 1e6:.0f} MB in {model.path}")

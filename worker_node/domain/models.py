@@ -16,7 +16,7 @@ class Device(StrEnum):
 
 
 class ModelKind(StrEnum):
-    """What a model does."""
+    """Kinds of model that the node itself must tell apart. A kind is any string: tasks bring theirs (`registry`)."""
 
     EMBEDDING = "embedding"
     GENERATION = "generation"

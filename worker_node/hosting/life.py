@@ -26,6 +26,8 @@ from worker_node.hosting.slots import FREE
 log = logging.getLogger(__name__)
 
 Canary = Callable[[Engine], Awaitable[None]]
+# What a canary gives an engine to answer.
+CANARY_TIMEOUT_S = 120.0
 
 
 class CanaryFailed(Exception):

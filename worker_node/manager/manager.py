@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
-from worker_node.domain import ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.errors import BadRequest, EngineUnavailable, ModelInUse, ModelNotFound, NodeError
 from worker_node.manager.failed import FailedModel
@@ -100,7 +99,7 @@ class ModelManager:
         """See `Names.find`."""
         return self._names.find(name)
 
-    def default(self, kind: ModelKind) -> ServedModel:
+    def default(self, kind: str) -> ServedModel:
         """See `Names.default`."""
         return self._names.default(kind)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from worker_node.domain import ModelKind
 from worker_node.errors import ModelNotFound
 from worker_node.manager.served import ServedModel
 from worker_node.models.catalog import Catalog, normalise_name
@@ -59,10 +58,10 @@ class Names:
         } - self._by_id.keys()
         return sorted(n for n in names if self._by_alias.get(n, self._by_source.get(n, model)) is model)
 
-    def default(self, kind: ModelKind) -> ServedModel:
+    def default(self, kind: str) -> ServedModel:
         """The model for requests that name none. Raises ModelNotFound."""
         for model in self.models:
-            if model.installed.kind is kind:
+            if model.installed.kind == kind:
                 return model
         raise ModelNotFound(f"this node serves no {kind} model; it serves: {self._known()}", param="model")
 

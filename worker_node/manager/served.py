@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from worker_node.engines.base import EngineState
 from worker_node.manager.activity import Activity
@@ -39,6 +40,14 @@ class ServedModel:
     def id(self) -> str:
         """The model's name in replies."""
         return self.installed.id
+
+    def facts(self) -> Mapping[str, Any]:
+        """What /health says of it beside what it says of every model."""
+        return {}
+
+    def abilities(self) -> Sequence[str]:
+        """What it can do beside the capability of its task."""
+        return ()
 
     def state(self) -> ModelState:
         """`ready` and `degraded` models take requests: `degraded` ones on a placement other than the preferred one.

@@ -11,7 +11,6 @@ from typing import Self
 
 import msgspec
 
-from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.models.canary import GenerationCanary
 
@@ -37,11 +36,12 @@ CONVERTED_FORMS = tuple(form for form in Quantization if form not in {Quantizati
 
 
 class SourceFormat(StrEnum):
-    """What the published files are, and so which conversion they need."""
+    """What the published files are, and so which conversion they need; `task`: a task recognises them (`files`)."""
 
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
     OPENVINO = "openvino"
+    TASK = "task"
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     id: str
-    kind: ModelKind
+    kind: str
     title: str
     licence: str
     family: str

@@ -24,6 +24,7 @@ from worker_node.models.chat_template import read_config
 from worker_node.models.conversion.job import Job
 from worker_node.models.convert import convert
 from worker_node.models.directory import read_directory
+from worker_node.models.files import recognised
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.selection import SAFETENSORS_FILE
@@ -53,20 +54,24 @@ def open_directory(
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")
     path = path.resolve()
-    if (path / MANIFEST_FILE).is_file() or _generates(path):
+    known = None if (path / MANIFEST_FILE).is_file() else recognised(path)
+    if known is not None and (opened := known[1].open(path, name)) is not None:
+        return opened
+    if (path / MANIFEST_FILE).is_file() or (known is None and _generates(path)):
         found = replace(read_directory(path), id=name)
-        if found.kind is ModelKind.EMBEDDING and (pooling, normalize) != (None, None):
+        if found.kind == ModelKind.EMBEDDING and (pooling, normalize) != (None, None):
             raise ConfigurationError(
                 f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
             )
         return found
-    if not any((path / file).is_file() for file in (MODEL_FILE, SAFETENSORS_FILE)):
+    if not any((path / file).is_file() for file in (MODEL_FILE, SAFETENSORS_FILE)) and known is None:
         raise ConfigurationError(
             f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node convert makes a model of a GGUF "
             "file, optimum-cli export openvino of other published models"
         )
     try:
-        made = _prepare(path, name, prepared, pooling, normalize, progress or Silent())
+        kind = None if known is None else known[0]
+        made = _prepare(path, name, prepared, kind, pooling, normalize, progress or Silent())
     except ModelError as error:
         raise ConfigurationError(error.message) from error
     except OSError as error:
@@ -89,19 +94,25 @@ def _generates(path: Path) -> bool:
 
 
 def _prepare(
-    path: Path, name: str, root: Path, pooling: str | None, normalize: bool | None, progress: Progress
+    path: Path,
+    name: str,
+    root: Path,
+    kind: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    progress: Progress,
 ) -> Path:
-    """The directory of what is made of an encoder: the one that is there, or a new one."""
-    identity = repr((_VERSION, str(path), pooling, normalize, list(_stamps(path))))
+    """The directory of what is made of an encoder, or of files of `kind`: the one that is there, or a new one."""
+    identity = repr((_VERSION, str(path), kind, pooling, normalize, list(_stamps(path))))
     label = _SAFE.sub("-", name.lower()).strip("-.") or "model"
     target = root / f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     root.mkdir(parents=True, exist_ok=True)
     with staging.exclusive(root, label):
         if not (target / MANIFEST_FILE).is_file():
-            log.info("model %s: preparing the encoder in %s", name, path)
+            log.info("model %s: preparing what is in %s", name, path)
             work = staging.partial(root, label)
             try:
-                staging.publish(_converted(path, name, pooling, normalize, work, progress), target)
+                staging.publish(_converted(path, name, kind, pooling, normalize, work, progress), target)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
         for old in root.glob(f"{label}-" + "[0-9a-f]" * 16):
@@ -127,22 +138,28 @@ def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _converted(
-    path: Path, name: str, pooling: str | None, normalize: bool | None, work: Path, progress: Progress
+    path: Path,
+    name: str,
+    kind: str | None,
+    pooling: str | None,
+    normalize: bool | None,
+    work: Path,
+    progress: Progress,
 ) -> Path:
     target, scratch = work / "model", work / "scratch"
     target.mkdir()
     scratch.mkdir()
-    in_openvino_form = (path / MODEL_FILE).is_file()
+    form = SourceFormat.OPENVINO if (path / MODEL_FILE).is_file() else SourceFormat.SAFETENSORS
     job = Job(
         source=str(path),
         target=str(target),
         scratch=str(scratch),
         id=name,
-        format=SourceFormat.OPENVINO if in_openvino_form else SourceFormat.SAFETENSORS,
+        format=form if kind is None else SourceFormat.TASK,
         licence="unknown",
         origin=f"directory {path}",
         source_sha256={},
-        kind=ModelKind.EMBEDDING,
+        kind=kind or ModelKind.EMBEDDING,
         pooling=pooling,
         normalize=normalize,
     )

@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     version: int
     id: str
-    kind: ModelKind
+    kind: str
     family: str
     context_limit: int
     quantization: str
@@ -69,7 +69,7 @@ class InstalledModel:
     """
 
     id: str
-    kind: ModelKind
+    kind: str
     path: Path
     context_limit: int
     quantization: str
@@ -142,7 +142,7 @@ def read_model(directory: Path) -> InstalledModel:
         if (found := file.stat().st_size) != size:
             raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
     canary: Canary | None = manifest.canary
-    if manifest.kind is ModelKind.EMBEDDING:
+    if manifest.kind == ModelKind.EMBEDDING:
         canary = read_embedding_canary(directory)
     return InstalledModel(
         id=manifest.id,

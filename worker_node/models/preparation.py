@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.domain import ModelKind
 from worker_node.models.catalog import CatalogEntry, HubSource, Quantization
 from worker_node.models.conversion.job import Job
 from worker_node.models.convert import convert
@@ -24,7 +23,7 @@ class Wish:
 
     reference: Reference
     model_id: str
-    kind: ModelKind | None = None
+    kind: str | None = None
     quantization: Quantization | None = None
     insecure_no_hash: bool = False
 

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from worker_node.domain import ModelKind
 from worker_node.environment import cache_home
 from worker_node.errors import ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
 from worker_node.models import staging
@@ -87,7 +86,7 @@ class ModelStore:
         name: str,
         *,
         model_id: str | None = None,
-        kind: ModelKind | None = None,
+        kind: str | None = None,
         quantization: Quantization | None = None,
         insecure_no_hash: bool = False,
     ) -> Wish:
@@ -140,7 +139,7 @@ class ModelStore:
         name: str | None = None,
         progress: Progress | None = None,
         *,
-        kind: ModelKind | None = None,
+        kind: str | None = None,
         quantization: Quantization | None = None,
     ) -> InstalledModel:
         """Convert local files and install them as `name` (default: the file's or directory's own).

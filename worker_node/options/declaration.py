@@ -4,7 +4,7 @@
     @dataclass(frozen=True, kw_only=True)
     class StatefulOptions(EngineOptions):
         title: ClassVar[str] = "Generation on the NPU"
-        task: ClassVar[ModelKind] = ModelKind.GENERATION
+        task: ClassVar[str] = ModelKind.GENERATION
         devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
 
         engine: Literal["generation_stateful"] = "generation_stateful"
@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from worker_node.domain import Device, ModelKind
+from worker_node.domain import Device
+from worker_node.registry import import_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Options:
     """Options of all models of one task."""
 
     title: ClassVar[str]
-    task: ClassVar[ModelKind]
+    task: ClassVar[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,8 @@ def declare(owner: type[O]) -> type[O]:
 
 
 def declarations() -> tuple[type[Options], ...]:
-    """All declarations, in the order in which they were made."""
+    """All declarations of all tasks."""
+    import_options()
     return tuple(_DECLARED)
 
 
@@ -98,7 +100,7 @@ def options_of(owner: type[Options]) -> Mapping[str, Declared]:
 
 def engines() -> tuple[type[EngineOptions], ...]:
     """The declarations of engines."""
-    return tuple(owner for owner in _DECLARED if issubclass(owner, EngineOptions))
+    return tuple(owner for owner in declarations() if issubclass(owner, EngineOptions))
 
 
 def engine_name(owner: type[EngineOptions]) -> str:
@@ -106,10 +108,10 @@ def engine_name(owner: type[EngineOptions]) -> str:
     return str(next(field.default for field in dataclasses.fields(owner) if field.name == "engine"))
 
 
-def engine_for(task: ModelKind, device: Device) -> type[EngineOptions]:
+def engine_for(task: str, device: Device) -> type[EngineOptions]:
     """The engine that runs models of a task on a device. Raises LookupError when there is none."""
     for owner in engines():
-        if owner.task is task and device in owner.devices:
+        if owner.task == task and device in owner.devices:
             return owner
     raise LookupError(f"no engine runs {task} models on {device}")
 

@@ -15,7 +15,7 @@ class VectorOptions(Options):
     """How token vectors become the vector of a text."""
 
     title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
-    task: ClassVar[ModelKind] = ModelKind.EMBEDDING
+    task: ClassVar[str] = ModelKind.EMBEDDING
 
     pooling: Annotated[
         Literal["mean", "cls"] | None,

@@ -17,7 +17,7 @@ class GenerationOptions(Options):
     """What requests may ask for, and what applies when they ask for nothing."""
 
     title: ClassVar[str] = "Generation"
-    task: ClassVar[ModelKind] = ModelKind.GENERATION
+    task: ClassVar[str] = ModelKind.GENERATION
 
     max_tokens_limit: Annotated[
         int | None, Gt(0), Option("tokens that a request may ask for in an answer", default="what the context holds")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 
 from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.domain import Device, ModelKind
+from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary, HostingLimits
@@ -22,27 +21,17 @@ from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
-from worker_node.models.canary import EmbeddingCanary, GenerationCanary
-from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.weights import check_weights
-from worker_node.options.generation import GenerationOptions
-from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Admission
-from worker_node.serving.canary import embedding_canary, generation_canary
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
-from worker_node.serving.engine_plan import EnginePlan, plan_engine, refuse_foreign_options
-from worker_node.serving.kv_cache import kv_cache_bytes
+from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
 from worker_node.serving.limits import admission_limits, growth_limits
 from worker_node.serving.memory import estimate_bytes, memory_pool
-from worker_node.serving.models import EmbeddingModel, GenerationModel
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 log = logging.getLogger(__name__)
 
-_LACKS: dict[str, frozenset[Feature]] = {"generation_stateful": frozenset({"n", "logprobs"})}
 _HASHED = (MANIFEST_FILE, MODEL_FILE)
 
 
@@ -69,29 +58,15 @@ def build_model(
 ) -> ServedModel:
     """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError.
 
-    `guard` wraps the examination of a generation model, which is itself a generation.
+    `guard` wraps a canary that needs the device as a request does.
     """
     refuse_foreign_options(installed, wanted)
-    if installed.kind is ModelKind.EMBEDDING:
-        return _embedding_model(installed, wanted, machine)
-    chat = ChatTokenizer(installed.path, installed.context_limit)
-    canary: Canary = _no_canary
-    if isinstance(installed.canary, GenerationCanary):
-        canary = guard(generation_canary(installed.canary, chat))
-    placements = _placements(installed, wanted, machine, canary)
-    limits = wanted.of(GenerationOptions)
-    defaults = sampling_defaults(installed.path)
-    greedy = (limits.sampling_defaults or machine.settings.sampling_defaults) == "greedy"
-    return GenerationModel(
-        installed,
-        placements,
-        chat,
-        limits.max_tokens_limit or sys.maxsize,
-        limits.best_of_limit,
-        None if greedy else defaults,
-        aliases=wanted.aliases,
-        idle_unload_s=wanted.idle_unload_s,
-    )
+    task = served_task(installed.kind)
+
+    def place(canary: Canary) -> tuple[Placement, ...]:
+        return _placements(task, installed, wanted, machine, canary)
+
+    return task.build(ModelParts(installed, wanted, machine.settings, place, guard))
 
 
 def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
@@ -101,30 +76,8 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
     return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
 
 
-def _embedding_model(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> EmbeddingModel:
-    if installed.space is None or installed.dimensions is None:
-        raise ConfigurationError(f"{installed.path}: an embedding model without dimensions or space; pull it again")
-    tokenizer = EmbeddingTokenizer(installed.path, installed.context_limit)
-    canary: Canary = _no_canary
-    if isinstance(installed.canary, EmbeddingCanary):
-        canary = embedding_canary(installed.canary, tokenizer)
-    return EmbeddingModel(
-        installed,
-        _placements(installed, wanted, machine, canary),
-        tokenizer,
-        installed.space,
-        installed.dimensions,
-        aliases=wanted.aliases,
-        idle_unload_s=wanted.idle_unload_s,
-    )
-
-
-async def _no_canary(_engine: object) -> None:
-    """A model that was brought without known answers is ready as soon as it is loaded."""
-
-
 def _placements(
-    installed: InstalledModel, wanted: ModelSettings, machine: Machine, canary: Canary
+    task: ServedTask, installed: InstalledModel, wanted: ModelSettings, machine: Machine, canary: Canary
 ) -> tuple[Placement, ...]:
     places = wanted.placements
     if places is None:
@@ -136,12 +89,13 @@ def _placements(
     devices = [place.device for place in places]
     suspects = Suspects()
     return tuple(
-        _placement(installed, wanted, place, devices, machine, canary, suspects, first=index == 0)
+        _placement(task, installed, wanted, place, devices, machine, canary, suspects, first=index == 0)
         for index, place in enumerate(places)
     )
 
 
 def _placement(
+    task: ServedTask,
     installed: InstalledModel,
     wanted: ModelSettings,
     place: PlacementSettings,
@@ -156,9 +110,9 @@ def _placement(
     plan = plan_engine(installed, wanted, place, beside, settings, machine.npu)
     emulated = machine.npu.emulated and place.device is Device.NPU
     notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
-    notes += _memory_note(installed, plan)
+    notes += task.notes(installed, plan)
     options = plan.options
-    if _worth_keeping(installed, place.device, emulated=emulated):
+    if task.keeps_compiled(place.device, emulated=emulated):
         try:
             root = wanted.compile_cache or settings.compile_cache
             key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
@@ -198,7 +152,7 @@ def _placement(
         emulated=emulated,
         on_demand=lazy or wanted.idle_unload_s is not None,
         notes=tuple(notes),
-        lacks=_LACKS.get(plan.runner, NOTHING),
+        lacks=task.lacks(plan.options),
         suspects=suspects,
         eager=not lazy,
         residency=Residency(
@@ -208,21 +162,6 @@ def _placement(
             pool=memory_pool(machine.probe, place.device),
         ),
     )
-
-
-def _memory_note(installed: InstalledModel, plan: EnginePlan) -> list[str]:
-    """What a prompt limit above the usual one costs; the cache is static, so it is taken whether it is used or not."""
-    if plan.runner != "generation_stateful" or plan.lengths[0] <= StatefulOptions().max_prompt_len:
-        return []
-    size = kv_cache_bytes(installed.path, plan.total_limit)
-    told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
-    return [f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory"]
-
-
-def _worth_keeping(installed: InstalledModel, device: Device, *, emulated: bool) -> bool:
-    """Whether compiling takes long enough to keep the result: not for the CPU, nor, at half a second and a copy of all
-    weights for each bucket, for an embedding model on the emulated NPU."""
-    return device is not Device.CPU and not (emulated and installed.kind is ModelKind.EMBEDDING)
 
 
 def _cache_key(

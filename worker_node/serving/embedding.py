@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext, Timing, Usage
-from worker_node.manager.placement import Placement
-from worker_node.scheduling.admission import Permit, Work
+from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
+from worker_node.scheduling.admission import Work
 from worker_node.serving.models import EmbeddingModel, embedding_model
-from worker_node.serving.places import errors_of, find_place, turn_away
+from worker_node.serving.places import find_place, turn_away
 from worker_node.serving.proof import Proof
-from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
+from worker_node.serving.single import SingleRun, run_placed
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
@@ -53,11 +51,10 @@ async def _embed(
     operation.routed(route)
     if not tokens:
         empty = np.empty((0, model.dimensions), np.float32)
-        return EmbeddingReply(route, empty, model.space, Usage(0), _timing(context.arrived))
-    proof = Proof.of(route, context, strict=services.require_proof)
+        return EmbeddingReply(route, empty, model.space, Usage(0), _untouched(context.arrived))
     # A vector that was computed for an earlier request proves nothing for this one.
     known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
-    if not proof.required:
+    if not Proof.of(route, context, strict=services.require_proof).required:
         known = services.cache.look_up(model.space, route.device, tokens)
     missing = [index for index, vector in enumerate(known) if vector is None]
     services.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
@@ -69,40 +66,31 @@ async def _embed(
             vectors,
             model.space,
             usage,
-            _timing(context.arrived),
+            _untouched(context.arrived),
             cached="hit",
             loading_s=place.loading_s,
         )
     else:
         wanted = [tokens[index] for index in missing]
-
-        def permit(placement: Placement) -> AbstractContextManager[Permit]:
-            admission = placement.admission
-            work = Work(sum(admission.limits.computed_tokens(len(row)) for row in wanted))
-            return admission.permit(len(wanted), context.deadline, work=work, interactive=context.interactive)
-
-        runs = Runs(prepared.demand, context, place, permit)
-        with errors_of(lambda: runs.place.route), runs.admitted():
-            operation.submitted(place.placement.engine)
-            output = await _run(runs, wanted, context)
-        route = runs.place.route
-        operation.ran(output.started, output.started + output.inference_s)
-        with errors_of(lambda: route):
-            proof.check(output.busy_us)
-        route = replace(route, unproven=proof.unread)
-        services.cache.keep(model.space, route.device, wanted, output.vectors)
-        timing = _timing(
-            context.arrived,
-            queue=output.started - tokenized,
-            tokenize=tokenized - began,
-            inference=output.inference_s,
+        run = SingleRun(
+            prepared.demand,
+            context,
+            embed_job(wanted, context.deadline, interactive=context.interactive),
+            Embedded,
+            len(wanted),
+            lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in wanted)),
+            began,
+            tokenized,
         )
+        answer = await run_placed(services, run, place, operation)
+        route, output = answer.route, EmbeddingOutput.of(answer.result, len(wanted))
+        services.cache.keep(model.space, route.device, wanted, output.vectors)
         reply = EmbeddingReply(
             route,
             _merge(known, missing, output.vectors),
             model.space,
             usage,
-            timing,
+            answer.timing,
             output.busy_us,
             output.busy_shared,
             output.device_tokens,
@@ -112,15 +100,6 @@ async def _embed(
         )
     services.telemetry.embedded(reply)
     return reply
-
-
-async def _run(runs: Runs, rows: list[list[int]], context: RequestContext) -> EmbeddingOutput:
-    """Have the texts embedded, over as many runs as it takes."""
-    job = embed_job(rows, context.deadline, interactive=context.interactive)
-    async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
-        output = EmbeddingOutput.of(await anext(results), len(rows))
-    runs.permit.measured(output.measured_tokens, output.measured_s)
-    return output
 
 
 def _merge(
@@ -161,10 +140,6 @@ async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) ->
     return PreparedEmbedding(model, tokens, demand)
 
 
-def _timing(arrived: float, queue: float = 0.0, tokenize: float = 0.0, inference: float = 0.0) -> Timing:
-    return Timing(
-        queue=queue * 1e3,
-        tokenize=tokenize * 1e3,
-        inference=inference * 1e3,
-        total=(time.monotonic() - arrived) * 1e3,
-    )
+def _untouched(arrived: float) -> Timing:
+    """The times of a request that no device worked on."""
+    return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - arrived) * 1e3)

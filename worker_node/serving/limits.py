@@ -8,33 +8,12 @@ from worker_node.devices.memory import machine_memory
 from worker_node.domain import Device
 from worker_node.hosting.growth import GrowthLimits, default_growth
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.backlog import Capacity
-from worker_node.serving.engine_plan import EnginePlan
-from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
-from worker_node.tasks.embed.static_options import StaticOptions
-from worker_node.tasks.generate.continuous_options import ContinuousOptions
-
-# Of the embedding engine on a CPU, where the settings leave it open.
-_BATCH_TOKENS = 512
+from worker_node.serving.task import EnginePlan, served_task
 
 
 def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
-    """Return the limits of a placement; `max_outstanding` None is the default of its engine.
-
-    Units are texts for embeddings and requests for generation.
-    """
-    match plan.options:
-        case EmbeddingOptions(max_batch_tokens=tokens):
-            capacity = Capacity(step_tokens=tokens or _BATCH_TOKENS)
-            limits = AdmissionLimits(max_outstanding=8192, parallel=16, capacity=capacity)
-        case StaticOptions(npu_buckets=buckets, npu_batch_size=rows):
-            capacity = Capacity(step_tokens=buckets[-1] * rows)
-            limits = AdmissionLimits(max_outstanding=8192, parallel=1, capacity=capacity, sizes=buckets)
-        case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
-            capacity = Capacity(sequences, tokens, piece_tokens=tokens)
-            limits = AdmissionLimits(max_outstanding=256, parallel=min(64, sequences), capacity=capacity)
-        case _:
-            limits = AdmissionLimits(max_outstanding=64, parallel=1, capacity=Capacity(sequences=1))
+    """Return the limits of a placement, in units of its task; `max_outstanding` None is the default of its engine."""
+    limits = served_task(plan.options.task).admission(plan.options)
     return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from worker_node.domain import ModelKind
 from worker_node.errors import BadRequest
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.options.generation import GenerationOptions
+from worker_node.registry import task_of
 from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.tokenization import ChatTokenizer
+
+M = TypeVar("M", bound=ServedModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,10 @@ class EmbeddingModel(ServedModel):
     tokenizer: EmbeddingTokenizer
     space: str
     dimensions: int
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `ServedModel.facts`."""
+        return {"dimensions": self.dimensions, "space": self.space}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +44,32 @@ class GenerationModel(ServedModel):
     best_of_limit: int = GenerationOptions().best_of_limit
     sampling_defaults: Mapping[str, Any] | None = None
 
+    def abilities(self) -> Sequence[str]:
+        """See `ServedModel.abilities`."""
+        return [*(["tools"] if self.tokenizer.takes_tools else []), *(["thinking"] if self.tokenizer.can_think else [])]
+
+
+async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None) -> M:
+    """The model of that name, or the default one of that kind; `form` is its class.
+
+    Raises ModelNotFound, BadRequest (a model of another kind, with the name of one of the right kind).
+    """
+    model = manager.default(kind) if name is None else await manager.resolve(name)
+    if isinstance(model, form):
+        return model
+    suitable = ", ".join(other.id for other in manager.models if other.installed.kind == kind)
+    instead = f"use one of these: {suitable}" if suitable else f"this node has no {kind} model: npu-node pull adds one"
+    raise BadRequest(
+        f"model {model.id} is for {task_of(model.installed.kind).verb}, not for {task_of(kind).verb}; {instead}",
+        param="model",
+    )
+
 
 async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:
     """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
-    model = manager.default(ModelKind.EMBEDDING) if name is None else await manager.resolve(name)
-    if not isinstance(model, EmbeddingModel):
-        raise BadRequest(f"model {model.id} generates text and does not embed", param="model")
-    return model
+    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name)
 
 
 async def generation_model(manager: ModelManager, name: str | None) -> GenerationModel:
     """The generation model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
-    model = manager.default(ModelKind.GENERATION) if name is None else await manager.resolve(name)
-    if not isinstance(model, GenerationModel):
-        raise BadRequest(f"model {model.id} embeds and does not generate text", param="model")
-    return model
+    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name)

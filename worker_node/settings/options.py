@@ -9,8 +9,6 @@ from typing import Annotated, Any, TypeVar, Union
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-# Imported to be declared.
-from worker_node.options import embedding, generation  # noqa: F401
 from worker_node.options.declaration import (
     Declared,
     EngineOptions,
@@ -20,8 +18,6 @@ from worker_node.options.declaration import (
     engines,
     options_of,
 )
-from worker_node.tasks.embed import dynamic_options, static_options  # noqa: F401
-from worker_node.tasks.generate import continuous_options, stateful_options  # noqa: F401
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 

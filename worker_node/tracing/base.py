@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from worker_node.domain import EmbeddingRequest, GenerationRequest, Route, Usage
+from worker_node.domain import EmbeddingRequest, GenerationRequest, RequestContext, Route, Usage
 from worker_node.engines.base import Engine
 
 
@@ -60,6 +60,7 @@ class ServerRequest:
         """It was answered with this status."""
 
 
+NOTHING: Mapping[str, int | str] = {}
 _REQUEST = nullcontext(ServerRequest())
 _OPERATION = nullcontext(Operation())
 
@@ -84,6 +85,12 @@ class Tracing:
 
     def embedding(self, _request: EmbeddingRequest, /) -> AbstractContextManager[Operation]:
         """Trace the embedding that runs while the block does."""
+        return _OPERATION
+
+    def operation(
+        self, _name: str, _context: RequestContext, _attributes: Mapping[str, int | str] = NOTHING, /
+    ) -> AbstractContextManager[Operation]:
+        """Trace the operation of any other task, by its name, while the block runs."""
         return _OPERATION
 
     async def close(self) -> None:

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
-from worker_node.domain import EmbeddingRequest, GenerationRequest, Route, Usage
+from worker_node.domain import EmbeddingRequest, GenerationRequest, RequestContext, Route, Usage
 from worker_node.engines.base import Engine
 from worker_node.errors import NodeError
 from worker_node.tracing.attributes import (
@@ -35,7 +36,7 @@ from worker_node.tracing.attributes import (
     of_sampling,
     operation_name,
 )
-from worker_node.tracing.base import Operation, ServerRequest, Tracing
+from worker_node.tracing.base import NOTHING, Operation, ServerRequest, Tracing
 from worker_node.tracing.clock import WallClock
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -83,10 +84,18 @@ class SpanTracing(Tracing):
     @contextmanager
     def embedding(self, request: EmbeddingRequest, /) -> Iterator[Operation]:
         """See `Tracing.embedding`."""
-        if request.context.dry_run:
+        with self.operation(EMBEDDINGS, request.context, {"npu.texts": len(request.texts)}) as operation:
+            yield operation
+
+    @contextmanager
+    def operation(
+        self, name: str, context: RequestContext, attributes: Mapping[str, int | str] = NOTHING, /
+    ) -> Iterator[Operation]:
+        """See `Tracing.operation`."""
+        if context.dry_run:
             yield Operation()
             return
-        with self._operation(EMBEDDINGS, {"npu.texts": len(request.texts)}) as operation:
+        with self._operation(name, attributes) as operation:
             yield operation
 
     async def close(self) -> None:
@@ -94,8 +103,10 @@ class SpanTracing(Tracing):
         await asyncio.to_thread(self._flush)
 
     @contextmanager
-    def _operation(self, name: str, attributes: Attributes) -> Iterator[Operation]:
-        span = self._tracer.start_span(name, attributes=of_operation(name) | attributes, start_time=self._clock.now())
+    def _operation(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Operation]:
+        span = self._tracer.start_span(
+            name, attributes=of_operation(name) | dict(attributes), start_time=self._clock.now()
+        )
         if not span.is_recording():
             # It was not sampled, and its stages would not be either: they need not be told.
             yield Operation()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker_node.domain import ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving.models import GenerationModel
+from worker_node.registry import Task, tasks
 
 
 def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
         "pinned": preferred.residency.pinned,
         "in_use": model.activity.idle_since is None,
         "expires_in_s": None if left is None else round(left, 1),
-        "capabilities": _capabilities(model),
+        "capabilities": [*_capabilities(model.installed), *model.abilities()],
     }
 
 
@@ -50,14 +49,15 @@ def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str
         "pinned": False,
         "in_use": False,
         "expires_in_s": None,
-        "capabilities": ["embedding"] if model.kind is ModelKind.EMBEDDING else ["chat"],
+        "capabilities": _capabilities(model),
     }
 
 
 def _installed(model: InstalledModel) -> dict[str, Any]:
+    task = _task(model)
     return {
         "id": model.id,
-        "task": "embed" if model.kind is ModelKind.EMBEDDING else "generate",
+        "task": model.kind if task is None else task.verb,
         "source": model.source,
         "size": model.size,
         "context": model.context_limit,
@@ -87,8 +87,11 @@ def _device(placement: Placement) -> dict[str, Any]:
     return {"device": placement.device, "state": placement.state, "emulated": placement.emulated}
 
 
-def _capabilities(model: ServedModel) -> list[str]:
-    if not isinstance(model, GenerationModel):
-        return ["embedding"]
-    tokenizer = model.tokenizer
-    return ["chat", *(["tools"] if tokenizer.takes_tools else []), *(["thinking"] if tokenizer.can_think else [])]
+def _task(model: InstalledModel) -> Task | None:
+    """The task that serves it; None for a model whose task is not installed any more."""
+    return tasks().get(model.kind)
+
+
+def _capabilities(model: InstalledModel) -> list[str]:
+    task = _task(model)
+    return [] if task is None else [task.capability]

@@ -20,6 +20,7 @@ from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.pulling import requested
+from worker_node.registry import task_of
 from worker_node.serving.models import GenerationModel
 
 _NEVER = "2318-01-01T00:00:00Z"
@@ -133,7 +134,7 @@ async def _show(request: web.Request) -> web.Response:
 
 def _capabilities(model: ServedModel) -> list[str]:
     if not isinstance(model, GenerationModel):
-        return ["embedding"]
+        return [task_of(model.installed.kind).capability]
     return ["completion", "tools", *(["thinking"] if model.tokenizer.can_think else [])]
 
 

@@ -20,6 +20,7 @@ from worker_node.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
 from worker_node.models.conversion.result import Converted
+from worker_node.models.files import recognised
 from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
 from worker_node.models.sources.disk import storage_problem
 
@@ -66,6 +67,11 @@ def _convert(job: Job, stage: Callable[[str], None]) -> Converted:
         from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
 
         return convert_gguf(job, stage)
+    if job.format is SourceFormat.TASK:
+        found = recognised(Path(job.source))
+        if found is None:
+            raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
+        return found[1].convert(job, stage)
     if job.format is SourceFormat.OPENVINO:
         from worker_node.models.conversion.openvino_files import adopt  # noqa: PLC0415
 

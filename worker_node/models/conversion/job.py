@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from worker_node.domain import ModelKind
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization, SourceFormat
 
@@ -26,7 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     source_sha256: dict[str, str]
     movable: bool = False
-    kind: ModelKind | None = None
+    kind: str | None = None
     family: str | None = None
     quantization: Quantization | None = None
     context_limit: int | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker_node.domain import ModelKind
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.manifest import Fidelity
 
@@ -13,7 +12,7 @@ from worker_node.models.manifest import Fidelity
 class Converted:
     """The part of the manifest that only the files themselves can tell."""
 
-    kind: ModelKind
+    kind: str
     family: str
     quantization: str
     context_limit: int

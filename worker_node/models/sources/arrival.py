@@ -9,6 +9,7 @@ from pathlib import Path
 from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.download import file_sha256
+from worker_node.models.files import ModelFiles, recognised
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.disk import require_space
@@ -119,6 +120,8 @@ def find_local(reference: LocalReference, into: Path, progress: Progress, *, has
         link.unlink(missing_ok=True)
         link.symlink_to(source.resolve())
         return Arrived(into, SourceFormat.GGUF, {source.name: file_sha256(source)}, str(reference), movable=False)
+    if (known := recognised(source)) is not None:
+        return _found_by_task(known[1], reference, into, progress, hashing=hashing)
     source_format = _format_of(source)
     room = source.resolve()
     weights = room / (SAFETENSORS_FILE if source_format is SourceFormat.SAFETENSORS else WEIGHTS_FILE)
@@ -129,6 +132,24 @@ def find_local(reference: LocalReference, into: Path, progress: Progress, *, has
     progress.stage("hashing the files")
     hashes = {name: file_sha256(room / name) for name in _DECISIVE if (room / name).is_file()}
     return Arrived(room, source_format, hashes, str(reference), movable=False)
+
+
+def _found_by_task(
+    files: ModelFiles, reference: LocalReference, into: Path, progress: Progress, *, hashing: bool
+) -> Arrived:
+    source, weights = reference.path, files.weights(reference.path)
+    room = source.resolve()
+    if source.is_file():
+        room = into
+        link = into / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source.resolve())
+    if not hashing:
+        return Arrived(room, SourceFormat.TASK, {}, str(reference), movable=False)
+    require_resources(SourceFormat.TASK, sum(file.stat().st_size for file in weights), into, str(source), movable=False)
+    progress.stage("hashing the files")
+    hashes = {file.name: file_sha256(file) for file in weights}
+    return Arrived(room, SourceFormat.TASK, hashes, str(reference), movable=False)
 
 
 def _check_gguf(path: Path, name: str, room: Path) -> None:

@@ -30,7 +30,7 @@ def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -
         case SourceFormat.GGUF:
             # Disk: GenAI's graph of the file, and the result.
             return Needs(memory=3 * size + _GIGABYTE, disk=int(2.5 * size))
-        case SourceFormat.SAFETENSORS:
+        case SourceFormat.SAFETENSORS | SourceFormat.TASK:
             # Half-precision weights become twice as large: encoders are kept in float32.
             return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
         case _:

@@ -17,7 +17,7 @@ class EmbeddingOptions(EngineOptions):
     """Precision, streams and batches. `max_batch_tokens` None takes what was measured to be best for the device."""
 
     title: ClassVar[str] = "Embedding on CPU and GPU: dynamic shapes"
-    task: ClassVar[ModelKind] = ModelKind.EMBEDDING
+    task: ClassVar[str] = ModelKind.EMBEDDING
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
     runner: ClassVar[str] = "worker_node.tasks.embed.dynamic:EmbeddingRunner"
 

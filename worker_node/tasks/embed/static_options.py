@@ -20,7 +20,7 @@ class StaticOptions(EngineOptions):
     """
 
     title: ClassVar[str] = "Embedding on the NPU: static shapes"
-    task: ClassVar[ModelKind] = ModelKind.EMBEDDING
+    task: ClassVar[str] = ModelKind.EMBEDDING
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
     runner: ClassVar[str] = "worker_node.tasks.embed.static:StaticEmbeddingRunner"
 

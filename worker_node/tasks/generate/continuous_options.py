@@ -17,7 +17,7 @@ class ContinuousOptions(EngineOptions):
     """GenAI's scheduler and its KV cache."""
 
     title: ClassVar[str] = "Generation on CPU and GPU: continuous batching"
-    task: ClassVar[ModelKind] = ModelKind.GENERATION
+    task: ClassVar[str] = ModelKind.GENERATION
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
     runner: ClassVar[str] = "worker_node.tasks.generate.continuous:ContinuousRunner"
 

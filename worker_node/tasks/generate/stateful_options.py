@@ -20,7 +20,7 @@ class StatefulOptions(EngineOptions):
     """
 
     title: ClassVar[str] = "Generation on the NPU: static shapes"
-    task: ClassVar[ModelKind] = ModelKind.GENERATION
+    task: ClassVar[str] = ModelKind.GENERATION
     devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
     runner: ClassVar[str] = "worker_node.tasks.generate.stateful:StatefulRunner"
 

@@ -80,9 +80,9 @@ async def test_a_model_of_another_kind_than_the_request_needs_is_refused_by_name
     manager = manager_of([generation("writer", "w"), embedding("texts", "t")])
     assert (await generation_model(manager, None)).id == (await generation_model(manager, "w")).id == "writer"
     assert (await embedding_model(manager, None)).id == (await embedding_model(manager, "t")).id == "texts"
-    with pytest.raises(BadRequest, match="texts embeds"):
+    with pytest.raises(BadRequest, match="texts is for embed, not for generate; use one of these: writer"):
         await generation_model(manager, "t")
-    with pytest.raises(BadRequest, match="writer generates"):
+    with pytest.raises(BadRequest, match="writer is for generate, not for embed; use one of these: texts"):
         await embedding_model(manager, "w")
     with pytest.raises(ModelNotFound, match="serves no embedding model"):
         await embedding_model(manager_of([generation("writer")]), None)

@@ -67,7 +67,7 @@ def test_ids_are_directory_names_and_no_tag_hides_in_them():
 
 def test_embedding_models_say_their_dimensions_and_generation_models_their_canary():
     for entry in CATALOG:
-        if entry.kind is ModelKind.EMBEDDING:
+        if entry.kind == ModelKind.EMBEDDING:
             assert entry.dimensions
             assert entry.quantization is Quantization.F32
         else:
@@ -82,7 +82,7 @@ def test_only_what_was_run_here_says_so():
 
 
 def test_models_made_for_npus_come_before_those_that_npus_do_not_take():
-    hub = [entry for entry in CATALOG if isinstance(entry.source, HubSource) and entry.kind is ModelKind.GENERATION]
+    hub = [entry for entry in CATALOG if isinstance(entry.source, HubSource) and entry.kind == ModelKind.GENERATION]
     asymmetric = [entry.quantization is Quantization.INT4_ASYM for entry in hub]
     assert not any(asymmetric[: asymmetric.index(True)])
     assert "-cw-" in hub[0].source.repo

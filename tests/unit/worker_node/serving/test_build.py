@@ -16,6 +16,7 @@ from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE,
 from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.generate.serving import building
 
 SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 DRIVER = {"NPU_DRIVER_VERSION": "1.32", "NPU_COMPILER_VERSION": "7"}
@@ -55,7 +56,7 @@ class Built:
 
 @pytest.fixture
 def built(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "ChatTokenizer", lambda *_: None)
+    monkeypatch.setattr(building, "ChatTokenizer", lambda *_: None)
     return Built(tmp_path)
 
 

@@ -12,7 +12,8 @@ from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, ModelKind
 from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving.engine_plan import buckets_up_to, plan_engine, refuse_foreign_options
+from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
+from worker_node.serving.shapes import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)

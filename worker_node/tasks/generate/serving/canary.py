@@ -12,32 +12,10 @@ import numpy as np
 from worker_node.domain import Message
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.hosting.life import Canary, CanaryFailed
-from worker_node.models.canary import EmbeddingCanary, GenerationCanary
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.models.canary import GenerationCanary
 from worker_node.serving.tokenization import ChatTokenizer
-from worker_node.tasks.embed.calls import embed
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
-
-CANARY_TIMEOUT_S = 120.0
-
-
-def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> Canary:
-    """Return the check that the engine's vectors of known texts point where the CPU's did."""
-    expected = np.asarray(known.vectors, np.float32)
-
-    async def check(engine: Engine) -> None:
-        tokens = await tokenizer.encode(known.texts, truncate=False)
-        output = await embed(engine, tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
-        if output.vectors.shape != expected.shape:
-            raise CanaryFailed(f"vectors of shape {output.vectors.shape}, not {expected.shape}")
-        norms = np.linalg.norm(output.vectors, axis=1) * np.linalg.norm(expected, axis=1)
-        cosines = np.einsum("nd,nd->n", output.vectors, expected) / norms
-        worst = float(np.nan_to_num(cosines, nan=-1.0).min())
-        if worst < known.min_cosine:
-            raise CanaryFailed(f"cosine {worst:.4f} to the known vectors, at least {known.min_cosine} is right")
-
-    return check
 
 
 def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:

@@ -1,0 +1,247 @@
+"""A task that a package outside the node brings (tests/toy) is complete: no file of `worker_node` knows of it.
+
+The node finds it by its entry point. Each test is one thing that a task gets from its registration. Its engine is a
+real child process that counts vowels; a text "wait" is never done with, and "die" kills the process.
+
+A node of its own, since the environment decides which tasks it finds: its start is most of this file's seconds.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.nodes import start_node
+
+TOY = Path(__file__).parents[1] / "toy"
+# Enough for any answer here on a busy machine; tests that want a deadline set their own.
+PATIENCE_S = 60
+
+
+def write_model(directory, *, count=3):
+    directory.mkdir()
+    canary = {"text": "banana", "count": count}
+    (directory / "vowels.json").write_text(json.dumps({"vowels": "aeiou", "canary": canary}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """A real node with four models of the toy task; `mortal` is the one whose engine tests may kill."""
+    root = tmp_path_factory.mktemp("toy")
+    good, wrong = write_model(root / "good"), write_model(root / "wrong", count=4)
+    config = root / "node.toml"
+    config.write_text(
+        f"""
+        [[models]]
+        name = "vowels"
+        path = "{good}"
+        placements = ["NPU", "CPU"]
+        parallel_texts = 2
+
+        [[models]]
+        name = "narrow"
+        path = "{good}"
+        placements = ["CPU"]
+        max_outstanding = 1
+
+        [[models]]
+        name = "mortal"
+        path = "{good}"
+        placements = ["CPU"]
+
+        [[models]]
+        name = "wrong"
+        path = "{wrong}"
+        placements = ["CPU"]
+        """
+    )
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TOY), os.environ.get("PYTHONPATH")])),
+        "NPU_NODE_NPU_EMULATION": "1",
+        "NPU_NODE_COMPILE_CACHE": str(root / "cache"),
+        "NPU_NODE_MODEL_STORE": str(root / "store"),
+    }
+    with start_node("--config", str(config), ready=False, **environment) as running:
+        running.wait_for(
+            lambda body: {m["id"] for m in body["models"] if m["state"] == "ready"} >= {"vowels", "narrow"}
+        )
+        yield running
+
+
+@pytest.fixture
+async def count(node, http):
+    """Sends a request; returns status, headers and body."""
+
+    async def send(*texts, model="vowels", path="/count", **headers):
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        body = {"texts": list(texts), "model": model}
+        async with http.post(node.url + path, json=body, headers=headers, timeout=timeout) as reply:
+            return reply.status, reply.headers, await reply.json()
+
+    return send
+
+
+def model_in(body, name):
+    return next(model for model in body["models"] if model["id"] == name)
+
+
+async def in_flight(node, count, name):
+    """Wait until the model has so many texts in flight."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            _, body = await asyncio.to_thread(node.health)
+            if model_in(body, name)["in_flight"] == count:
+                return
+            await asyncio.sleep(0.01)
+
+
+def metric(text, name, **labels):
+    """The value of a sample of /metrics; None where there is none."""
+    wanted = {f'{key}="{value}"' for key, value in labels.items()}
+    for line in text.splitlines():
+        sample, _, value = line.rpartition(" ")
+        if sample.partition("{")[0] == name and wanted <= set(sample.partition("{")[2].rstrip("}").split(",")):
+            return float(value)
+    return None
+
+
+async def test_a_route_answers_from_an_engine_process_and_names_the_device(count, node):
+    status, headers, body = await count("banana", "sky")
+    assert (status, body) == (200, {"counts": [3, 0], "device": "NPU"})
+    assert headers["X-NPU-Node-Device"] == "NPU"
+    assert headers["X-NPU-Emulated"] == "true"
+    assert headers["X-NPU-Node-Token-Count"] == "9"
+    assert len(node.engine_processes()) >= 2
+
+
+async def test_a_required_npu_is_proven_by_its_busy_time(count):
+    status, headers, _ = await count("banana", **{"X-NPU-Require-Device": "NPU"})
+    assert status == 200
+    assert int(headers["X-NPU-Busy-Delta-Us"]) > 0
+
+
+async def test_health_and_the_list_of_models_describe_the_task(node, http):
+    _, body = node.health()
+    found = model_in(body, "vowels")
+    assert (found["kind"], found["state"], found["vowels"]) == ("counting", "ready", "aeiou")
+    assert found["engines"][0]["canary"]["device"] == "counting NPU"
+    async with http.get(node.url + "/models/vowels") as reply:
+        described = await reply.json()
+    assert (described["task"], described["capabilities"]) == ("count", ["counting"])
+
+
+async def test_the_route_is_explained_without_running_anything(node, http):
+    wanted = {"path": "/count", "body": {"texts": ["banana"], "model": "vowels"}, "headers": {"X-Priority": "batch"}}
+    async with http.post(node.url + "/route/explain", json=wanted) as reply:
+        explained = await reply.json()
+    assert (explained["device"], explained["token_count"], explained["refusal"]) == ("NPU", 6, None)
+    assert [place["device"] for place in explained["placements"]] == ["NPU", "CPU"]
+
+
+async def test_requests_are_validated_and_bounded(count, http, node):
+    assert (await count("x" * 65))[2]["error"]["code"] == "context_length_exceeded"
+    assert (await count(*["x"] * 9))[0] == 400
+    status, _, body = await count("x", model="nothing")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    async with http.post(node.url + "/embeddings", json={"texts": ["x"], "model": "vowels"}) as reply:
+        assert reply.status == 400
+        assert "is for count, not for embed" in (await reply.json())["error"]["message"]
+
+
+async def test_a_full_engine_refuses_at_once(count, node):
+    held = asyncio.create_task(count("wait", model="narrow"))
+    await in_flight(node, 1, "narrow")
+    status, headers, body = await count("banana", model="narrow")
+    held.cancel()
+    assert (status, body["error"]["code"]) == (429, "overloaded")
+    assert int(headers["Retry-After"]) >= 1
+    await in_flight(node, 0, "narrow")
+    assert (await count("banana", model="narrow"))[0] == 200
+
+
+async def test_the_deadline_ends_a_request_in_the_engine(count):
+    began = time.monotonic()
+    status, _, body = await count("wait", **{"X-Request-Timeout-Ms": "300"})
+    assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+    assert time.monotonic() - began >= 0.3
+
+
+async def test_a_caller_who_leaves_cancels_the_job(count, node, http):
+    held = asyncio.create_task(count("wait", model="narrow"))
+    await in_flight(node, 1, "narrow")
+    held.cancel()
+    await in_flight(node, 0, "narrow")
+    async with asyncio.timeout(PATIENCE_S):
+        while True:  # the engine says what it runs once a second
+            async with http.get(node.url + "/metrics") as reply:
+                if metric(await reply.text(), "npu_node_num_requests_running", model="narrow") == 0:
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def ready(node, name, *, other_than=None):
+    """Wait until the model is served by another process than `other_than`; return the process id."""
+
+    def serves(body):
+        model = model_in(body, name)
+        return model["state"] == "ready" and model["engines"][0]["pid"] != other_than
+
+    body = await asyncio.to_thread(node.wait_for, serves, PATIENCE_S)
+    return model_in(body, name)["engines"][0]["pid"]
+
+
+async def test_a_killed_engine_is_replaced_and_its_request_is_run_again(count, node):
+    pid = await ready(node, "mortal")
+    held = asyncio.create_task(count("wait", model="mortal"))
+    await in_flight(node, 1, "mortal")
+    os.kill(pid, signal.SIGKILL)
+    await ready(node, "mortal", other_than=pid)
+    assert not held.done(), "the caller saw nothing of it"
+    held.cancel()
+    await in_flight(node, 0, "mortal")
+    assert (await count("banana", model="mortal"))[0] == 200
+
+
+async def test_a_request_that_kills_its_engine_is_refused(count, node):
+    pid = await ready(node, "mortal")
+    status, _, body = await count("die", model="mortal")
+    assert (status, body["error"]["code"]) == (400, "request_breaks_engine")
+    await ready(node, "mortal", other_than=pid)
+    assert (await count("banana", model="mortal"))[0] == 200
+
+
+async def test_a_model_with_a_wrong_canary_serves_nothing(count, node):
+    body = await asyncio.to_thread(
+        node.wait_for, lambda body: model_in(body, "wrong")["engines"][0]["restarts"] > 0, PATIENCE_S
+    )
+    found = model_in(body, "wrong")
+    assert found["state"] != "ready"
+    assert "counted [3], and 4 is right" in found["reason"]
+    status, _, answer = await count("banana", model="wrong", **{"X-Request-Timeout-Ms": "500"})
+    assert status in {503, 504}, answer
+
+
+async def test_metrics_are_the_common_ones_and_the_tasks_own(count, node, http):
+    async def read():
+        async with http.get(node.url + "/metrics") as reply:
+            return await reply.text()
+
+    before = metric(await read(), "npu_node_counted_letters_total", model="narrow", device="CPU") or 0
+    assert (await count("banana", model="narrow"))[0] == 200
+    text = await read()
+    assert metric(text, "npu_node_counted_letters_total", model="narrow", device="CPU") == before + 6
+    assert metric(text, "npu_node_routes_total", model="narrow", device="CPU", reason="preferred") >= 1
+    assert metric(text, "npu_node_engine_ready", model="vowels", device="NPU") == 1
+    assert metric(text, "npu_node_admission_limit", model="narrow", device="CPU") == 1
+
+
+async def test_the_description_of_the_api_has_the_route(node, http):
+    async with http.get(node.url + "/openapi.json") as reply:
+        described = (await reply.json())["paths"]["/count"]["post"]
+    assert "X-NPU-Require-Device" in {parameter["name"] for parameter in described["parameters"]}

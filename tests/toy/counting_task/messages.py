@@ -1,0 +1,40 @@
+"""What travels between the edge and the engine."""
+
+import msgspec
+
+from worker_node.engines.messages import Outcome
+
+
+class CountJob(msgspec.Struct, frozen=True, tag="count", array_like=True):
+    """Count the vowels of each text."""
+
+    id: int
+    texts: list[str]
+    deadline: float
+    interactive: bool = True
+
+    def with_id(self, job_id):
+        return msgspec.structs.replace(self, id=job_id)
+
+    def timeless(self):
+        return CountJob(0, self.texts, 0.0)
+
+
+class Counted(Outcome, frozen=True, array_like=True):
+    """The counts of one job, with what `serving.single.SingleResult` asks for."""
+
+    id: int
+    counts: list[int]
+    started: float
+    inference_s: float
+    busy_us: int | None = None
+    busy_shared: bool = False
+    measured_tokens: int = 0
+    measured_s: float = 0.0
+
+    @property
+    def last(self):
+        return True
+
+    def parts(self):
+        return (self,)

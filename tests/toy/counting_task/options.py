@@ -1,0 +1,26 @@
+"""Options of the task's engine, which runs on the CPU and on the NPU."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+
+from counting_task.task import KIND
+from worker_node.domain import Device
+from worker_node.options.declaration import EngineOptions, Option, declare
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class CountingOptions(EngineOptions):
+    """`busy_counter` and `stand_in` are set by the node for an engine on the NPU."""
+
+    title: ClassVar[str] = "Counting"
+    task: ClassVar[str] = KIND
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.NPU})
+    runner: ClassVar[str] = "counting_task.runner:CountingRunner"
+
+    engine: Literal["counting"] = "counting"
+    parallel_texts: Annotated[int, Ge(1), Option("texts that are counted at the same time")] = 4
+    busy_counter: str | None = None
+    stand_in: bool = False

@@ -1,0 +1,62 @@
+"""The path of a request."""
+
+import time
+from dataclasses import dataclass
+
+from counting_task.messages import Counted, CountJob
+from counting_task.serving.building import CountingModel
+from counting_task.task import KIND
+from worker_node.domain import RequestContext, Route, Timing, Usage
+from worker_node.errors import ContextLengthExceeded
+from worker_node.scheduling.admission import Work
+from worker_node.serving.models import model_of
+from worker_node.serving.places import turn_away
+from worker_node.serving.single import SingleRun, run_single
+from worker_node.serving.verdict import Demand
+
+
+@dataclass(frozen=True, slots=True)
+class CountReply:
+    """The counts, in order, and how they were come by."""
+
+    counts: list[int]
+    route: Route
+    usage: Usage
+    timing: Timing
+    busy_us: int | None
+    busy_shared: bool
+
+
+class CountingMetrics:
+    """What only this task counts."""
+
+    def __init__(self, registry):
+        from prometheus_client import Counter
+
+        self.letters = Counter("npu_node_counted_letters", "Letters counted", ("model", "device"), registry=registry)
+
+
+async def count(services, context: RequestContext, texts: list[str], name: str | None) -> CountReply:
+    """Count the vowels of texts; a character is a token."""
+    with services.tracing.operation("count", context, {"npu.texts": len(texts)}) as operation:
+        began = time.monotonic()
+        model = await model_of(services.manager, KIND, CountingModel, name)
+        with model.activity.used_by(context):
+            if not context.dry_run:
+                turn_away(model.placements, len(texts), context)
+            longest = max(map(len, texts), default=0)
+            if longest > model.installed.context_limit:
+                raise ContextLengthExceeded(f"a text has {longest} letters; at most 64 are counted", param="texts")
+            letters = sum(map(len, texts))
+            operation.tokenized(began)
+            demand = Demand(model.id, model.placements, longest, letters, require=context.require_device)
+            job = CountJob(0, texts, context.deadline, context.interactive)
+            run = SingleRun(
+                demand, context, job, Counted, len(texts), lambda _limits: Work(letters), began, time.monotonic()
+            )
+            answer = await run_single(services, run, operation)
+        result, route, usage = answer.result, answer.route, Usage(letters)
+        operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
+        services.telemetry.finished(route, usage, answer.timing, busy_us=result.busy_us, busy_shared=result.busy_shared)
+        services.telemetry.own(CountingMetrics).letters.labels(route.model, route.device.value).inc(letters)
+        return CountReply(result.counts, route, usage, answer.timing, result.busy_us, result.busy_shared)

@@ -1,0 +1,44 @@
+"""What the HTTP side must know of a task: its routes, how they are described, and the form of their errors.
+
+A task names an object of `TaskApi` in its registration (`registry.Task.api`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from aiohttp import web
+
+from worker_node.api.dialects import Renderer, renderer
+from worker_node.api.operation import Operation
+from worker_node.registry import load, tasks
+from worker_node.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskApi:
+    """Handlers of `routes` that run a model are marked by `middleware.inference`: so they are drained and explained.
+
+    `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
+    another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
+    """
+
+    routes: Callable[[], list[web.RouteDef]]
+    operations: tuple[Operation, ...] = ()
+    errors: Mapping[str, Renderer] = field(default_factory=dict)
+    metrics: Callable[[Telemetry], object] | None = None
+
+
+def task_apis() -> Iterator[TaskApi]:
+    """The HTTP side of every task that has one."""
+    for task in tasks().values():
+        if task.api is not None:
+            yield cast("TaskApi", load(task.api))
+
+
+def error_form(path: str) -> Renderer:
+    """The function that makes a reply of an error at this path."""
+    own = (api.errors[path] for api in task_apis() if path in api.errors)
+    return next(own, None) or renderer(path)

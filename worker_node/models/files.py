@@ -1,0 +1,53 @@
+"""Published files that only one task knows: which they are, and what is made of them.
+
+A task names an object of `ModelFiles` in its registration (`registry.Task.files`). Its files are asked for before those
+that the node itself knows (GGUF, OpenVINO directories of generation models and encoders, safetensors of encoders).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.result import Converted
+from worker_node.models.manifest import InstalledModel
+from worker_node.registry import load, tasks
+
+
+class ModelFiles(ABC):
+    """The published forms of one task's models. Its objects have no state."""
+
+    @abstractmethod
+    def recognises(self, source: Path) -> bool:
+        """Whether a file or directory is such a model. Reads small files only, and raises nothing."""
+
+    @abstractmethod
+    def weights(self, source: Path) -> list[Path]:
+        """The files whose hashes and sizes stand for the model."""
+
+    @abstractmethod
+    def convert(self, job: Job, stage: Callable[[str], None]) -> Converted:
+        """Make the model's directory `job.target` of `job.source`, a directory. Runs in a process of its own.
+
+        Raises ConversionFailed, naming the file and the option, for what cannot be converted.
+        """
+
+    def open(self, _directory: Path, _name: str) -> InstalledModel | None:
+        """The model of a directory that can be served as it is; None where it must be converted first.
+
+        Raises ConfigurationError, naming the file, when it is damaged.
+        """
+        return None
+
+
+def recognised(source: Path) -> tuple[str, ModelFiles] | None:
+    """The kind of model that a local source is, and who converts it; None for what the node itself must know."""
+    for task in tasks().values():
+        if task.files is not None:
+            files = cast("ModelFiles", load(task.files))
+            if files.recognises(source):
+                return task.kind, files
+    return None

@@ -1,0 +1,124 @@
+"""What the path of a request must know of a task: how its models are built, planned and admitted.
+
+A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from worker_node.domain import Device
+from worker_node.hosting.life import Canary
+from worker_node.manager.placement import Placement
+from worker_node.manager.served import ServedModel
+from worker_node.models.manifest import InstalledModel
+from worker_node.options.declaration import EngineOptions
+from worker_node.registry import load, task_of
+from worker_node.routing import NOTHING, Feature
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.settings import ModelSettings, NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """`lengths` are the static shapes in tokens (none where shapes are dynamic); `ignored` names the settings that this
+    engine has no use for."""
+
+    options: EngineOptions
+    prompt_limit: int
+    total_limit: int
+    lengths: tuple[int, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def runner(self) -> str:
+        """The name of the engine."""
+        return self.options.engine
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What an engine of static shapes holds: its lengths, the longest prompt, prompt and answer together; in tokens."""
+
+    lengths: tuple[int, ...]
+    prompt_limit: int
+    total_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of an engine process beyond the runtime: resident bytes for each byte of weights, and `extra` bytes."""
+
+    weights: float = 1.2
+    extra: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a model is built of. `place` makes its placements, whose engines must pass a canary; `guard` wraps a canary
+    that needs the device as a request does."""
+
+    installed: InstalledModel
+    wanted: ModelSettings
+    settings: NodeSettings
+    place: Callable[[Canary], tuple[Placement, ...]]
+    guard: Callable[[Canary], Canary]
+
+
+class ServedTask(ABC):
+    """One task, as the path of a request knows it. Its objects have no state."""
+
+    @abstractmethod
+    def build(self, parts: ModelParts) -> ServedModel:
+        """Return the model with what its requests need; no engine is started. Raises ConfigurationError."""
+
+    @abstractmethod
+    def admission(self, options: EngineOptions) -> AdmissionLimits:
+        """The limits of one engine, in the units that its requests are counted in."""
+
+    def static_shapes(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        *,
+        emulated: bool,  # noqa: ARG002
+    ) -> Shapes:
+        """Complete the `values` of the NPU's engine and return its shapes; by default one, the model's whole context.
+
+        Raises ConfigurationError when what was set does not fit the model.
+        """
+        _ = wanted, values
+        limit = installed.context_limit
+        return Shapes((limit,), limit, limit)
+
+    def complete(self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> None:  # noqa: B027
+        """Complete the `values` of an engine of dynamic shapes."""
+
+    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
+        """What an engine will take before it has ever been loaded."""
+        return Footprint()
+
+    def lacks(self, _options: EngineOptions) -> frozenset[Feature]:
+        """What requests may need and this engine cannot do."""
+        return NOTHING
+
+    def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
+        """What an operator should know of this plan."""
+        return []
+
+    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:  # noqa: ARG002
+        """Whether compiling takes long enough to keep the result."""
+        return device is not Device.CPU
+
+
+async def no_canary(_engine: object) -> None:
+    """For a model that was brought without known answers: it is ready as soon as it is loaded."""
+
+
+def served_task(kind: str) -> ServedTask:
+    """The task that serves models of a kind. Raises ConfigurationError when there is none."""
+    return cast("ServedTask", load(task_of(kind).serving))

@@ -1,0 +1,34 @@
+"""The examination that an engine passes before its model is called ready.
+
+A device that answers garbage raises no error (reference: openvino #38100), so a model's known answers are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from worker_node.engines.base import Engine
+from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.models.canary import EmbeddingCanary
+from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.tasks.embed.calls import embed
+
+
+def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> Canary:
+    """Return the check that the engine's vectors of known texts point where the CPU's did."""
+    expected = np.asarray(known.vectors, np.float32)
+
+    async def check(engine: Engine) -> None:
+        tokens = await tokenizer.encode(known.texts, truncate=False)
+        output = await embed(engine, tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
+        if output.vectors.shape != expected.shape:
+            raise CanaryFailed(f"vectors of shape {output.vectors.shape}, not {expected.shape}")
+        norms = np.linalg.norm(output.vectors, axis=1) * np.linalg.norm(expected, axis=1)
+        cosines = np.einsum("nd,nd->n", output.vectors, expected) / norms
+        worst = float(np.nan_to_num(cosines, nan=-1.0).min())
+        if worst < known.min_cosine:
+            raise CanaryFailed(f"cosine {worst:.4f} to the known vectors, at least {known.min_cosine} is right")
+
+    return check

@@ -1,0 +1,19 @@
+"""The registration of the task."""
+
+from __future__ import annotations
+
+from worker_node.domain import ModelKind
+from worker_node.registry import Task
+
+TASK = Task(
+    kind=ModelKind.EMBEDDING,
+    verb="embed",
+    capability="embedding",
+    options=(
+        "worker_node.options.embedding",
+        "worker_node.tasks.embed.dynamic_options",
+        "worker_node.tasks.embed.static_options",
+    ),
+    serving="worker_node.tasks.embed.serving.building:EMBED",
+    api="worker_node.tasks.embed.api:API",
+)

@@ -1,0 +1,122 @@
+"""How generation models are built, planned and admitted."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from worker_node.hosting.life import Canary
+from worker_node.models.canary import GenerationCanary
+from worker_node.models.generation_defaults import sampling_defaults
+from worker_node.models.manifest import InstalledModel
+from worker_node.options.declaration import EngineOptions
+from worker_node.options.generation import GenerationOptions
+from worker_node.routing import NOTHING, Feature
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.backlog import Capacity
+from worker_node.serving.kv_cache import kv_cache_bytes
+from worker_node.serving.models import GenerationModel
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
+from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.settings import ModelSettings
+from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.serving.canary import generation_canary
+from worker_node.tasks.generate.stateful_options import StatefulOptions
+
+log = logging.getLogger(__name__)
+
+# With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
+# one could not be measured, so there OpenVINO's own default stands.
+EMULATED_CHUNK = 256
+# Resident bytes for each byte of weights, measured on Linux with OpenVINO 2026.4: the CPU plugin repacks int4 and int8.
+_CONTINUOUS, _STATEFUL = 2.0, 2.5
+# Of a cache that grows as needed, what ordinary requests make it take.
+_USUAL_TOKENS = 2048
+
+
+class _Generate(ServedTask):
+    def build(self, parts: ModelParts) -> GenerationModel:
+        installed, wanted = parts.installed, parts.wanted
+        chat = ChatTokenizer(installed.path, installed.context_limit)
+        canary: Canary = no_canary
+        if isinstance(installed.canary, GenerationCanary):
+            canary = parts.guard(generation_canary(installed.canary, chat))
+        limits = wanted.of(GenerationOptions)
+        greedy = (limits.sampling_defaults or parts.settings.sampling_defaults) == "greedy"
+        placements = parts.place(canary)
+        defaults = sampling_defaults(installed.path)
+        return GenerationModel(
+            installed,
+            placements,
+            chat,
+            limits.max_tokens_limit or sys.maxsize,
+            limits.best_of_limit,
+            None if greedy else defaults,
+            aliases=wanted.aliases,
+            idle_unload_s=wanted.idle_unload_s,
+        )
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:
+        """Units are requests."""
+        match options:
+            case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
+                capacity = Capacity(sequences, tokens, piece_tokens=tokens)
+                return AdmissionLimits(256, parallel=min(64, sequences), capacity=capacity)
+        return AdmissionLimits(64, capacity=Capacity(sequences=1))
+
+    def static_shapes(
+        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
+    ) -> Shapes:
+        limit = installed.context_limit
+        defaults = StatefulOptions()
+        prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
+        response = values.get("min_response_len", defaults.min_response_len)
+        if prompt > limit:
+            raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
+        values["max_prompt_len"] = prompt
+        if emulated and values.get("prefill_hint") != "STATIC":
+            # The largest power of two that neither exceeds the prompt.
+            values.setdefault("prefill_chunk_size", max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1))))
+        lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
+        return Shapes(lengths, prompt, min(prompt + response, limit))
+
+    def complete(self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> None:
+        """Where prompts are not split a step must hold any prompt: a longer one would never be scheduled, and hang."""
+        if values.get("dynamic_split_fuse") is not False:
+            return
+        asked, limit = wanted.options.get("max_num_batched_tokens"), installed.context_limit
+        if asked is not None and asked < limit:
+            log.warning(
+                "model %s: max_num_batched_tokens is raised from %d to %d, the model's context: with "
+                "dynamic_split_fuse = false every prompt must fit one step",
+                wanted.name,
+                asked,
+                limit,
+            )
+        values["max_num_batched_tokens"] = max(asked or 0, limit)
+
+    def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
+        match plan.options:
+            case ContinuousOptions(cache_size_gb=fixed):
+                tokens = min(plan.total_limit, _USUAL_TOKENS)
+                return Footprint(_CONTINUOUS, fixed * 2**30 or kv_cache_bytes(installed.path, tokens) or 0)
+            case StatefulOptions():
+                return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
+        return Footprint()
+
+    def lacks(self, options: EngineOptions) -> frozenset[Feature]:
+        return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
+
+    def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
+        """What a prompt limit above the usual one costs; the cache is static, so it is taken, used or not."""
+        if not isinstance(plan.options, StatefulOptions) or plan.lengths[0] <= StatefulOptions().max_prompt_len:
+            return []
+        size = kv_cache_bytes(installed.path, plan.total_limit)
+        told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
+        return [
+            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory"
+        ]
+
+
+GENERATE = _Generate()

@@ -1,0 +1,19 @@
+"""The registration of the task."""
+
+from __future__ import annotations
+
+from worker_node.domain import ModelKind
+from worker_node.registry import Task
+
+TASK = Task(
+    kind=ModelKind.GENERATION,
+    verb="generate",
+    capability="chat",
+    options=(
+        "worker_node.options.generation",
+        "worker_node.tasks.generate.continuous_options",
+        "worker_node.tasks.generate.stateful_options",
+    ),
+    serving="worker_node.tasks.generate.serving.building:GENERATE",
+    api="worker_node.tasks.generate.api:API",
+)
