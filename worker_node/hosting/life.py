@@ -20,6 +20,7 @@ from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError, O
 from worker_node.hosting.growth import GrowthLimits
 from worker_node.hosting.link import EngineLink, LoadRefused
 from worker_node.hosting.liveness import LivenessLimits
+from worker_node.hosting.loading import LoadWatch, activity_of
 from worker_node.hosting.restart import RestartLimits
 from worker_node.hosting.slots import FREE
 
@@ -50,7 +51,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostingLimits:
-    """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own.
+    """Seconds. A cold compile for an NPU takes minutes, so loading has a limit of its own; see also `loading`.
 
     After `canary_interval_s` an idle engine is examined again.
     """
@@ -87,8 +88,7 @@ class EngineLife:
         """Serve on a process just spawned until it ends; return how and why it did."""
         try:
             async with self._slot, asyncio.timeout(self._limits.load_timeout_s):
-                link.begin()
-                loaded = await link.loaded
+                loaded = await self._load(link)
         except TimeoutError:
             link.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
             return End.CRASHED, await link.wait_closed()
@@ -110,6 +110,24 @@ class EngineLife:
             watchdog.cancel()
             # Not with the cancellation suppressed: it may be ours, and then the engine is to be stopped.
             await asyncio.gather(watchdog, return_exceptions=True)
+
+    async def _load(self, link: EngineLink) -> Loaded:
+        """Have the engine load; one that stops computing is killed. Raises EngineUnavailable, LoadRefused."""
+        link.begin()
+        watchdog = asyncio.create_task(self._watch_load(link), name=f"load of {self._spec.model_id}")
+        try:
+            return await link.loaded
+        finally:
+            watchdog.cancel()
+
+    async def _watch_load(self, link: EngineLink) -> None:
+        watch = LoadWatch(self._limits.liveness.watchdog_s, time.monotonic())
+        while True:
+            await asyncio.sleep(watch.look_s)
+            reason = watch.look(time.monotonic(), activity_of(link.pid))
+            if reason is not None:
+                link.kill(reason)
+                return
 
     async def _serve(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
         try:
