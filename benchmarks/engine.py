@@ -15,7 +15,7 @@ from worker_node.tasks.embed import calls
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 RUNNERS = {
-    ModelKind.EMBEDDING: "worker_node.tasks.embed.dynamic:EmbeddingRunner",
+    ModelKind.EMBEDDING: "worker_node.tasks.embed.runners:EmbeddingRunner",
     ModelKind.GENERATION: "worker_node.tasks.generate.continuous:ContinuousRunner",
 }
 DEADLINE_S = 600.0

@@ -11,8 +11,8 @@ import pytest
 
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec
-from worker_node.tasks.embed.dynamic import EmbeddingRunner
 from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.runners import EmbeddingRunner
 
 pytestmark = pytest.mark.real
 

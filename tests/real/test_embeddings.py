@@ -17,7 +17,7 @@ from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.tasks.embed.calls import embed
 
-RUNNER = "worker_node.tasks.embed.dynamic:EmbeddingRunner"
+RUNNER = "worker_node.tasks.embed.runners:EmbeddingRunner"
 
 pytestmark = pytest.mark.real
 

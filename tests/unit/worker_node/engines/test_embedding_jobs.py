@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker_node.encoders.jobs import RowJobs, RunCost
+from worker_node.encoders.static import bucket_for
 from worker_node.scheduling.texts import BatchLimits, LengthBuckets
-from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
-from worker_node.tasks.embed.messages import EmbedJob
-from worker_node.tasks.embed.static import bucket_for
+from worker_node.tasks.embed.messages import Embedded, EmbedJob
 
 FAR = 1e12
 ALL = BatchLimits()
@@ -30,7 +30,7 @@ def run(books, batch, length, cost=None):
 
 
 def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     books.add(job(1, [7, 8], [9]))
     books.add(job(2, [5, 5, 5]))
     done = run(books, books.take(ALL, 1.0), 4, RunCost(12, busy_us=300, busy_shared=True))
@@ -42,7 +42,7 @@ def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
 
 
 def test_without_a_counter_no_busy_time_is_claimed():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     books.add(job(1, [1], [2]))
     assert run(books, books.take(ONE, 1.0), 1, RunCost(1, busy_us=5)) == []
     (event,) = run(books, books.take(ONE, 1.0), 1, RunCost(1, busy_us=None))
@@ -50,7 +50,7 @@ def test_without_a_counter_no_busy_time_is_claimed():
 
 
 def test_unused_rows_attend_to_one_token():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     books.add(job(1, [3, 4]))
     ids, mask = books.padded(books.take(ALL, 0.0), (3, 4))
     assert ids.tolist() == [[3, 4, 0, 0], [0] * 4, [0] * 4]
@@ -58,7 +58,7 @@ def test_unused_rows_attend_to_one_token():
 
 
 def test_what_nobody_waits_for_is_dropped():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     books.add(job(1, [1], [2], deadline=5.0))
     books.add(job(2, [3]))
     running = books.take(ONE, 0.0)
@@ -71,7 +71,7 @@ def test_what_nobody_waits_for_is_dropped():
 
 
 def test_a_job_whose_rows_all_run_is_not_expired():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     books.add(job(1, [1], [2], deadline=5.0))
     running = books.take(ALL, 0.0)
     assert books.expire(6.0) == []
@@ -79,7 +79,7 @@ def test_a_job_whose_rows_all_run_is_not_expired():
 
 
 def test_interactive_texts_run_next_however_old_the_batch_texts_are():
-    books = EmbeddingJobs()
+    books = RowJobs(Embedded)
     batch = EmbedJob(1, np.ones(2000 * 8, "<i4").tobytes(), [8] * 2000, FAR, interactive=False)
     books.add(batch)
     limits = BatchLimits(max_tokens=512, max_rows=16)
@@ -105,7 +105,7 @@ def test_the_work_per_batch_does_not_grow_with_the_queue(monkeypatch):
     monkeypatch.setattr(LengthBuckets, "_in_order", counting)
     per_batch = {}
     for rows in (512, 8192):
-        books = EmbeddingJobs()
+        books = RowJobs(Embedded)
         lengths = [1 + row % 200 for row in range(rows)]
         books.add(EmbedJob(1, np.ones(sum(lengths), "<i4").tobytes(), lengths, FAR))
         batches = looked_at = 0

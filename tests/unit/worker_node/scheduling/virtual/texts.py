@@ -7,10 +7,11 @@ import numpy as np
 
 from tests.unit.worker_node.scheduling.virtual.world import Run, World
 from worker_node.domain import Device, ModelKind
+from worker_node.encoders.dynamic import _Slot
 from worker_node.engines.messages import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
-from worker_node.tasks.embed import dynamic
+from worker_node.tasks.embed.runners import EmbeddingRunner
 
 
 class SlotRequest:
@@ -45,8 +46,8 @@ class TextWorld(World):
         self.runs = []
         self._running = []
         spec = EngineSpec("m", ModelKind.EMBEDDING, "/m", Device.CPU, "embedding", {"max_batch_tokens": step_tokens})
-        self.runner = dynamic.EmbeddingRunner(spec)
-        self.runner._slots = [dynamic._Slot(SlotRequest(self)) for _ in range(slots)]
+        self.runner = EmbeddingRunner(spec)
+        self.runner._slots = [_Slot(SlotRequest(self)) for _ in range(slots)]
         for slot in self.runner._slots:
             slot.request.slot = slot
         self.runner._idle = list(self.runner._slots)

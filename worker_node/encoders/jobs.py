@@ -1,17 +1,32 @@
-"""Row-level bookkeeping of an embedding engine's jobs: what waits, runs and is done. No device, no clock of its own."""
+"""Row-level bookkeeping of an engine's jobs: what waits, runs and is done. No device, no clock of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats
+from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.deadlines import Deadlines
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
-from worker_node.tasks.embed.messages import Embedded, EmbedJob
+
+
+class RowJob(Protocol):
+    """A job of `len(lengths)` texts, whose token ids stand one after another in `tokens` (int32)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def tokens(self) -> bytes: ...
+    @property
+    def lengths(self) -> list[int]: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def interactive(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class Throughput:
 class _Open:
     """A job of which rows are still missing."""
 
-    job: EmbedJob
+    job: RowJob
     rows: list[npt.NDArray[np.int32]]
     missing: int
     waiting: int
@@ -68,9 +83,14 @@ class _Open:
 
 
 @dataclass(slots=True)
-class EmbeddingJobs:
-    """All jobs that an engine holds; `queue` has their waiting rows. Every operation is O(log n) a row."""
+class RowJobs:
+    """All jobs that an engine holds; `queue` has their waiting rows. Every operation is O(log n) a row.
 
+    `result` makes what a finished job gets: its id, its vectors (float32, row-major), start, seconds, busy time,
+    whether others used the NPU, device tokens, measured tokens and seconds.
+    """
+
+    result: Callable[..., Outcome]
     queue: TextQueue = field(default_factory=TextQueue)
     throughput: Throughput = field(default_factory=Throughput)
     runs: int = 0
@@ -86,7 +106,7 @@ class EmbeddingJobs:
         """How many texts wait and run, and how many runs there were."""
         return EngineStats(len(self.queue), self._running, self.runs, self.rows)
 
-    def add(self, job: EmbedJob) -> None:
+    def add(self, job: RowJob) -> None:
         """Queue the texts of a job."""
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
@@ -127,6 +147,10 @@ class EmbeddingJobs:
                 job.started = now
         return batch
 
+    def job(self, job_id: int) -> RowJob:
+        """A job that is not finished."""
+        return self._open[job_id].job
+
     def padded(
         self, batch: Sequence[Waiting], shape: tuple[int, int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -144,7 +168,7 @@ class EmbeddingJobs:
 
     def finish(
         self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float
-    ) -> Iterable[Embedded]:
+    ) -> Iterable[Outcome]:
         """Take in a run's vectors (row i is that of `batch[i]`) and return the jobs that are complete by it."""
         self._running -= len(batch)
         self.throughput.finished(cost.tokens, now)
@@ -167,7 +191,7 @@ class EmbeddingJobs:
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
                 self._deadlines.compact(self._open, len(self._open))
-                yield Embedded(
+                yield self.result(
                     job_id,
                     job.vectors.tobytes(),
                     job.started,

@@ -1,4 +1,4 @@
-"""The embedding engine of the NPU: static shapes, compiled ahead in buckets of length.
+"""The engine of an encoder on the NPU: static shapes, compiled ahead in buckets of length.
 
 The NPU runs static shapes only, so the model is compiled once per bucket at load, and each text runs in the smallest
 bucket that holds it. What the padding costs is counted. One run at a time, so that the busy counter read around it is
@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
+from worker_node.encoders.options import StaticEncoderOptions
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall
-from worker_node.scheduling.texts import BatchLimits
-from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
-from worker_node.tasks.embed.messages import EmbedJob
-from worker_node.tasks.embed.static_options import StaticOptions
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall, Outcome
+from worker_node.scheduling.texts import BatchLimits, Waiting
 
 
-class StaticEmbeddingRunner:
-    """A `Runner` over one compiled model per bucket."""
+class StaticEncoder:
+    """A `Runner` over one compiled model per bucket; a task says what it takes and gives."""
 
-    jobs = EmbedJob
+    jobs: ClassVar[Any]
+    options: ClassVar[type[StaticEncoderOptions]]
+    result: ClassVar[type[Outcome]]
+    output: ClassVar[str]
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._options = msgspec.convert(spec.options, StaticOptions)
+        self._options = msgspec.convert(spec.options, self.options)
         longest = self._options.npu_buckets[-1]
         self._limits = BatchLimits(
             max_tokens=longest * self._options.npu_batch_size, max_rows=self._options.npu_batch_size
         )
-        self._jobs = EmbeddingJobs()
+        self._jobs = RowJobs(self.result)
         self._requests: dict[int, ov.InferRequest] = {}
 
     @property
@@ -63,7 +68,7 @@ class StaticEmbeddingRunner:
         name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, ov.get_version(), driver)
 
-    def submit(self, job: EmbedJob) -> None:
+    def submit(self, job: RowJob) -> None:
         self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:
@@ -78,7 +83,7 @@ class StaticEmbeddingRunner:
             return
         length = bucket_for(max(w.length for w in batch), self._options.npu_buckets)
         shape = (self._options.npu_batch_size, length)
-        ids, mask = self._jobs.padded(batch, shape)
+        inputs = self.inputs(batch, shape)
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self._jobs.throughput.went_on(now, waiting=False)
         self._jobs.throughput.went_on(
@@ -88,13 +93,18 @@ class StaticEmbeddingRunner:
         emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
         self._meter.begin()
         try:
-            request.infer({"input_ids": ids, "attention_mask": mask})
+            request.infer(inputs)
         except RuntimeError as error:
             raise DeviceBroken(f"the NPU failed in a run: {brief(error)}") from None
         busy = self._meter.end()
         cost = RunCost(shape[0] * shape[1], busy.us, busy.shared)
-        for event in self._jobs.finish(batch, request.get_tensor("embedding").data, cost, time.monotonic()):
+        for event in self._jobs.finish(batch, request.get_tensor(self.output).data, cost, time.monotonic()):
             emit(event)
+
+    def inputs(self, batch: list[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
+        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
+        ids, mask = self._jobs.padded(batch, shape)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def close(self) -> None:
         self._requests.clear()

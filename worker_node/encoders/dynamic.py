@@ -1,7 +1,7 @@
-"""The embedding engine: token ids in, pooled and normalised vectors out.
+"""The engine of an encoder on CPU and GPU.
 
-The model's graph does the whole work (`models/conversion/bert.py` builds it). Here texts of many requests are merged
-into batches by length and kept running on every stream of the device; the queue never waits for a batch to fill.
+Texts of many requests are merged into batches by length and kept running on every stream of the device; the queue never
+waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
 from worker_node.domain import Device
+from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
+from worker_node.encoders.options import DynamicEncoderOptions
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, Outcome
 from worker_node.scheduling.texts import BatchLimits, Waiting
-from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
-from worker_node.tasks.embed.jobs import EmbeddingJobs, RunCost
-from worker_node.tasks.embed.messages import EmbedJob
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
 # and a run costs as much as some 30 tokens. A GPU wants its batches large.
@@ -43,14 +44,17 @@ class _Slot:
     started: float = 0.0
 
 
-class EmbeddingRunner:
-    """A `Runner` over one compiled embedding model (CPU or GPU, dynamic shapes)."""
+class DynamicEncoder:
+    """A `Runner` over one compiled encoder (CPU or GPU, dynamic shapes); a task says what it takes and gives."""
 
-    jobs = EmbedJob
+    jobs: ClassVar[Any]
+    options: ClassVar[type[DynamicEncoderOptions]]
+    result: ClassVar[type[Outcome]]
+    output: ClassVar[str]
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._options = msgspec.convert(spec.options, EmbeddingOptions)
+        self._options = msgspec.convert(spec.options, self.options)
         on_cpu = spec.device is Device.CPU
         self._limits = BatchLimits(
             max_tokens=self._options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),
@@ -58,7 +62,7 @@ class EmbeddingRunner:
             run_overhead_tokens=_RUN_OVERHEAD_TOKENS,
         )
         self._on_cpu = on_cpu
-        self._jobs = EmbeddingJobs()
+        self._jobs = RowJobs(self.result)
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
@@ -124,7 +128,7 @@ class EmbeddingRunner:
         self._finished.append(slot)
         os.eventfd_write(self._wake, 1)
 
-    def submit(self, job: EmbedJob) -> None:
+    def submit(self, job: RowJob) -> None:
         self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:
@@ -142,12 +146,16 @@ class EmbeddingRunner:
             self._start(self._idle.pop(), batch)
         self._jobs.throughput.went_on(now, waiting=len(self._jobs.queue) > 0)
 
+    def inputs(self, batch: list[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
+        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
+        ids, mask = self._jobs.padded(batch, shape)
+        return {"input_ids": ids, "attention_mask": mask}
+
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
         shape = (len(batch), max(w.length for w in batch))
-        ids, mask = self._jobs.padded(batch, shape)
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
-        slot.request.set_tensor("input_ids", ov.Tensor(ids))
-        slot.request.set_tensor("attention_mask", ov.Tensor(mask))
+        for name, values in self.inputs(batch, shape).items():
+            slot.request.set_tensor(name, ov.Tensor(values))
         slot.started = time.monotonic()
         slot.request.start_async()
 
@@ -160,7 +168,7 @@ class EmbeddingRunner:
             slot = self._finished.popleft()
             slot.request.wait()
             self._last_run = (slot.tokens, time.monotonic() - slot.started)
-            output = slot.request.get_tensor("embedding").data
+            output = slot.request.get_tensor(self.output).data
             for event in self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic()):
                 emit(event)
             slot.batch = []
