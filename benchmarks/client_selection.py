@@ -31,7 +31,7 @@ class Fleet:
         model = {"id": MODEL, "kind": "embedding", "state": "ready", "placements": ["CPU"], "space": "s"}
         report = HealthReport.model_validate({"status": "ready", "models": [model]})
         for node in self.pool.add([f"http://node-{index}:8081" for index in range(count)]):
-            self.pool.probe_passed(node, report)
+            self.pool.probe_passed(node, report, began=0.0)
         self.bindings = Bindings(self.pool.nodes, {})
         self.budget = RetryBudget(options.retry, time.monotonic)
 

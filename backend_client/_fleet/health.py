@@ -108,7 +108,7 @@ class Prober:
                     why = f"did not answer its probe within {self._options.timeout:g} s"
                     self._pool.probe_failed(node, why, began=began, silent=True)
                     return False
-                self._pool.probe_passed(node, report)
+                self._pool.probe_passed(node, report, began=began)
                 return True
             return False
         except NodeError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend_client._fleet.liveness import Silence
 from backend_client._protocol.names import plain_name
@@ -32,11 +32,34 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A node asked not to get requests for one model until then (`busy`: it is full; else it cannot serve)."""
+    """A node asked not to get requests for one model until `promised` (`busy`: it is full; else it cannot serve).
+
+    It asked at `since`, with `work` requests for the model there, as far as the client knew. It gets none until
+    `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`.
+    """
 
     until: float
     busy: bool
     why: str
+    since: float = float("-inf")
+    work: int = 0
+    firm: bool = False
+    promised: float = float("-inf")
+
+    @classmethod
+    def of(cls, pause: float, why: str, now: float, *, work: int = 0, before: Hold | None = None) -> Hold:
+        """A busy node asked for a pause; `before` is what it asked before."""
+        # Its reports said once that it was free, and it was not: now it is taken at its word.
+        firm = before is not None and before.promised > now and before.until <= now
+        return cls(now + pause, busy=True, why=why, since=now, work=work, firm=firm, promised=now + pause)
+
+    def after(self, model: ModelReport | None, reported: float) -> Hold | None:
+        """What is left of it after a report on the model that was asked for at `reported`; None for nothing."""
+        if not self.busy or self.promised <= reported:
+            return None
+        # The time that a busy node names is an estimate: half of the work done, it is worth asking.
+        free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
+        return replace(self, until=self.since) if free and reported > self.since and not self.firm else self
 
 
 @dataclass(eq=False, slots=True)

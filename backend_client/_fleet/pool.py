@@ -240,10 +240,20 @@ class Pool:
         elif isinstance(error, SpaceChanged) and not lease.name_is_kept:
             return  # The name means another model here now; the one that it meant before is not to blame.
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
-            pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
-            busy = isinstance(error, NodeOverloaded)
-            why = "is busy" if busy else f"answered {error.code or error.status or 'in another vector space'}"
-            node.holds[lease.model, lease.need.device] = Hold(self.clock() + pause, busy, why)
+            self._hold(lease, error)
+
+    def _hold(self, lease: Lease, error: NodeError) -> None:
+        """The node is to get no request for the model for as long as it said."""
+        node, now = lease.node, self.clock()
+        key = lease.model, lease.need.device
+        pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
+        if isinstance(error, NodeOverloaded):
+            # The request that ended here is not among them any more.
+            work = node.outstanding[lease.model] + node.foreign.get(lease.model, 0)
+            node.holds[key] = Hold.of(pause, "is busy", now, work=work, before=node.holds.get(key))
+        else:
+            why = f"answered {error.code or error.status or 'in another vector space'}"
+            node.holds[key] = Hold(now + pause, busy=False, why=why)
 
     def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
@@ -257,8 +267,8 @@ class Pool:
         else:
             self._abandon_model(lease)
 
-    def probe_passed(self, node: Node, report: HealthReport) -> None:
-        """A probe brought a report (of a node that serves, or says that it does not)."""
+    def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
+        """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""
         first = not node.probed
         back = report.serving and not (node.report is not None and node.report.serving)
         recovered = node.probe_failures > 0
@@ -268,8 +278,8 @@ class Pool:
         if node.report is not None and node.report.status != report.status:
             log.info("node %s is %s", node.url, report.status)
         node.take_report(report)
-        # What was said of a model that could not serve is superseded; what was said of a full queue is a promise kept.
-        node.holds = {key: hold for key, hold in node.holds.items() if hold.busy}
+        left = {key: hold.after(node.models.get(key[0]), began) for key, hold in node.holds.items()}
+        node.holds = {key: hold for key, hold in left.items() if hold is not None}
         if back and not first:
             node.returned_at = self.clock()
         # A node that was started again first says that it does not serve yet.

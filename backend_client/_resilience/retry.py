@@ -107,7 +107,7 @@ class Retrier:
 
         loop = AsyncRetrying(
             retry=retry_if_exception(_may_succeed_again),
-            wait=wait_exception(lambda error: self._pause(error, tries, elsewhere)),
+            wait=wait_exception(lambda error: self._pause(error, tries, elsewhere, deadline)),
             stop=stop_before_delay(deadline.remaining()) | spent,
             reraise=True,
         )
@@ -128,18 +128,21 @@ class Retrier:
             await asyncio.sleep(pause)
         return self._budget.withdraw()
 
-    def _pause(self, error: BaseException, tries: Tries, elsewhere: Callable[[], bool]) -> float:
+    def _pause(self, error: BaseException, tries: Tries, elsewhere: Callable[[], bool], deadline: Deadline) -> float:
         if isinstance(error, NodeError) and elsewhere():
             return 0.0
         retry_after = error.retry_after if isinstance(error, NodeError | FleetOverloaded) else None
         if retry_after is not None:
             # Not all that wait for the same moment may come back at it.
-            return retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + 0.001
+            pause = retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + 0.001
+            # A probe may show earlier that the reason is gone; to look again costs nothing.
+            return min(pause, _LOOK_EVERY_S) if pause < deadline.remaining() else pause
         return self._rng.uniform(0, self._options.pause * 2**tries.sent)
 
 
 _SPREAD = 0.2
 _LOOK_AGAIN_S = 0.1
+_LOOK_EVERY_S = 1.0
 
 
 def _may_succeed_again(error: BaseException) -> bool:

@@ -71,7 +71,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(url=st.sampled_from(URLS), status=st.sampled_from(["ready", "degraded", "draining", "starting"]))
     def probe_passes(self, url, status):
-        self.pool.probe_passed(self.pool.nodes[url], report(status, queue=3))
+        self.pool.probe_passed(self.pool.nodes[url], report(status, queue=3), began=self.now)
 
     @rule(url=st.sampled_from(URLS), silent=st.booleans())
     def probe_fails(self, url, silent):

@@ -206,6 +206,8 @@ async def test_4_a_refused_request_never_changes_health(error):
 @in_virtual_time
 async def test_4_busy_means_until_retry_after_and_not_dead():
     nodes = fleet(2)
+    for node in nodes:
+        node.health = report(queue=8)
     async with warm(nodes) as client:
         nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=3.0)
         assert not await load(client, every=0.1, seconds=1)
@@ -216,6 +218,39 @@ async def test_4_busy_means_until_retry_after_and_not_dead():
         assert nodes[0].requests[1] >= busy_since + 3.0
         assert len(nodes[0].requests) > 3
         assert client.status()[0].breaker is BreakerState.CLOSED
+
+
+@in_virtual_time
+async def test_4_a_node_that_is_idle_again_serves_before_its_retry_after_has_passed():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        node.health = report(queue=8)
+        await asyncio.sleep(1.5)
+        node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=13)
+        with pytest.raises(NPUUnavailableError):
+            await client.embed("text", timeout=5)
+        node.embed = node.vectors
+        # A call that has the time waits, and looks again with each probe.
+        waiting = asyncio.create_task(client.embed_result("text", timeout=30))
+        await asyncio.sleep(2.5)
+        assert len(node.requests) == 1, "it is still as busy as it was"
+        node.health = report(queue=4)
+        began = now()
+        await waiting
+        assert now() - began < 2.5
+        assert await client.embed("text", timeout=1)
+
+
+@in_virtual_time
+async def test_4_a_node_that_looks_idle_and_is_not_is_taken_at_its_word():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=13)
+        for _ in range(100):
+            with pytest.raises(NPUUnavailableError):
+                await client.embed("text", timeout=0.05)
+            await asyncio.sleep(0.1)
+        assert len(node.requests) == 2
 
 
 @in_virtual_time
