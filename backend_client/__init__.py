@@ -75,6 +75,8 @@ from backend_client.results import (
     ToolCallDelta,
     TranscribeOptions,
     Transcription,
+    TranscriptionSegment,
+    TranscriptionWord,
     Usage,
 )
 from backend_client.settings import ClientSettings, CloudSettings
@@ -155,6 +157,8 @@ __all__ = [
     "ToolCallDelta",
     "TranscribeOptions",
     "Transcription",
+    "TranscriptionSegment",
+    "TranscriptionWord",
     "Usage",
     "VectorSpaceMismatch",
     "openai",

@@ -28,6 +28,7 @@ from backend_client._api.base_client import BaseClient
 from backend_client._api.batching import Progress
 from backend_client._api.chat_methods import Messages
 from backend_client._api.loop_thread import LoopThread
+from backend_client._api.recordings import Audio
 from backend_client._api.status import ClientStatus, NodeStatus
 from backend_client._api.token_stream import ResultStream
 from backend_client._cloud.ledger import Ledger
@@ -179,7 +180,7 @@ class Blocking(Generic[C]):
         """See `BaseClient.rerank`."""
         return self._thread.run(self._client.rerank(query, documents, **options))
 
-    def transcribe(self, audio: str | Path | bytes, **options: Unpack[TranscribeOptions]) -> Transcription:
+    def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
         """See `BaseClient.transcribe`."""
         return self._thread.run(self._client.transcribe(audio, **options))
 

@@ -49,28 +49,42 @@ def text(value: object, name: str) -> str:
     return value
 
 
-def text_list(values: Iterable[str]) -> list[str]:
+def text_list(values: Iterable[str], name: str = "texts") -> list[str]:
     """The texts of any iterable, in its order."""
-    return [text(value, f"texts[{index}]") for index, value in enumerate(ordered(values))]
+    return [text(value, f"{name}[{index}]") for index, value in enumerate(ordered(values, name))]
 
 
-def ordered(values: Iterable[str]) -> Iterable[str]:
-    """`values`, if its order is that of the vectors and it is not one text by mistake."""
+def positive(value: int, name: str) -> int:
+    """`value`, if it is at least 1."""
+    if value < 1:
+        raise InvalidArgument(f"{name} is {value}, not a number of at least 1", param=name)
+    return value
+
+
+def words(values: Sequence[object], name: str, known: Sequence[str]) -> list[str]:
+    """`values`, if all of them are among the known words."""
+    if not values or not all(isinstance(value, str) and value in known for value in values):
+        raise InvalidArgument(f"{name} is a list of {' and '.join(map(repr, known))}", param=name)
+    return [str(value) for value in values]
+
+
+def ordered(values: Iterable[str], name: str = "texts") -> Iterable[str]:
+    """`values`, if its order is that of the results and it is not one text by mistake."""
     problem = None
     if isinstance(values, str | bytes | bytearray | memoryview):
-        problem = "one text; give a list of texts, or call embed for one text"
+        problem = "one text; give a list of texts" + (", or call embed for one text" if name == "texts" else "")
     elif isinstance(values, Mapping):
         problem = "a mapping; give a list of its keys or of its values"
     elif isinstance(values, AbstractSet) and not isinstance(values, KeysView):
         problem = "without an order; give a list of texts"
     elif isinstance(values, AsyncIterable):
-        problem = "asynchronous; give a list of texts, or call embed_stream"
+        problem = "asynchronous; give a list of texts" + (", or call embed_stream" if name == "texts" else "")
     else:
         try:
             return iter(values)
         except TypeError:
             problem = "not iterable; give a list of texts"
-    raise InvalidArgument(f"texts is {_type(values)}, {problem}", param="texts")
+    raise InvalidArgument(f"{name} is {_type(values)}, {problem}", param=name)
 
 
 def messages(values: object) -> list[Any]:

@@ -13,6 +13,7 @@ from backend_client._api import arguments
 from backend_client._api.batching import Progress, embed_in_batches, embed_windowed
 from backend_client._api.chat_methods import ChatMethods
 from backend_client._api.chat_reply import origin_fields
+from backend_client._api.task_methods import TaskMethods
 from backend_client._api.token_stream import TokenStream
 from backend_client._protocol.jobs import EmbedJob, GenerateJob, split_options
 from backend_client.results import (
@@ -25,8 +26,8 @@ from backend_client.results import (
 )
 
 
-class BaseClient(ChatMethods):
-    """Embedding, generation and chat over a backend. Use as `async with`, or `close()` it.
+class BaseClient(ChatMethods, TaskMethods):
+    """All tasks over a backend. Use as `async with`, or `close()` it.
 
     Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
     RequestRejected for a request that would be refused again, and NPUUnavailableError (of which

@@ -1,33 +1,25 @@
-"""The methods of a client that speak of conversations and documents, in OpenAI's names and shapes."""
+"""The methods of a client that speak of conversations, in OpenAI's names and shapes."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel
 
 from backend_client._api import arguments
-from backend_client._api.chat_reply import ChatItems, chat_items, chat_result, origin_fields
+from backend_client._api.chat_reply import ChatItems, chat_items, chat_result
 from backend_client._api.client_base import ClientBase
 from backend_client._api.schema import is_model, model_class, response_format
 from backend_client._api.token_stream import ChatStream
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Exchange, split_options
-from backend_client._resilience.threads import in_daemon_thread
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.results import (
     CallOptions,
     ChatOptions,
     ChatResult,
-    RankedDocument,
     RawReply,
-    RerankOptions,
-    RerankResult,
-    TranscribeOptions,
-    Transcription,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -39,7 +31,7 @@ _RAW_PATHS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddin
 
 
 class ChatMethods(ClientBase):
-    """Chats, token counts, reranking, transcription, and requests in OpenAI's dialect as they are."""
+    """Chats, token counts, and requests in OpenAI's dialect as they are."""
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """The answer to a conversation.
@@ -86,42 +78,6 @@ class ChatMethods(ClientBase):
             raise BadReply("the reply has no count: this is not a node's /tokenize", node=reply.node)
         return count
 
-    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> RerankResult:
-        """The documents by their relevance to the query. Raises NotOffered where no node has a model for it."""
-        given = self._given("rerank", options, RerankOptions)
-        texts = arguments.text_list(documents)
-        body: dict[str, Any] = {"query": arguments.text(query, "query"), "documents": texts}
-        if "top_n" in given:
-            body["top_n"] = given.pop("top_n")
-        reply = await self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
-        ranked = None
-        with contextlib.suppress(TypeError, KeyError, ValueError):
-            ranked = tuple(
-                RankedDocument(int(row["index"]), float(row["relevance_score"])) for row in reply.body["results"]
-            )
-        if ranked is None or any(not 0 <= document.index < len(texts) for document in ranked):
-            raise BadReply("the reply has no valid results: this is not a node's /v1/rerank", node=reply.node)
-        return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
-
-    async def transcribe(self, audio: str | Path | bytes, **options: Unpack[TranscribeOptions]) -> Transcription:
-        """The text of a recording: a file's path, or its bytes. Raises NotOffered where no node has a model for it."""
-        given = self._given("transcribe", options, TranscribeOptions)
-        name, content = await _recording(audio)
-        common, fields = split_options(given)
-        job = Exchange(
-            path="/v1/audio/transcriptions",
-            kind="transcription",
-            deadline=self._deadline(given, self._core.options.timeouts.generate),
-            body={field: str(value) for field, value in fields.items()},
-            file=(name, content),
-            **common,
-        )
-        reply = await self._core.backend.exchange(job)
-        text = reply.body.get("text") if isinstance(reply.body, dict) else None
-        if not isinstance(text, str):
-            raise BadReply("the reply has no text: this is not a node's /v1/audio/transcriptions", node=reply.node)
-        return Transcription(text=text, **origin_fields(reply))
-
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
 
@@ -143,14 +99,6 @@ class ChatMethods(ClientBase):
             path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path, "generation")
         )
 
-    async def _exchange(
-        self, path: str, body: Mapping[str, Any], given: Mapping[str, Any], timeout: float, *, kind: Any = "generation"
-    ) -> RawReply:
-        common, _ = split_options(given)
-        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
-        wire.encode(body)
-        return await self._core.backend.exchange(job)
-
     def _chat_job(
         self, method: str, messages: Messages, options: Mapping[str, Any]
     ) -> tuple[Exchange, type[BaseModel] | None]:
@@ -164,17 +112,3 @@ class ChatMethods(ClientBase):
         wire.encode(body)
         deadline = self._deadline(given, self._core.options.timeouts.generate)
         return Exchange(path=_CHAT, deadline=deadline, body=body, **common), schema
-
-
-async def _recording(audio: object) -> tuple[str, bytes]:
-    """The name and the bytes of a recording. Raises InvalidArgument."""
-    if isinstance(audio, bytes | bytearray):
-        return "audio", bytes(audio)
-    if not isinstance(audio, str | Path):
-        raise InvalidArgument(f"audio is {type(audio).__name__}, not a path or bytes", param="audio")
-    path = Path(audio)
-    try:
-        return path.name, await in_daemon_thread(path.read_bytes, f"read {path.name}")
-    except OSError as error:
-        why = error.strerror
-    raise InvalidArgument(f"audio cannot be read: {why}", param="audio")

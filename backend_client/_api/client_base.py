@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from backend_client._api import arguments
-from backend_client._protocol.jobs import Backend
+from backend_client._protocol import wire
+from backend_client._protocol.jobs import Backend, Exchange, split_options
 from backend_client._resilience.deadline import Clock, Deadline
 from backend_client.options import ClientOptions
-from backend_client.results import CallOptions
+from backend_client.results import CallOptions, RawReply
 
 
 @dataclass(slots=True)
@@ -70,3 +71,11 @@ class ClientBase:
 
     def _deadline(self, given: Mapping[str, Any], default: float) -> Deadline:
         return Deadline.after(given.get("timeout", default), self._core.clock)
+
+    async def _exchange(
+        self, path: str, body: Mapping[str, Any], given: Mapping[str, Any], timeout: float, *, kind: Any = "generation"
+    ) -> RawReply:
+        common, _ = split_options(given)
+        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
+        wire.encode(body)
+        return await self._core.backend.exchange(job)

@@ -18,7 +18,8 @@ from backend_client._fleet.discovery import source_of
 from backend_client._fleet.pool import Pool
 from backend_client._protocol.identity import Identity, keys_by_node, tls_context
 from backend_client._protocol.node_addresses import NodeAddress, parse_nodes
-from backend_client._protocol.transport import HttpTransport, Transport
+from backend_client._protocol.node_api import Transport
+from backend_client._protocol.transport import HttpTransport
 from backend_client._resilience.deadline import Clock
 from backend_client._routing.fleet_backend import FleetBackend
 from backend_client._routing.runtime import Runtime

@@ -183,7 +183,8 @@ def failure_in(event: StreamEvent) -> Json | None:
 def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens in and out that a reply names, 0 for what it does not."""
     usage = _object(body.get("usage"))
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    # A ranking has no output, and says its total alone.
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens")))
     completion = usage.get("completion_tokens", usage.get("output_tokens"))
     return _count(prompt), _count(completion)
 

@@ -134,11 +134,12 @@ def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> 
 
 
 def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:
-    """A multipart form with the fields and a file; its bytes and its content type."""
+    """A multipart form with the fields (a list: once for each value) and a file; its bytes and its content type."""
     boundary = secrets.token_hex(16)
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
-        for field, value in fields.items()
+        for field, values in fields.items()
+        for value in (values if isinstance(values, list) else [values])
     ]
     plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{plain}"\r\n'

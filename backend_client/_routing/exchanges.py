@@ -14,6 +14,7 @@ from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._protocol.wire import Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
 from backend_client._resilience.deadline import Deadline
+from backend_client._resilience.threads import in_daemon_thread
 from backend_client._routing.affinity import StoredResponses
 from backend_client._routing.dispatcher import Call
 from backend_client._routing.runtime import Running, Runtime
@@ -23,6 +24,7 @@ from backend_client.options import ClientOptions
 from backend_client.results import RawReply, Usage
 
 _Item = Reply | StreamEvent
+_LARGE_FILE = 1024 * 1024
 
 
 class FleetExchanges:
@@ -51,7 +53,7 @@ class FleetExchanges:
         encode = _encoder(job, form)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
-            wired = encode(call)
+            wired = await _encoded(job, lambda: encode(call))
             if form is None:
                 return await self._send(running, lease, wired, job)
             opened = await self._open(running, lease, wired, job, form)
@@ -232,6 +234,13 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: b
         body=body if keep_body else None,
         usage=Usage(prompt or route.prompt_tokens, completion),
     )
+
+
+async def _encoded(job: Exchange, encode: Callable[[], WireCall]) -> WireCall:
+    """Copying a long recording takes longer than the event loop may be held up."""
+    if job.file is None or len(job.file[1]) <= _LARGE_FILE:
+        return encode()
+    return await in_daemon_thread(encode, "encode a recording")
 
 
 def _encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCall]:

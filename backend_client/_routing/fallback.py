@@ -142,7 +142,7 @@ class FallbackBackend:
         """
         cloud = None if self._forbidden(job) else self._cloud
         try:
-            return await on_fleet(self._until(job.deadline) if cloud else job.deadline)
+            return await on_fleet(self._until(job.deadline) if cloud and _cloud_may(job) else job.deadline)
         except NPUUnavailableError as error:
             unavailable = error
         if cloud is None:
@@ -193,6 +193,11 @@ class FallbackBackend:
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
+
+
+def _cloud_may(job: Job) -> bool:
+    """Whether time must be left for the cloud: of OpenAI's other requests it serves none."""
+    return not isinstance(job, Exchange) or _is_chat(job)
 
 
 def _is_chat(job: Job) -> bool:

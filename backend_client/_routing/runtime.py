@@ -12,7 +12,7 @@ from backend_client._fleet.bindings import Bindings
 from backend_client._fleet.discovery import Follower, Source
 from backend_client._fleet.health import Prober
 from backend_client._fleet.pool import Pool
-from backend_client._protocol.transport import Transport
+from backend_client._protocol.node_api import Transport
 from backend_client._resilience.budget import RetryBudget
 from backend_client._resilience.retry import Retrier
 from backend_client._resilience.supervision import supervise

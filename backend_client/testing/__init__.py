@@ -1,4 +1,4 @@
-"""Test doubles for services that use this package: a fleet of scripted nodes on real sockets.
+"""Test doubles for services that use this package: a fleet of scripted nodes, on real sockets or in memory.
 
     from backend_client.testing import FakeFleet, status
 
@@ -8,11 +8,14 @@
             client.embed("text")
         fleet.assert_sent("/embeddings", texts=["text"])
 
+`FakeFleet(2, memory=True)` needs no sockets; its nodes are reached by the clients that the fleet makes.
 Vectors depend on the text alone, so order and identity can be checked (`fake_vector`). For pytest there is a fixture:
 `pytest_plugins = ["backend_client.testing.plugin"]`, then `def test_it(fake_fleet): …`.
 """
 
+from backend_client.testing.answers import fake_vector
 from backend_client.testing.fleet import FakeFleet
-from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
+from backend_client.testing.node import FakeNode
+from backend_client.testing.steps import Sent, Step, cut, drop, hang, status
 
 __all__ = ["FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]

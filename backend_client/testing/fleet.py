@@ -1,4 +1,4 @@
-"""A fleet of scripted nodes on loopback, in a thread of its own: for code with and without an event loop."""
+"""A fleet of scripted nodes: on loopback, in a thread of its own, or in memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+from pydantic import SecretStr
 
 from backend_client import sync
 from backend_client._api.loop_thread import LoopThread
 from backend_client._api.npu_client import NPUClient
 from backend_client.settings import ClientSettings
-from backend_client.testing.node import FakeNode, Sent
+from backend_client.testing.memory import MemoryTransport
+from backend_client.testing.node import FakeNode
+from backend_client.testing.sockets import application
+from backend_client.testing.steps import Sent
 
 
 class FakeFleet:
-    """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks."""
+    """Use as `with`. `fleet[0]` is a node; `requests` are what all nodes got, oldest first, without health checks.
 
-    def __init__(self, nodes: int = 1, *, dimensions: int = 8) -> None:
+    With `memory=True` there are no sockets: only clients made by `client()` and `async_client()` reach the nodes.
+    """
+
+    def __init__(self, nodes: int = 1, *, dimensions: int = 8, memory: bool = False) -> None:
+        self._memory = memory
+        self._alive: set[str] = set()
         self.requests: list[Sent] = []
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
         self._runners: dict[int, web.AppRunner] = {}
@@ -31,28 +40,44 @@ class FakeFleet:
         return [node.url for node in self.nodes]
 
     def settings(self, **values: Any) -> ClientSettings:
-        """Settings that name these nodes."""
+        """Settings that name these nodes, which are on sockets."""
+        self._reject_memory("settings")
         return ClientSettings.load(**{"nodes": self.urls, **values})
 
     def environment(self) -> dict[str, str]:
-        """Variables that name these nodes, for `monkeypatch.setenv` or a process."""
+        """Variables that name these nodes, which are on sockets, for `monkeypatch.setenv` or a process."""
+        self._reject_memory("environment")
         return {"NPU_CLIENT_NODES": ",".join(self.urls)}
 
     def client(self, **options: Any) -> sync.NPUClient:
         """A blocking client of these nodes."""
-        return sync.NPUClient(self.urls, **options)
+        if not self._memory:
+            return sync.NPUClient(self.urls, **options)
+        client = sync.NPUClient.__new__(sync.NPUClient)
+        sync.Blocking.__init__(client, self.async_client(**options))
+        return client
 
     def async_client(self, **options: Any) -> NPUClient:
         """A client of these nodes for the event loop of the caller."""
+        if self._memory:
+            key = options.get("api_key") or ""
+            text = key.get_secret_value() if isinstance(key, SecretStr) else key
+            options["transport"] = lambda: MemoryTransport(self._find, text)
         return NPUClient(self.urls, **options)
 
     def kill(self, index: int) -> None:
         """Stop a node: its connections break, and new ones are refused."""
+        if self._memory:
+            self._alive.discard(self.nodes[index].url)
+            return
         runner = self._runners.pop(index)
         self._running().run(runner.cleanup())
 
     def revive(self, index: int) -> None:
         """Start a node that was stopped, on the same port."""
+        if self._memory:
+            self._alive.add(self.nodes[index].url)
+            return
         self._running().run(self._start(index))
 
     def sent(self, path: str | None = None) -> list[Sent]:
@@ -83,6 +108,11 @@ class FakeFleet:
         return iter(self.nodes)
 
     def __enter__(self) -> Self:
+        if self._memory:
+            for index, node in enumerate(self.nodes):
+                node.url = f"http://fake-node-{index}:8081"
+                self._alive.add(node.url)
+            return self
         self._thread = LoopThread("fake fleet", self._stop)
         for index in range(len(self.nodes)):
             self._thread.run(self._start(index))
@@ -91,7 +121,16 @@ class FakeFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._running().close()
+        self._alive.clear()
+        if self._thread is not None:
+            self._thread.close()
+
+    def _find(self, url: str) -> FakeNode | None:
+        return next((node for node in self.nodes if node.url == url and url in self._alive), None)
+
+    def _reject_memory(self, method: str) -> None:
+        if self._memory:
+            raise RuntimeError(f"{method}() is for nodes on sockets: nodes in memory are reached by client() alone")
 
     def _running(self) -> LoopThread:
         if self._thread is None:
@@ -99,7 +138,7 @@ class FakeFleet:
         return self._thread
 
     async def _start(self, index: int) -> None:
-        runner = web.AppRunner(self.nodes[index].application(), handler_cancellation=True, shutdown_timeout=0.1)
+        runner = web.AppRunner(application(self.nodes[index]), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self._ports.get(index, 0))
         await site.start()

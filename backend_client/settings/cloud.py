@@ -1,0 +1,70 @@
+"""Settings of the cloud behind the nodes."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+
+def checked_key(key: SecretStr | None) -> SecretStr | None:
+    """An API key that can be sent in a header. Raises ValueError, which does not repeat it."""
+    if key is not None and not re.fullmatch(r"[!-~]*", key.get_secret_value()):
+        raise ValueError("an API key holds no white space and ASCII only; is there a line end in its file?")
+    return key
+
+
+class Price(BaseModel):
+    """What a cloud model costs, per million tokens, in the currency of the spend cap."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: Decimal = Field(ge=0)
+    output: Decimal = Field(default=Decimal(0), ge=0)
+
+
+class CloudSettings(BaseModel):
+    """The OpenAI-compatible fallback.
+
+    `chat_model` answers calls that name no model, `chat_models` (the fleet's name: the cloud's) those that do.
+    `embedding_models` (vector space: the cloud's name) are the only ones that embed.
+    """
+
+    # An error of the model as a whole would quote the API key.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    api_key: SecretStr
+    base_url: str | None = None
+    chat_model: str | None = None
+    chat_models: dict[str, str] = {}
+    embedding_models: dict[str, str] = {}
+    max_tokens: int = Field(default=1024, gt=0)
+    prices: dict[str, Price] = {}
+    spend_cap: Decimal | None = Field(default=None, ge=0)
+
+    _key = field_validator("api_key")(checked_key)
+
+    @field_validator("base_url")
+    @classmethod
+    def _url_without_credentials(cls, value: str | None) -> str | None:
+        """Errors and attempts name the URL."""
+        if value is not None and "@" in urlsplit(value).netloc:
+            raise ValueError("the cloud's URL holds no user or password: URLs are logged; use cloud.api_key")
+        return value
+
+    @model_validator(mode="after")
+    def _cap_needs_prices(self) -> CloudSettings:
+        models = (self.chat_model, *self.chat_models.values(), *self.embedding_models.values())
+        used = {model for model in models if model is not None}
+        if self.spend_cap is not None and (unpriced := sorted(used - self.prices.keys())):
+            raise ValueError(f"spend_cap needs the price of every model; none is given for {', '.join(unpriced)}")
+        return self

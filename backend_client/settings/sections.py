@@ -1,0 +1,71 @@
+"""Groups of settings, made from the options of the same name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+)
+
+from backend_client.options import (
+    BatchOptions,
+    BreakerOptions,
+    ClientOptions,
+    FallbackOptions,
+    HedgeOptions,
+    ProbeOptions,
+    RetryOptions,
+    Timeouts,
+)
+
+
+def _section(options: type, **limits: Any) -> type[BaseModel]:
+    """The settings of a group of options: its fields and defaults, each positive unless `limits` says otherwise."""
+    parts: dict[str, Any] = {
+        item.name: (hints[item.name], Field(default=item.default, **limits.get(item.name, {"gt": 0})))
+        for hints in [get_type_hints(options)]
+        for item in fields(options)
+    }
+    config = ConfigDict(extra="forbid", frozen=True)
+    return create_model(
+        f"{options.__name__}Settings", __config__=config, __doc__=f"See `options.{options.__name__}`.", **parts
+    )
+
+
+DEFAULTS = ClientOptions()
+
+
+_MAY_BE_ZERO = {name: {"ge": 0} for name in ("per_request", "per_second", "initial", "patience", "pause")}
+
+
+class TimeoutSettings(_section(Timeouts, share={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
+    """See `options.Timeouts`."""
+
+
+class ProbeSettings(_section(ProbeOptions, jitter={"ge": 0, "lt": 1}, idle_after={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.ProbeOptions`."""
+
+
+class BreakerSettings(_section(BreakerOptions, jitter={"ge": 0, "lt": 1}, slow_start={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.BreakerOptions`."""
+
+
+class RetrySettings(_section(RetryOptions, **_MAY_BE_ZERO)):  # type: ignore[misc]  # a model made from the options
+    """See `options.RetryOptions`."""
+
+
+class HedgeSettings(_section(HedgeOptions, percentile={"gt": 0, "lt": 1})):  # type: ignore[misc]  # a model made from the options
+    """See `options.HedgeOptions`."""
+
+
+class BatchSettings(_section(BatchOptions)):  # type: ignore[misc]  # a model made from the options
+    """See `options.BatchOptions`."""
+
+
+class FallbackSettings(_section(FallbackOptions, share={"ge": 0, "lt": 1}, longest={"ge": 0})):  # type: ignore[misc]  # a model made from the options
+    """See `options.FallbackOptions`."""

@@ -1,0 +1,284 @@
+"""Reranking and transcription over real sockets: typed results, faults, and what is refused before anything is sent."""
+
+import asyncio
+import inspect
+import io
+import os
+import pickle
+
+import pytest
+
+from backend_client import (
+    BadReply,
+    DeadlineExceeded,
+    InferenceClient,
+    InvalidArgument,
+    NotOffered,
+    NPUClient,
+    NPUUnavailableError,
+    PayloadTooLarge,
+    RequestRejected,
+    sync,
+)
+from backend_client.testing import FakeFleet, drop, hang, status
+from backend_client.testing.answers import json_answer, route_headers
+
+DOCUMENTS = ["Bonn lies on the Rhine", "Paris is the capital of France", "the capital"]
+AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3
+
+
+@pytest.fixture(scope="module")
+def running():
+    with FakeFleet(2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running):
+    yield running
+    running.requests.clear()
+    for node in running:
+        node.clear()
+
+
+@pytest.fixture
+async def client(fleet):
+    async with fleet.async_client() as made:
+        await made.health()
+        yield made
+
+
+async def until_retried(call):
+    """The first result that took more than one attempt."""
+    while len((result := await call()).attempts) == 1:
+        pass
+    return result
+
+
+async def test_documents_come_by_their_relevance(client, fleet):
+    result = await client.rerank("capital of France", DOCUMENTS, max_tokens_per_doc=64, request_id="mine")
+    assert [(document.index, document.text) for document in result.documents] == [
+        (1, DOCUMENTS[1]),
+        (2, DOCUMENTS[2]),
+        (0, DOCUMENTS[0]),
+    ]
+    assert result.documents[0].score == 1.0
+    assert (result.model, result.device, result.request_id, result.usage.prompt_tokens) == (
+        "fake-reranker",
+        "CPU",
+        "mine",
+        16,
+    )
+    sent = fleet.assert_sent("/v1/rerank", times=1, query="capital of France", documents=DOCUMENTS)
+    assert (sent.body["model"], sent.body["max_tokens_per_doc"]) == ("fake-reranker", 64)
+    assert "France" not in repr(result)
+    assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
+
+
+async def test_only_the_most_relevant_ones_come(client):
+    result = await client.rerank("capital of France", DOCUMENTS, top_n=1)
+    assert [document.index for document in result.documents] == [1]
+    assert len((await client.rerank("capital", DOCUMENTS, top_n=99)).documents) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "param"),
+    [
+        (("q", "one text"), {}, "documents"),
+        (("q", []), {}, "documents"),
+        (("q", [1]), {}, "documents"),
+        (("q", {"a"}), {}, "documents"),
+        ((b"q", ["a"]), {}, "query"),
+        (("q", ["a"]), {"top_n": 0}, "top_n"),
+        (("q", ["a"]), {"top_k": 1}, "top_k"),
+        (("q", ["a"]), {"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+    ],
+)
+async def test_a_wrong_ranking_is_refused_before_it_is_sent(client, fleet, arguments, options, param):
+    with pytest.raises(InvalidArgument) as caught:
+        await client.rerank(*arguments, **options)
+    assert caught.value.param == param
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        None,
+        {},
+        [],
+        [{"index": 0}],
+        [{"index": 3, "relevance_score": 1.0}] * 3,
+        [{"index": 0, "relevance_score": 1.0}] * 3,
+        [
+            {"index": True, "relevance_score": 1.0},
+            {"index": 1, "relevance_score": 1},
+            {"index": 2, "relevance_score": 1},
+        ],
+        [{"index": index, "relevance_score": float("nan")} for index in range(3)],
+        [{"index": index, "relevance_score": 10**400} for index in range(3)],
+        [{"index": index, "relevance_score": "1"} for index in range(3)],
+        [1, 2, 3],
+    ],
+)
+async def test_what_is_no_ranking_of_these_documents_is_no_answer(client, fleet, monkeypatch, results):
+    for node in fleet:
+        monkeypatch.setattr(node, "_answer", lambda *_: json_answer({"results": results}, route_headers("r")))
+    with pytest.raises(BadReply, match="ranking"):
+        await client.rerank("q", DOCUMENTS)
+
+
+@pytest.mark.parametrize("fault", [drop(), status(500), status(503, "engine_unavailable")])
+async def test_a_failed_node_is_followed_by_the_other(client, fleet, fault):
+    fleet[0].script(fault)
+    result = await until_retried(lambda: client.rerank("q", DOCUMENTS))
+    assert [attempt.node for attempt in result.attempts] == fleet.urls
+    fleet[0].clear()
+
+
+@pytest.mark.parametrize("kind", ["path", "str", "bytes", "bytearray", "file", "memory"])
+async def test_a_recording_is_a_path_its_bytes_or_a_file(client, fleet, tmp_path, kind):
+    path = tmp_path / "Ä recording.wav"
+    path.write_bytes(AUDIO)
+    with path.open("rb") as file:
+        given = {
+            "path": path,
+            "str": str(path),
+            "bytes": AUDIO,
+            "bytearray": bytearray(AUDIO),
+            "file": file,
+            "memory": io.BytesIO(AUDIO),
+        }
+        result = await client.transcribe(given[kind], language="en", timestamp_granularities=["word", "segment"])
+    assert (result.text, result.language, result.duration) == ("It is raining in Paris.", "en", 2.5)
+    [segment] = result.segments
+    assert (segment.start, segment.end, segment.text) == (0.0, 2.5, result.text)
+    assert [word.word for word in result.words] == result.text.split()
+    assert (result.words[1].start, result.words[1].end) == (0.5, 1.0)
+    sent = fleet.assert_sent("/v1/audio/transcriptions", times=1, file=AUDIO, response_format="verbose_json")
+    assert sent.body["timestamp_granularities[]"] == ["word", "segment"]
+    assert sent.body["model"] == "fake-listener"
+    assert "raining" not in repr(result)
+    assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
+
+
+async def test_a_long_recording_is_sent_again_where_a_node_fails_before_its_reply(client, fleet):
+    long = os.urandom(3 * 1024 * 1024)
+    fleet[0].script(drop())
+    result = await until_retried(lambda: client.transcribe(long))
+    assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ok"]
+    assert all(request.body["file"] == long for request in fleet.sent("/v1/audio/transcriptions"))
+
+
+async def test_a_call_ends_at_its_deadline(client, fleet):
+    for node in fleet:
+        node.script(hang(), hang(), hang())
+    with pytest.raises(NPUUnavailableError):
+        await client.transcribe(AUDIO, timeout=0.2)
+    with pytest.raises(NPUUnavailableError):
+        await client.rerank("q", DOCUMENTS, timeout=0.2)
+
+
+async def test_a_file_that_never_ends_costs_no_more_than_the_deadline(client, fleet, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DeadlineExceeded, match="before the recording was read"):
+        await client.transcribe(tmp_path / "pipe", timeout=0.1)
+    fleet.assert_nothing_sent()
+    # The thread that reads goes on until somebody writes.
+    os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
+
+
+@pytest.mark.parametrize(
+    ("audio", "why"),
+    [
+        (None, "NoneType"),
+        (12, "int"),
+        (b"", "empty"),
+        ("/no/such/file.wav", "No such file"),
+        ("/", "directory"),
+        ("a\0b", "not a valid path"),
+        (io.StringIO("text"), "binary"),
+    ],
+)
+async def test_what_is_no_recording_is_refused_before_it_is_sent(client, fleet, audio, why):
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        await client.transcribe(audio)
+    assert caught.value.param == "audio"
+    fleet.assert_nothing_sent()
+
+
+async def test_granularities_are_words_or_segments(client, fleet):
+    for wrong in ([], ["sentence"], [["word"]], "word"):
+        with pytest.raises(InvalidArgument, match="timestamp_granularities"):
+            await client.transcribe(AUDIO, timestamp_granularities=wrong)
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"text": 1},
+        {"text": "a", "segments": [{"start": 0}]},
+        {"text": "a", "segments": 7},
+        {"text": "a", "words": [{"word": 1, "start": 0, "end": 1}]},
+        {"text": "a", "duration": float("inf")},
+        {"text": "a", "duration": []},
+    ],
+)
+async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch, body):
+    for node in fleet:
+        monkeypatch.setattr(node, "_answer", lambda *_: json_answer(body, route_headers("t")))
+    with pytest.raises(BadReply, match="transcription"):
+        await client.transcribe(AUDIO)
+
+
+async def test_a_transcription_may_be_its_text_alone(client, fleet, monkeypatch):
+    for node in fleet:
+        monkeypatch.setattr(node, "_answer", lambda *_: json_answer({"text": ""}, route_headers("t")))
+    result = await client.transcribe(AUDIO)
+    assert (result.text, result.language, result.duration, result.segments, result.words) == ("", None, None, (), ())
+
+
+async def test_refusals_are_typed_and_change_no_health(client, fleet):
+    for node in fleet:
+        node.script(status(413, "payload_too_large"))
+    with pytest.raises(PayloadTooLarge):
+        await client.transcribe(AUDIO)
+    for node in fleet:
+        node.clear()
+        node.script(status(400, "invalid_audio"))
+    with pytest.raises(RequestRejected):
+        await client.transcribe(AUDIO)
+    assert [node.usable for node in client.status()] == [True, True]
+
+
+async def test_what_no_node_offers_reaches_none_and_costs_no_time(fleet):
+    with FakeFleet(2) as bare:
+        for node in bare:
+            node.offers = {"embedding", "generation"}
+        async with bare.async_client() as client, InferenceClient(bare.async_client()) as inference:
+            for made in (client, inference):
+                for call in (made.rerank("q", ["a"]), made.transcribe(AUDIO)):
+                    with pytest.raises(NotOffered):
+                        await call
+        bare.assert_nothing_sent()
+
+
+async def test_one_node_of_two_that_offers_it_gets_every_request(fleet):
+    with FakeFleet(2) as mixed:
+        mixed[0].offers = {"embedding"}
+        async with mixed.async_client() as client:
+            results = await asyncio.gather(*(client.rerank("q", ["a", "b"]) for _ in range(8)))
+        assert {result.node for result in results} == {mixed[1].url}
+
+
+def test_the_blocking_twin_has_both(fleet, tmp_path):
+    (tmp_path / "a.wav").write_bytes(AUDIO)
+    with fleet.client() as client:
+        assert client.rerank("capital of France", DOCUMENTS).documents[0].index == 1
+        assert client.transcribe(tmp_path / "a.wav").text == "It is raining in Paris."
+    for name in ("rerank", "transcribe"):
+        of_both = [inspect.signature(getattr(kind, name)).parameters for kind in (NPUClient, sync.NPUClient)]
+        assert [str(value) for value in of_both[0].values()] == [str(value) for value in of_both[1].values()]
