@@ -25,7 +25,8 @@ from backend_client._routing.fleet_backend import FleetBackend
 from backend_client._routing.runtime import Runtime
 from backend_client.errors import ConfigurationError
 from backend_client.options import ClientOptions
-from backend_client.settings import ClientSettings, checked_key
+from backend_client.settings import ClientSettings
+from backend_client.settings.cloud import checked_key
 
 
 class NPUClient(BaseClient):

@@ -15,7 +15,8 @@ from typing import Any
 
 from backend_client._cli.os_errors import sentence
 from backend_client.errors import NPUError
-from backend_client.settings import CONFIG_VARIABLE, ClientSettings
+from backend_client.settings import ClientSettings
+from backend_client.settings.variables import CONFIG_VARIABLE
 
 # In the order in which a user meets them.
 COMMANDS = ("health", "dashboard", "embed", "generate", "bench")

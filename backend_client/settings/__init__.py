@@ -1,7 +1,7 @@
 """Settings: defaults, then a TOML file, then `NPU_CLIENT_*` in the environment, then arguments."""
 
-from backend_client.settings.client import DEFAULT_NODE, ClientSettings
-from backend_client.settings.cloud import CloudSettings, Price, checked_key
+from backend_client.settings.client import ClientSettings
+from backend_client.settings.cloud import CloudSettings, Price
 from backend_client.settings.sections import (
     BatchSettings,
     BreakerSettings,
@@ -11,11 +11,8 @@ from backend_client.settings.sections import (
     RetrySettings,
     TimeoutSettings,
 )
-from backend_client.settings.variables import CONFIG_VARIABLE
 
 __all__ = [
-    "CONFIG_VARIABLE",
-    "DEFAULT_NODE",
     "BatchSettings",
     "BreakerSettings",
     "ClientSettings",
@@ -26,5 +23,4 @@ __all__ = [
     "ProbeSettings",
     "RetrySettings",
     "TimeoutSettings",
-    "checked_key",
 ]

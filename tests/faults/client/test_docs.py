@@ -2,6 +2,8 @@
 
 import ast
 import re
+import sys
+import types
 from pathlib import Path
 
 import celery.contrib.testing.worker
@@ -9,6 +11,9 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from celery.signals import worker_process_shutdown
+from django.conf import settings as django_settings
+from django.test import Client as DjangoClient
+from django.test import override_settings
 from starlette.testclient import TestClient as FastAPIClient
 
 from backend_client import ConfigurationError
@@ -103,6 +108,43 @@ def test_the_celery_recipe_works_off_tasks():
     worker_process_shutdown.send(sender=None, pid=0, exitcode=0)
     with pytest.raises(ConfigurationError, match="closed"):
         names["client"].embed("text")
+
+
+@pytest.fixture
+def django():
+    """Django's test client for the recipe, and the names that the recipe defines."""
+    names = run_recipe("django")
+    urls = types.ModuleType("recipe_urls")
+    urls.urlpatterns = names["urlpatterns"]
+    # The recipe's middleware is named as an importable class.
+    sys.modules["recipe_urls"] = urls
+    urls.InferenceErrors = names["InferenceErrors"]
+    if not django_settings.configured:
+        django_settings.configure(ALLOWED_HOSTS=["*"], USE_TZ=True)
+    with override_settings(ROOT_URLCONF=urls, MIDDLEWARE=["recipe_urls.InferenceErrors"]):
+        yield DjangoClient(), names
+    if names["inference"].cache_info().currsize:
+        names["inference"]().close()
+    del sys.modules["recipe_urls"]
+
+
+def test_the_django_recipe_serves_streams_and_refusals(node, django):
+    http, names = django
+    reply = http.get("/vector", {"text": "one"})
+    assert reply.json() == {"vector": vectors_for(["one"])[0].tolist(), "space": "space-a"}
+    reply = http.get("/answer", {"prompt": "Where?"})
+    assert (reply.status_code, b"".join(reply.streaming_content).decode()) == (200, "".join(ANSWER))
+    # One client for all views, whatever thread they run in.
+    assert names["inference"].cache_info().misses == 1
+    for status, shown, detail in ((400, 400, "the request cannot be served"), (500, 503, "try again later")):
+
+        async def refuse(_, status=status):
+            return error_response(status, "invalid_request", "what only operators may see")
+
+        node.respond = refuse
+        for path, query in (("/vector", {"text": "one"}), ("/answer", {"prompt": "Where?"})):
+            reply = http.get(path, query)
+            assert (reply.status_code, reply.json()) == (shown, {"detail": detail})
 
 
 def test_the_recipe_of_a_test_passes():

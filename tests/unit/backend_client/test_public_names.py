@@ -16,7 +16,8 @@ PUBLIC = """
     KeyRefused Ledger ModelMissing ModelNotFound NPUClient NPUError NPUUnavailableError NodeError NodeFailed
     NodeLost NodeNotServing NodeOverloaded NodeStatus NodeUnreachable NotOffered PayloadTooLarge RankedDocument
     RawReply RequestRejected RerankOptions RerankResult SpaceChanged SpendCapReached StreamInterrupted Tally
-    Timing TokenStream ToolCall ToolCallDelta TranscribeOptions Transcription Usage VectorSpaceMismatch openai
+    Timing TokenStream ToolCall ToolCallDelta TranscribeOptions Transcription TranscriptionSegment
+    TranscriptionWord Usage VectorSpaceMismatch openai
 """
 
 
