@@ -28,6 +28,7 @@ from worker_node.api.openai import models as openai_models
 from worker_node.api.openai import responses_stored
 from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
+from worker_node.api.pages import routes as pages
 from worker_node.api.task import error_form, task_apis
 from worker_node.api.tracing import traced
 from worker_node.node import Node
@@ -69,9 +70,10 @@ def make_app(node: Node) -> web.Application:
     app.cleanup_ctx.append(responses_stored.forget_expired)
     node.telemetry.registry.register(metrics.NodeCollector(node))
     app[model_pulls.PULLS] = model_pulls.PullJobs()
-    own = (health, explain, metrics, dashboard, openapi, model_pulls, node_models, admin, openai_models, ollama_models)
+    people = (pages, health, explain, metrics, dashboard, openapi)
+    models = (model_pulls, node_models, admin, openai_models, ollama_models)
     of_tasks = tuple(task_apis())
-    rooms = [room.routes for room in own]
+    rooms = [room.routes for room in (*people, *models)]
     for routes in (*rooms, *(api.routes for api in of_tasks)):
         app.add_routes(answering_expectations(also_below_v3(routes())))
     for api in of_tasks:

@@ -74,12 +74,12 @@ async def run(
     profile: Profile = FULL,
     *,
     source: SettingsSource | None = None,
-    on_listening: Callable[[str], None] = log.info,
+    on_listening: Callable[[str, Node], None] = lambda url, _node: log.info("listening on %s", url),
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; within 30 s of the signal everything has ended.
 
-    `on_listening` is called with the node's URL. `source` is where the settings are read again, on SIGHUP and when its
-    file changes. Raises ConfigurationError when it cannot start.
+    `on_listening` is called with the node's URL and the node. `source` is where the settings are read again, on SIGHUP
+    and when its file changes. Raises ConfigurationError when it cannot start.
     """
     manager = ServiceManager.from_environment()
     _allow_files(settings.max_connections + _OTHER_FILES)
@@ -91,7 +91,7 @@ async def run(
     loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this node's settings are read at start; restart it")
     try:
         async with running_node(settings, profile, source) as (node, url), _reloading(node, source):
-            on_listening(url)
+            on_listening(url, node)
             async with manager.attended(lambda: _told(node)):
                 await stop.wait()
                 manager.stopping()

@@ -23,7 +23,7 @@ from worker_node.server import Profile, hosted_node, run
 log = logging.getLogger(__name__)
 
 
-async def run_sidecar(settings: BoundedSettings, *, on_listening: Callable[[str], None]) -> None:
+async def run_sidecar(settings: BoundedSettings, *, on_listening: Callable[[str, Node], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigurationError for an address that is taken, or any but 127.0.0.1.
 
     A model that is missing does not keep it from starting: /healthz and every job then say what is missing.

@@ -10,9 +10,22 @@ from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import routes as node_models
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import models as openai_models
+from worker_node.api.pages import routes as pages
 from worker_node.api.task import task_apis
 
-ROOMS = [explain, health, metrics, dashboard, openapi, admin, model_pulls, node_models, openai_models, ollama_models]
+ROOMS = [
+    pages,
+    explain,
+    health,
+    metrics,
+    dashboard,
+    openapi,
+    admin,
+    model_pulls,
+    node_models,
+    openai_models,
+    ollama_models,
+]
 
 
 def test_every_route_is_described():

@@ -34,8 +34,8 @@ access_log = logging.getLogger("worker_node.access")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
-# The dashboard's page is the same everywhere; what it shows comes from /dashboard/state, which is for key holders.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/dashboard"})
+# The pages for people are the same everywhere; what the dashboard shows comes from /dashboard/state, for key holders.
+OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health", "/health/live", "/health/ready", "/dashboard"})
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 

@@ -24,6 +24,7 @@ from worker_node.api.task import task_apis
 
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _TEXT, _HTML, _BINARY = "text/plain", "text/html", "application/octet-stream"
+_ICON = "image/x-icon"
 _REFUSALS = {
     400: "the request is wrong, or asks for what cannot be had; `param` names the part",
     401: "no API key, or a wrong one",
@@ -125,7 +126,9 @@ OPERATIONS = (
     Operation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {_JSON: None}),
     Operation("post", "/tokenize", "vLLM: tokens of a prompt", {_JSON: replies.Tokenized}, tokenize.TokenizeBody),
     Operation("post", "/detokenize", "vLLM: text of tokens", {_JSON: replies.Detokenized}, tokenize.DetokenizeBody),
-    Operation("get", "/", "Ollama: it is running", {_TEXT: None}),
+    Operation("get", "/", "Ollama: it is running; to a browser: links", {_TEXT: None, _HTML: None}, open=True),
+    Operation("get", "/docs", "This description, for people", {_HTML: None}, open=True),
+    Operation("get", "/favicon.ico", "The icon of the pages", {_ICON: None}, open=True),
     Operation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
     Operation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),
     Operation("get", "/api/ps", "Ollama: models in memory", {_JSON: replies.OllamaModels}),

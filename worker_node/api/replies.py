@@ -123,6 +123,7 @@ class OpenAIModel(Reply):
     object: Literal["model"]
     created: int
     owned_by: str
+    capabilities: list[str]
 
 
 class OpenAIModels(Reply):

@@ -1,4 +1,7 @@
-"""`npu-node doctor`: what this machine lacks for its NPU to work, each with its fix. It changes nothing."""
+"""`npu-node doctor`: whether this machine can serve, and what its NPU lacks, each with its fix. It changes nothing.
+
+Without --require a missing NPU is a warning: the node serves on its CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
-    parser = commands.add_parser("doctor", help="say what the NPU lacks on this machine", description=__doc__)
+    parser = commands.add_parser(
+        "doctor", help="say whether this machine can serve, and what its NPU lacks", description=__doc__
+    )
+    parser.add_argument("--require", choices=("npu",), help="what the NPU lacks is an error")
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
     parser.set_defaults(run=run)
 
@@ -27,19 +33,22 @@ def run(args: argparse.Namespace) -> int:
     from worker_node.bounded.model import choose_model
     from worker_node.commands.serve import load_bounded_settings
     from worker_node.devices.probe import probe
-    from worker_node.doctor.examination import examine, healthy
+    from worker_node.doctor.examination import examine, for_any_device, healthy
     from worker_node.doctor.machine import Machine
     from worker_node.models.store import ModelStore
 
     settings = load_bounded_settings(args)
     choice = choose_model(settings.model, ModelStore())
+    found = asyncio.run(probe())
     findings = examine(
         Machine(kernel_log=_kernel_log()),
-        asyncio.run(probe()),
+        found,
         model=choice.path,
         model_problem=choice.problem,
         cache=settings.cache.expanduser(),
     )
+    if args.require is None:
+        findings = for_any_device(findings, found)
     if args.json:
         report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
         print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
@@ -48,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{_MARKS[finding.severity]}  {finding.id}: {finding.found}")
             if finding.fix:
                 print(f"         fix: {finding.fix}")
+        if args.require is None and healthy(findings):
+            print("nothing keeps a node from serving here; with --require npu the NPU's warnings are errors")
     return 0 if healthy(findings) else 1
 
 

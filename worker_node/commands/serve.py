@@ -17,6 +17,7 @@ from worker_node.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
+    from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
 
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         served = run_sidecar(load_bounded_settings(args), on_listening=_announce)
     else:
         source = settings_source(args)
-        served = run_node(source.read(), source=source, on_listening=_announce)
+        served = run_node(source.read(), source=source, on_listening=_welcome)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served)
     return 0
@@ -106,6 +107,15 @@ def _explained(source: str) -> Iterator[None]:
         raise ConfigurationError(f"{source} cannot be read: {error}") from None
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, _node: Node) -> None:
     # On standard output and alone, so that a script that started the node on port 0 can read where it is.
     print(f"listening on {url}", flush=True)
+
+
+def _welcome(url: str, node: Node) -> None:
+    """Where the node is, and beside it, for people, what it serves and how to call it."""
+    _announce(url, node)
+    if logging.getLogger().isEnabledFor(logging.INFO):
+        from worker_node.commands.welcome import welcome
+
+        print(welcome(url, node), file=sys.stderr, flush=True)

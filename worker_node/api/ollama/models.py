@@ -10,6 +10,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.body import DialectBody, read_body
+from worker_node.api.capabilities import capabilities
 from worker_node.api.keys import NODE
 from worker_node.api.ollama import OLLAMA_API_VERSION
 from worker_node.api.ollama.errors import message, not_found
@@ -17,10 +18,8 @@ from worker_node.api.ollama.residents import served
 from worker_node.api.sse import LineStream
 from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
-from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.pulling import requested
-from worker_node.registry import task_of
 from worker_node.serving.models import GenerationModel
 
 _NEVER = "2318-01-01T00:00:00Z"
@@ -59,7 +58,6 @@ class PullBody(NamedBody):
 def routes() -> list[web.RouteDef]:
     """The routes of this file."""
     return [
-        web.get("/", _running),
         web.get("/api/version", _version),
         web.get("/api/tags", _tags),
         web.get("/api/ps", _ps),
@@ -70,17 +68,25 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-async def _running(_request: web.Request) -> web.Response:
-    return web.Response(text="Ollama is running")
-
-
 async def _version(_request: web.Request) -> web.Response:
     return _json({"version": OLLAMA_API_VERSION})
 
 
 async def _tags(request: web.Request) -> web.Response:
-    models = await request.app[NODE].manager.installed()
-    return _json({"models": [_entry(model) | {"modified_at": _modified(model)} for model in models]})
+    manager = request.app[NODE].manager
+    served_here = {model.id: model for model in manager.models}
+    return _json(
+        {
+            "models": [
+                _entry(model)
+                | {
+                    "modified_at": _modified(model),
+                    "capabilities": capabilities(model, served_here.get(model.id)),
+                }
+                for model in await manager.installed()
+            ]
+        }
+    )
 
 
 async def _ps(request: web.Request) -> web.Response:
@@ -126,16 +132,10 @@ async def _show(request: web.Request) -> web.Response:
                     else {f"{installed.family}.embedding_length": installed.dimensions}
                 ),
             },
-            "capabilities": _capabilities(model),
+            "capabilities": capabilities(installed, model),
             "modified_at": _modified(installed),
         }
     )
-
-
-def _capabilities(model: ServedModel) -> list[str]:
-    if not isinstance(model, GenerationModel):
-        return [task_of(model.installed.kind).capability]
-    return ["completion", "tools", *(["thinking"] if model.tokenizer.can_think else [])]
 
 
 async def _pull(request: web.Request) -> web.StreamResponse:

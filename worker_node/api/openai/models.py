@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from worker_node.api.capabilities import capabilities
 from worker_node.api.keys import NODE
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
@@ -39,6 +40,7 @@ def _model(model: InstalledModel, served: ServedModel | None) -> dict[str, Any]:
         "created": int(model.installed_at),
         "owned_by": "npu-node",
         "kind": model.kind,
+        "capabilities": capabilities(model, served),
         "context_limit": model.context_limit,
         # One that is not is loaded by the first request for it.
         "loaded": served is not None and served.serving() is not None,

@@ -29,6 +29,10 @@ async def test_what_is_listed_is_the_sound_model(client):
     async with client.get("/api/tags") as reply:
         [model] = (await reply.json())["models"]
     assert model["name"] == "all-minilm-l6-v2:latest"
+    assert model["capabilities"] == ["embedding"]
+    async with client.get("/v1/models") as reply:
+        [listed] = (await reply.json())["data"]
+    assert listed["capabilities"] == ["embedding"]
     assert len(bytes.fromhex(model["digest"])) == 32
     assert model["modified_at"] > "2020"
     async with client.post("/api/show", json={"model": "all-minilm"}) as reply:

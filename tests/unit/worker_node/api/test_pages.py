@@ -1,0 +1,68 @@
+"""The pages for people: links, the API reference and the icon, without keys, scripts or other hosts."""
+
+import re
+
+import pytest
+
+from tests.support.application import application
+from worker_node.api import openapi
+from worker_node.settings import NodeSettings
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture
+async def client():
+    async with application([], NodeSettings(api_keys=["key-0123456789abcdef"])) as (client, _):
+        yield client
+
+
+async def page(client, path, **headers):
+    async with client.get(path, headers=BROWSER | headers) as reply:
+        assert reply.status == 200
+        assert reply.content_type == "text/html"
+        return reply, await reply.text()
+
+
+async def test_a_browser_gets_links_and_a_program_what_ollamas_clients_look_for(client):
+    _, html = await page(client, "/")
+    assert {"/dashboard", "/docs", "/openapi.json", "/health", "/metrics"} <= set(re.findall(r'href="([^"]+)"', html))
+    for accept in ("*/*", "application/json", ""):
+        async with client.get("/", headers={"Accept": accept}) as reply:
+            assert (await reply.text(), reply.headers["Vary"]) == ("Ollama is running", "Accept")
+
+
+async def test_the_examples_name_the_address_that_was_asked(client):
+    _, html = await page(client, "/", Host="npu.example:8081")
+    assert "curl http://npu.example:8081/embeddings" in html
+
+
+async def test_the_reference_holds_every_operation_and_every_link_in_it_leads_somewhere(client):
+    _, html = await page(client, "/docs")
+    for operation in openapi.OPERATIONS:
+        assert f"{operation.method.upper()}</span> <code>{operation.path}</code>" in html
+    assert set(re.findall(r'href="#([^"]+)"', html)) <= set(re.findall(r'id="([^"]+)"', html))
+    assert "max_new_tokens" in html
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_run_nothing_and_load_nothing_from_elsewhere(client, path):
+    reply, html = await page(client, path)
+    assert "<script" not in html
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', html)
+    policy = reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+async def test_the_icon_is_an_icon(client):
+    async with client.get("/favicon.ico") as reply:
+        assert reply.content_type == "image/x-icon"
+        data = await reply.read()
+    assert data[:4] == b"\0\0\1\0"
+    assert data[22:30] == b"\x89PNG\r\n\x1a\n"
+
+
+async def test_what_a_node_serves_still_needs_its_key(client):
+    async with client.get("/v1/models", headers=BROWSER) as reply:
+        assert reply.status == 401
