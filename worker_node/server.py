@@ -16,7 +16,8 @@ from functools import partial
 
 from aiohttp import web
 
-from worker_node.api.connection import ConnectionLimits, GuardedConnection
+from worker_node.api.connection import GuardedConnection
+from worker_node.api.connection_limits import ConnectionLimits
 from worker_node.api.dialects import Renderer
 from worker_node.api.errors import error_response
 from worker_node.api.health import node_status

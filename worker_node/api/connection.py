@@ -4,7 +4,8 @@ aiohttp waits without end for a header, and for a reader that takes nothing. Her
 the opening of the connection, and from the first byte of each later request, to the end of its header; a reply that
 makes no progress for `stall_timeout_s` ends the connection. At the limit of connections a new one replaces one that
 does nothing: silent ones first, then idle ones, then slow senders and readers. Only if all are at work is the new one
-refused. Malformed HTTP is answered in the node's own error format.
+refused. Malformed HTTP is answered in the node's own error format. After a reply to a client that goes on sending, what
+it sends is read and dropped for a while: a close would reset the connection, and the reset may overtake the reply.
 """
 
 from __future__ import annotations
@@ -12,33 +13,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestHandler
 
+from worker_node.api.connection_limits import ConnectionLimits
 from worker_node.api.context import SERVER, new_request_id, request_id
 from worker_node.api.dialects import Renderer
 from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
 
 log = logging.getLogger(__name__)
 
+# What a client may send after the last reply, and how many connections at once are read from only for that.
+_LINGER_BYTES = 1 << 20
+_LINGERING = 64
+
 UNKNOWN_ENCODING = "Content-Encoding: only gzip and deflate are supported; send the body uncompressed"
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Seconds, and how many connections may be open.
-
-    At the limit, a request whose body is still to come keeps its connection for `send_grace_s` only.
-    """
-
-    header_timeout_s: float
-    keepalive_timeout_s: float
-    max_connections: int
-    stall_timeout_s: float = 30.0
-    send_grace_s: float = 0.25
 
 
 class GuardedConnection(RequestHandler):
@@ -50,6 +41,9 @@ class GuardedConnection(RequestHandler):
     __slots__ = (
         "_header_timer",
         "_limits",
+        "_linger_timer",
+        "_lingered",
+        "_malformed",
         "_note",
         "_render",
         "_server",
@@ -71,7 +65,7 @@ class GuardedConnection(RequestHandler):
             loop=loop,
             keepalive_timeout=limits.keepalive_timeout_s,
             access_log=None,  # type: ignore[arg-type]  # the middleware writes the access log
-            lingering_time=2.0,
+            lingering_time=limits.linger_s,
         )
         self._server = server
         self._limits = limits
@@ -82,15 +76,23 @@ class GuardedConnection(RequestHandler):
         # When the connection began to do what it does: to wait, to send a request, or not to read.
         self._since = loop.time()
         self._spoke = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._lingered = 0
+        self._malformed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._server.connections) <= self._limits.max_connections or self._replace_another():
+        if self._has_place() or self._replace_another():
             self._start_timer()
         else:
             self._refuse(Overloaded(f"{self._limits.max_connections} connections are at work", retry_after=1.0))
 
     def data_received(self, data: bytes) -> None:
+        if self.lingers:
+            self._lingered += len(data)
+            if self._lingered > _LINGER_BYTES:
+                self._end()
+            return
         seen = self._request_count
         self._spoke = self._spoke or bool(data)
         super().data_received(data)
@@ -116,7 +118,13 @@ class GuardedConnection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
         self._stop_stall_timer()
+        self._stop_lingering()
         super().connection_lost(exc)
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the last reply is written, and what still comes is only read so that it arrives."""
+        return self._linger_timer is not None
 
     def dispensable(self, now: float) -> tuple[int, float] | None:
         """How dispensable the connection is, the least valuable first; None while it is at work or ending."""
@@ -136,6 +144,40 @@ class GuardedConnection(RequestHandler):
         if self.transport is not None:
             self.transport.abort()
             self.force_close()
+
+    def linger(self) -> None:
+        """Let the last reply arrive: no more is written, and what comes is dropped until the client closes."""
+        transport = self.transport
+        if transport is None or self._force_close:
+            return
+        if (
+            sum(isinstance(other, GuardedConnection) and other.lingers for other in self._server.connections)
+            >= _LINGERING
+        ):
+            self.force_close()
+            return
+        # aiohttp reads no more requests, and does not close the connection either.
+        self._force_close = True
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+        self._linger_timer = self._loop.call_later(self._limits.linger_s, self._end)
+
+    def _end(self) -> None:
+        self._stop_lingering()
+        self.force_close()
+
+    def _stop_lingering(self) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+
+    def _has_place(self) -> bool:
+        """Whether the connections are not too many; those that only linger do not count."""
+        most, connections = self._limits.max_connections, self._server.connections
+        return len(connections) <= most or (
+            sum(not (isinstance(other, GuardedConnection) and other.lingers) for other in connections) <= most
+        )
 
     def _replace_another(self) -> bool:
         """Drop the most dispensable of the other connections; False if all are at work."""
@@ -193,7 +235,17 @@ class GuardedConnection(RequestHandler):
         self._note(malformed)
         response = self._rendered(malformed, request_id(request))
         response.force_close()
+        self._malformed = True
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """As aiohttp; what follows after malformed bytes is no request."""
+        finished = await super().finish_response(request, resp, start_time)
+        if self._malformed:
+            self.linger()
+        return finished
 
     def _rendered(self, error: NodeError, identity: str) -> web.Response:
         """The reply to what never reaches the application, which adds these headers to all others."""
@@ -223,7 +275,7 @@ class GuardedConnection(RequestHandler):
         headers = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
         head = [f"HTTP/1.1 {error.status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*head, "", ""]).encode() + body)
-        self.force_close()
+        self.linger()
 
     def _start_timer(self) -> None:
         self._header_timer = self._loop.call_later(self._limits.header_timeout_s, self._header_is_late)
