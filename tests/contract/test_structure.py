@@ -280,6 +280,35 @@ def test_files_stay_small():
     )
 
 
+# Two things may have one name only where the one is the other's form for another kind of caller.
+SAME_NAME = {
+    "InferenceClient": "the asynchronous client, and the same without asyncio",
+    "NPUClient": "the asynchronous client, and the same without asyncio",
+}
+
+
+def public_classes(files):
+    """The files that define each public class at their top, by its name."""
+    found = {}
+    for path in files:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_a_class_name_means_one_thing():
+    classes = [public_classes(files) for files in (NODE_FILES, CLIENT_FILES)]
+    reject(
+        [
+            f"{name} is defined in {' and '.join(paths)}: name each by what it is"
+            for found in classes
+            for name, paths in found.items()
+            if len(paths) > 1 and name not in SAME_NAME
+        ]
+    )
+
+
 STARTS = {"Popen", "run", "create_subprocess_exec", "call", "check_call", "check_output"}
 
 

@@ -19,7 +19,7 @@ from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import chat, completions, embeddings, tokenize
 from worker_node.api.openai.responses_body import ResponsesBody
-from worker_node.api.operation import Model, Operation
+from worker_node.api.operation import ApiOperation, Model
 from worker_node.api.task import task_apis
 
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
@@ -44,16 +44,18 @@ _REFUSALS = {
 
 
 OPERATIONS = (
-    Operation("get", "/health", "What the node can do now", {_JSON: replies.Health}, open=True),
-    Operation("get", "/health/live", "Whether the process is up", {_JSON: replies.Status}, open=True),
-    Operation("get", "/health/ready", "Whether the node can serve", {_JSON: replies.Status}, open=True),
-    Operation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
-    Operation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
-    Operation("get", "/dashboard", "The dashboard's page", {_HTML: None}, open=True),
-    Operation("get", "/dashboard/state", "What the dashboard shows", {_JSON: replies.DashboardState}),
-    Operation("get", "/openapi.json", "This description", {_JSON: None}),
-    Operation("post", "/route/explain", "Where a request would run", {_JSON: replies.Explanation}, explain.ExplainBody),
-    Operation(
+    ApiOperation("get", "/health", "What the node can do now", {_JSON: replies.Health}, open=True),
+    ApiOperation("get", "/health/live", "Whether the process is up", {_JSON: replies.Status}, open=True),
+    ApiOperation("get", "/health/ready", "Whether the node can serve", {_JSON: replies.Status}, open=True),
+    ApiOperation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
+    ApiOperation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
+    ApiOperation("get", "/dashboard", "The dashboard's page", {_HTML: None}, open=True),
+    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {_JSON: replies.DashboardState}),
+    ApiOperation("get", "/openapi.json", "This description", {_JSON: None}),
+    ApiOperation(
+        "post", "/route/explain", "Where a request would run", {_JSON: replies.ExplanationReply}, explain.ExplainBody
+    ),
+    ApiOperation(
         "post",
         "/embeddings",
         "Embed texts",
@@ -61,7 +63,7 @@ OPERATIONS = (
         native.EmbeddingsBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/inference",
         "Generate text",
@@ -69,34 +71,36 @@ OPERATIONS = (
         native.InferenceBody,
         inference=True,
     ),
-    Operation("get", "/models", "All models that can be used, loaded or not", {_JSON: model_replies.NodeModels}),
-    Operation("get", "/models/{id}", "One model", {_JSON: model_replies.NodeModel}),
-    Operation("delete", "/models/{id}", "Remove a model and its files", {_JSON: model_replies.Deleted}),
-    Operation("post", "/models/{id}/load", "Load a model", {_JSON: model_replies.ModelChange}, status=202),
-    Operation(
+    ApiOperation("get", "/models", "All models that can be used, loaded or not", {_JSON: model_replies.NodeModels}),
+    ApiOperation("get", "/models/{id}", "One model", {_JSON: model_replies.NodeModel}),
+    ApiOperation("delete", "/models/{id}", "Remove a model and its files", {_JSON: model_replies.Deleted}),
+    ApiOperation("post", "/models/{id}/load", "Load a model", {_JSON: model_replies.ModelChange}, status=202),
+    ApiOperation(
         "post", "/models/{id}/unload", "Unload a model when idle", {_JSON: model_replies.ModelChange}, status=202
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/models/pull",
         "Install a model",
-        {_JSON: model_replies.PullJob, _EVENTS: None},
+        {_JSON: model_replies.PullJobReply, _EVENTS: None},
         model_pulls.PullBody,
         status=202,
     ),
-    Operation("get", "/models/jobs/{id}", "The progress of a pull", {_JSON: model_replies.PullJob, _EVENTS: None}),
-    Operation("post", "/admin/reload", "Read the settings again", {_JSON: model_replies.Reload}),
-    Operation("get", "/v1/models", "OpenAI: list models", {_JSON: replies.OpenAIModels}),
-    Operation("get", "/v1/models/{id}", "OpenAI: one model", {_JSON: replies.OpenAIModel}),
-    Operation(
+    ApiOperation(
+        "get", "/models/jobs/{id}", "The progress of a pull", {_JSON: model_replies.PullJobReply, _EVENTS: None}
+    ),
+    ApiOperation("post", "/admin/reload", "Read the settings again", {_JSON: model_replies.Reload}),
+    ApiOperation("get", "/v1/models", "OpenAI: list models", {_JSON: replies.OpenAIModels}),
+    ApiOperation("get", "/v1/models/{id}", "OpenAI: one model", {_JSON: replies.OpenAIModel}),
+    ApiOperation(
         "post",
         "/v1/embeddings",
         "OpenAI: embed",
         {_JSON: replies.OpenAIEmbeddings},
-        embeddings.EmbeddingsBody,
+        embeddings.OpenAIEmbeddingsBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/v1/completions",
         "OpenAI: continue text",
@@ -104,7 +108,7 @@ OPERATIONS = (
         completions.CompletionsBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/v1/chat/completions",
         "OpenAI: answer a conversation",
@@ -112,7 +116,7 @@ OPERATIONS = (
         chat.ChatBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/v1/responses",
         "OpenAI: answer, stored for later turns",
@@ -120,20 +124,20 @@ OPERATIONS = (
         ResponsesBody,
         inference=True,
     ),
-    Operation("get", "/v1/responses/{id}", "OpenAI: a stored response", {_JSON: replies.OpenAIResponse}),
-    Operation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {_JSON: replies.OpenAIDeleted}),
-    Operation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {_JSON: replies.OpenAIItems}),
-    Operation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {_JSON: None}),
-    Operation("post", "/tokenize", "vLLM: tokens of a prompt", {_JSON: replies.Tokenized}, tokenize.TokenizeBody),
-    Operation("post", "/detokenize", "vLLM: text of tokens", {_JSON: replies.Detokenized}, tokenize.DetokenizeBody),
-    Operation("get", "/", "Ollama: it is running; to a browser: links", {_TEXT: None, _HTML: None}, open=True),
-    Operation("get", "/docs", "This description, for people", {_HTML: None}, open=True),
-    Operation("get", "/favicon.ico", "The icon of the pages", {_ICON: None}, open=True),
-    Operation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
-    Operation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),
-    Operation("get", "/api/ps", "Ollama: models in memory", {_JSON: replies.OllamaModels}),
-    Operation("post", "/api/show", "Ollama: one model", {_JSON: replies.OllamaShow}, ollama_models.ShowBody),
-    Operation(
+    ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {_JSON: replies.OpenAIResponse}),
+    ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {_JSON: replies.OpenAIDeleted}),
+    ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {_JSON: replies.OpenAIItems}),
+    ApiOperation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {_JSON: None}),
+    ApiOperation("post", "/tokenize", "vLLM: tokens of a prompt", {_JSON: replies.Tokenized}, tokenize.TokenizeBody),
+    ApiOperation("post", "/detokenize", "vLLM: text of tokens", {_JSON: replies.Detokenized}, tokenize.DetokenizeBody),
+    ApiOperation("get", "/", "Ollama: it is running; to a browser: links", {_TEXT: None, _HTML: None}, open=True),
+    ApiOperation("get", "/docs", "This description, for people", {_HTML: None}, open=True),
+    ApiOperation("get", "/favicon.ico", "The icon of the pages", {_ICON: None}, open=True),
+    ApiOperation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
+    ApiOperation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),
+    ApiOperation("get", "/api/ps", "Ollama: models in memory", {_JSON: replies.OllamaModels}),
+    ApiOperation("post", "/api/show", "Ollama: one model", {_JSON: replies.OllamaShow}, ollama_models.ShowBody),
+    ApiOperation(
         "post",
         "/api/generate",
         "Ollama: continue a prompt",
@@ -141,15 +145,15 @@ OPERATIONS = (
         ollama_generation.GenerateBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/api/chat",
         "Ollama: answer a conversation",
         {_JSON: replies.OllamaFrame, _LINES: None},
-        ollama_generation.ChatBody,
+        ollama_generation.OllamaChatBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/api/embed",
         "Ollama: embed",
@@ -157,25 +161,25 @@ OPERATIONS = (
         ollama_embeddings.EmbedBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/api/embeddings",
         "Ollama: embed one text",
         {_JSON: replies.OllamaEmbedding},
-        ollama_embeddings.EmbeddingsBody,
+        ollama_embeddings.OllamaEmbeddingsBody,
         inference=True,
     ),
-    Operation(
+    ApiOperation(
         "post",
         "/api/pull",
         "Ollama: install a model",
         {_JSON: replies.OllamaStatus, _LINES: None},
-        ollama_models.PullBody,
+        ollama_models.OllamaPullBody,
     ),
-    Operation("delete", "/api/delete", "Ollama: remove a model", {}, ollama_models.NamedBody),
-    Operation("post", "/api/create", "Ollama: not offered", {}),
-    Operation("post", "/api/copy", "Ollama: not offered", {}),
-    Operation("post", "/api/push", "Ollama: not offered", {}),
+    ApiOperation("delete", "/api/delete", "Ollama: remove a model", {}, ollama_models.NamedBody),
+    ApiOperation("post", "/api/create", "Ollama: not offered", {}),
+    ApiOperation("post", "/api/copy", "Ollama: not offered", {}),
+    ApiOperation("post", "/api/push", "Ollama: not offered", {}),
 )
 
 
@@ -194,7 +198,7 @@ def _body() -> bytes:
     return orjson.dumps(document())
 
 
-def operations() -> tuple[Operation, ...]:
+def operations() -> tuple[ApiOperation, ...]:
     """The node's own and those of every task."""
     return (*OPERATIONS, *(operation for api in task_apis() for operation in api.operations))
 
@@ -225,7 +229,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _describe(operation: Operation, refs: Mapping[Model, Any]) -> dict[str, Any]:
+def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, Any]:
     ollama = operation.path.startswith("/api/")
     error = {_JSON: {"schema": refs[replies.OllamaError if ollama else replies.Error]}}
     success: dict[str, Any] = {"description": "done"}

@@ -11,7 +11,7 @@ Model = type[BaseModel]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     """A route: what it takes, what it gives. `replies` are by content type; None is text or bytes."""
 
     method: str

@@ -75,7 +75,7 @@ class DashboardState(Health):
     failures: list[dict[str, Any]]
 
 
-class Explanation(Reply):
+class ExplanationReply(Reply):
     """POST /route/explain."""
 
     model: str

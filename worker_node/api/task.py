@@ -12,7 +12,7 @@ from typing import cast
 from aiohttp import web
 
 from worker_node.api.dialects import Renderer, renderer
-from worker_node.api.operation import Operation
+from worker_node.api.operation import ApiOperation
 from worker_node.registry import load, tasks
 from worker_node.telemetry import Telemetry
 
@@ -26,7 +26,7 @@ class TaskApi:
     """
 
     routes: Callable[[], list[web.RouteDef]]
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[ApiOperation, ...] = ()
     errors: Mapping[str, Renderer] = field(default_factory=dict)
     metrics: Callable[[Telemetry], object] | None = None
 

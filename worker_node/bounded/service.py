@@ -27,7 +27,7 @@ from worker_node.serving.services import Services
 
 
 @dataclass(frozen=True, slots=True)
-class JobResult:
+class BoundedResult:
     """`payload` is the object that HTTP and the command line answer with; `error` says why it does not count."""
 
     payload: dict[str, Any]
@@ -113,7 +113,7 @@ class JobService:
         if status.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
-    async def run(self, request: JobRequest) -> JobResult:
+    async def run(self, request: JobRequest) -> BoundedResult:
         """Run a job.
 
         The result has an `error`, whatever was generated, unless the counter moved. Raises EngineUnavailable,
@@ -155,7 +155,7 @@ class JobService:
             "npu_busy_after_us": after.value,
             "cache_dir": self.cache_dir,
         }
-        return JobResult(payload | extra | self.label(), _verdict(before, after, shaped))
+        return BoundedResult(payload | extra | self.label(), _verdict(before, after, shaped))
 
     async def _generate(
         self, request: JobRequest, began: float, deadline: float, *, with_example: bool = True

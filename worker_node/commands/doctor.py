@@ -34,14 +34,14 @@ def run(args: argparse.Namespace) -> int:
     from worker_node.commands.serve import load_bounded_settings
     from worker_node.devices.probe import probe
     from worker_node.doctor.examination import examine, for_any_device, healthy
-    from worker_node.doctor.machine import Machine
+    from worker_node.doctor.machine import ExaminedMachine
     from worker_node.models.store import ModelStore
 
     settings = load_bounded_settings(args)
     choice = choose_model(settings.model, ModelStore())
     found = asyncio.run(probe())
     findings = examine(
-        Machine(kernel_log=_kernel_log()),
+        ExaminedMachine(kernel_log=_kernel_log()),
         found,
         model=choice.path,
         model_problem=choice.problem,

@@ -10,12 +10,12 @@ from worker_node.devices.probe import Probe
 from worker_node.doctor.files import check_cache, check_model
 from worker_node.doctor.finding import Finding, Severity, error, ok
 from worker_node.doctor.kernel import check_kernel, pci_device
-from worker_node.doctor.machine import Machine
+from worker_node.doctor.machine import ExaminedMachine
 from worker_node.doctor.userspace import check_userspace
 
 
 def examine(
-    machine: Machine, probe: Probe, *, model: Path, model_problem: str | None, cache: Path
+    machine: ExaminedMachine, probe: Probe, *, model: Path, model_problem: str | None, cache: Path
 ) -> tuple[Finding, ...]:
     """Return a finding for every check, those that found nothing wrong included."""
     npu = pci_device(machine) is not None

@@ -6,7 +6,7 @@ import re
 
 from worker_node.devices.accel import find_npu
 from worker_node.doctor.finding import Finding, error, ok, warning
-from worker_node.doctor.machine import Machine
+from worker_node.doctor.machine import ExaminedMachine
 
 _PCI = "sys/bus/pci/devices"
 _GENERATIONS = {"7d1d": "37xx", "ad1d": "37xx", "643e": "40xx", "b03e": "50xx", "fd3e": "50xx"}
@@ -28,7 +28,7 @@ _FIRMWARE_FIX = (
 )
 
 
-def pci_device(machine: Machine) -> tuple[str, str] | None:
+def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
     """Address and device id of the NPU; None where there is none."""
     for path in machine.find(_PCI, "*"):
         vendor = machine.read(f"{_PCI}/{path.name}/vendor")
@@ -38,7 +38,7 @@ def pci_device(machine: Machine) -> tuple[str, str] | None:
     return None
 
 
-def check_kernel(machine: Machine) -> list[Finding]:
+def check_kernel(machine: ExaminedMachine) -> list[Finding]:
     """Everything up to the device node, in the order in which one thing needs the other."""
     findings = [_version(machine)]
     npu = pci_device(machine)
@@ -58,7 +58,7 @@ def check_kernel(machine: Machine) -> list[Finding]:
     return findings
 
 
-def _version(machine: Machine) -> Finding:
+def _version(machine: ExaminedMachine) -> Finding:
     release = machine.kernel_release()
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None:
@@ -72,7 +72,7 @@ def _version(machine: Machine) -> Finding:
     return ok("kernel-version", f"kernel {release}")
 
 
-def _driver(machine: Machine, address: str) -> Finding:
+def _driver(machine: ExaminedMachine, address: str) -> Finding:
     bound = machine.link_name(f"{_PCI}/{address}/driver")
     if bound == "intel_vpu":
         return ok("kernel-driver", "intel_vpu drives the device")
@@ -93,14 +93,14 @@ def _driver(machine: Machine, address: str) -> Finding:
     return error("kernel-driver", f"the device has no driver: intel_vpu is not loaded in kernel {release}", fix)
 
 
-def _firmware(machine: Machine, generation: str) -> Finding:
+def _firmware(machine: ExaminedMachine, generation: str) -> Finding:
     for directory in _FIRMWARE:
         if found := machine.find(f"{directory}/intel/vpu", f"vpu_{generation}_v*.bin*"):
             return ok("firmware-file", f"{found[-1].name} in /{directory}/intel/vpu")
     return error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
 
 
-def _log(machine: Machine) -> list[Finding]:
+def _log(machine: ExaminedMachine) -> list[Finding]:
     """What the kernel's log holds against the device."""
     log = machine.kernel_log
     if log is None:
@@ -125,7 +125,7 @@ def _log(machine: Machine) -> list[Finding]:
     return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
 
 
-def _node(machine: Machine) -> list[Finding]:
+def _node(machine: ExaminedMachine) -> list[Finding]:
     nodes = [path.name for path in machine.find(_NODE, "accel*")]
     if not nodes:
         return [
@@ -137,7 +137,7 @@ def _node(machine: Machine) -> list[Finding]:
     return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, name)]
 
 
-def _access(machine: Machine, node: str) -> Finding:
+def _access(machine: ExaminedMachine, node: str) -> Finding:
     group = machine.group_of(node)
     if group in {None, "root"}:
         fix = (
@@ -157,7 +157,7 @@ def _access(machine: Machine, node: str) -> Finding:
     )
 
 
-def _counter(machine: Machine, node: str) -> Finding:
+def _counter(machine: ExaminedMachine, node: str) -> Finding:
     path = f"sys/class/accel/{node}/device/npu_busy_time_us"
     value = machine.read(path)
     if value is not None and value.isdecimal():

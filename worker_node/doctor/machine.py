@@ -12,7 +12,7 @@ LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/
 _DPKG_STATUS = "var/lib/dpkg/status"
 
 
-class Machine:
+class ExaminedMachine:
     """Files below `root`, the user's rights, and the kernel's log where that could be read.
 
     Paths are given without a leading slash. Nothing raises: what cannot be read is None or empty.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from worker_node.devices.probe import Probe
 from worker_node.doctor.finding import Finding, error, ok
-from worker_node.doctor.machine import Machine
+from worker_node.doctor.machine import ExaminedMachine
 
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
 _PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
 _RELEASE = "github.com/intel/linux-npu-driver/releases"
 
 
-def check_userspace(machine: Machine, probe: Probe, *, npu: bool) -> list[Finding]:
+def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> list[Finding]:
     """`npu` says whether there is a device to drive; `probe` is what OpenVINO sees. In the order of dependence."""
     findings = []
     if npu:
@@ -19,7 +19,7 @@ def check_userspace(machine: Machine, probe: Probe, *, npu: bool) -> list[Findin
     return [*findings, _openvino(probe, npu=npu)]
 
 
-def _loader(machine: Machine) -> Finding:
+def _loader(machine: ExaminedMachine) -> Finding:
     found = machine.library("libze_loader.so*")
     if found is None:
         fix = f"apt install libze1 (or level-zero from {_RELEASE})"
@@ -27,7 +27,7 @@ def _loader(machine: Machine) -> Finding:
     return ok("level-zero-loader", found.name)
 
 
-def _driver(machine: Machine) -> Finding:
+def _driver(machine: ExaminedMachine) -> Finding:
     found = machine.library("libze_intel_npu.so*", "libze_intel_vpu.so*")
     if found is None:
         fix = f"install the package intel-level-zero-npu of the newest release of {_RELEASE}"
@@ -35,7 +35,7 @@ def _driver(machine: Machine) -> Finding:
     return ok("user-mode-driver", found.name)
 
 
-def _compiler(machine: Machine) -> Finding:
+def _compiler(machine: ExaminedMachine) -> Finding:
     found = machine.library("libnpu_driver_compiler.so*")
     if found is None:
         fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
@@ -43,7 +43,7 @@ def _compiler(machine: Machine) -> Finding:
     return ok("compiler", found.name)
 
 
-def _release(machine: Machine) -> list[Finding]:
+def _release(machine: ExaminedMachine) -> list[Finding]:
     versions = machine.package_versions(*_PACKAGES)
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     if len(set(versions.values())) > 1:

@@ -17,7 +17,7 @@ from worker_node.grammars.schema import add_schema, check_cost
 from worker_node.grammars.triggered import call_beginnings, free_until, rest_of_call
 
 
-class Part(msgspec.Struct, frozen=True):
+class FormPart(msgspec.Struct, frozen=True):
     """A JSON schema, not checked yet, and where it stands in the request.
 
     Where it is not `strict`, keywords that cannot be enforced are dropped.
@@ -53,7 +53,7 @@ class CallForm(msgspec.Struct, frozen=True):
     text, in which calls match from where they begin; arguments whose schema cannot be enforced are any object then.
     """
 
-    tools: dict[str, Part]
+    tools: dict[str, FormPart]
     arguments: str
     tags: tuple[str, str] | None = None
     listed: bool = False
@@ -64,7 +64,7 @@ class CallForm(msgspec.Struct, frozen=True):
 class Form(msgspec.Struct, frozen=True):
     """What an answer may be: JSON that matches the schema of `answer`, or `calls`, or either of the two."""
 
-    answer: Part | None = None
+    answer: FormPart | None = None
     calls: CallForm | None = None
 
     @property
@@ -105,7 +105,7 @@ def _written(grammar: str, dropped: dict[str, None]) -> str:
     return grammar + (_DROPPED + msgspec.json.encode(list(dropped)).decode() if dropped else "")
 
 
-def _added(rules: Rules, part: Part, schema: Any, budget: Budget, dropped: dict[str, None]) -> str:
+def _added(rules: Rules, part: FormPart, schema: Any, budget: Budget, dropped: dict[str, None]) -> str:
     return add_schema(rules, schema, part.where, budget, part.schema, None if part.strict else dropped)
 
 
@@ -125,7 +125,7 @@ def _optional_calls(form: CallForm, budget: Budget, dropped: dict[str, None], wh
         raise
     except BadRequest:
         dropped |= dict.fromkeys(part.where for part in form.tools.values())
-        anything = {name: Part({}, part.where, part.strict) for name, part in form.tools.items()}
+        anything = {name: FormPart({}, part.where, part.strict) for name, part in form.tools.items()}
         return _text_with_calls(msgspec.structs.replace(form, tools=anything), budget, dropped, where)
 
 
@@ -175,7 +175,7 @@ def _call(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]
     return rules.add("choice", " | ".join(calls))
 
 
-def _arguments(rules: Rules, part: Part, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
+def _arguments(rules: Rules, part: FormPart, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
     try:
         return _added(rules, part, _of_object(part), budget, dropped)
     except OutOfSteps:
@@ -187,7 +187,7 @@ def _arguments(rules: Rules, part: Part, form: CallForm, budget: Budget, dropped
         return "object"
 
 
-def _of_object(part: Part) -> Any:
+def _of_object(part: FormPart) -> Any:
     """The schema with the condition that arguments are an object, which parameters need not say."""
     schema = part.schema
     kinds = schema.get("type", "object") if isinstance(schema, dict) else None

@@ -49,7 +49,7 @@ class GrowthLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     """A process now: its memory in bytes when it became ready (`base`) and since (`grown`).
 
     `available`: the machine's memory that is left; None if unknown. `idle`: it runs nothing. `loading`: its successor
@@ -88,7 +88,7 @@ class GrowthPolicy:
         """Whether a process that has grown by so much is to be replaced."""
         return self.limits.growth is not None and grown >= self.limits.growth
 
-    def decide(self, now: float, reading: Reading) -> Recycle | None:
+    def decide(self, now: float, reading: MemoryReading) -> Recycle | None:
         """How to replace the process now; None: not now."""
         if not self.outgrown(reading.grown):
             return None
@@ -102,7 +102,7 @@ class GrowthPolicy:
                 return Recycle.IDLE
         return Recycle.FORCED if hard else None
 
-    def _fits(self, reading: Reading) -> bool:
+    def _fits(self, reading: MemoryReading) -> bool:
         """Whether a successor can be loaded beside the process."""
         if not self.limits.beside or reading.available is None:
             return False

@@ -26,7 +26,7 @@ class RestartLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RestartVerdict:
     """Start again after `delay` seconds; `quarantined` says that this is a quarantine and not a backoff."""
 
     delay: float
@@ -42,7 +42,7 @@ class RestartPolicy:
     _crashes: deque[float] = field(default_factory=deque)
     _on_probation: bool = False
 
-    def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> Verdict:
+    def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> RestartVerdict:
         """Record a crash at `now`, `served_s` seconds after the engine became ready (0: it never did)."""
         limits = self.limits
         if served_s >= limits.crash_window_s:
@@ -57,17 +57,17 @@ class RestartPolicy:
         if count >= limits.crash_limit:
             return self._quarantine(f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}")
         delay = min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** (count - 1))
-        return Verdict(delay, quarantined=False, reason=reason)
+        return RestartVerdict(delay, quarantined=False, reason=reason)
 
-    def blameless(self, reason: str) -> Verdict:
+    def blameless(self, reason: str) -> RestartVerdict:
         """One request is to blame for the end, not the engine: start again soon, and count nothing."""
-        return Verdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
+        return RestartVerdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
 
-    def distrusted(self, reason: str) -> Verdict:
+    def distrusted(self, reason: str) -> RestartVerdict:
         """It runs, but what it answers is wrong: quarantined at once, since another start would answer the same."""
         return self._quarantine(reason)
 
-    def _quarantine(self, reason: str) -> Verdict:
+    def _quarantine(self, reason: str) -> RestartVerdict:
         self._crashes.clear()
         self._on_probation = True
-        return Verdict(self.limits.quarantine_s, quarantined=True, reason=reason)
+        return RestartVerdict(self.limits.quarantine_s, quarantined=True, reason=reason)

@@ -17,7 +17,7 @@ from typing import Any
 
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.base import EngineState
-from worker_node.hosting.growth import GrowthPolicy, Reading, Recycle
+from worker_node.hosting.growth import GrowthPolicy, MemoryReading, Recycle
 from worker_node.hosting.life import End, HostingLimits
 from worker_node.hosting.process import EngineProcess
 
@@ -27,7 +27,7 @@ _MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EngineEnd:
     """How and why the last process that served has ended, so many seconds after it became ready (0: it never did)."""
 
     end: End
@@ -77,7 +77,7 @@ class Succession:
         """Whether a successor is being loaded, which the next `serve` would serve with."""
         return self._heir is not None and not self._heir.task.done()
 
-    async def serve(self) -> Outcome:
+    async def serve(self) -> EngineEnd:
         """Serve with one process, or several after one another, until the last of them ends."""
         process = await self._first()
         try:
@@ -86,7 +86,7 @@ class Succession:
                 if process.task.done():
                     end, reason = process.task.result()
                     served_s = 0.0 if process.ready_at is None else time.monotonic() - process.ready_at
-                    return Outcome(end, reason, served_s, process.link.request_to_blame)
+                    return EngineEnd(end, reason, served_s, process.link.request_to_blame)
                 if self._heir is not None and self._heir.task.done():
                     self._heir_failed(self._heir)
                 elif self._heir is not None and self._heir.ready.done():
@@ -190,7 +190,7 @@ class Succession:
         grown = self._grown(process)
         if process.base is None or not self._policy.outgrown(grown):
             return None, grown
-        reading = Reading(
+        reading = MemoryReading(
             base=process.base,
             grown=grown,
             available=self._memory.available(),
@@ -240,7 +240,7 @@ class Succession:
         self._serves()
         return heir
 
-    async def _give_way(self, process: EngineProcess, how: Recycle, grown: int) -> Outcome:
+    async def _give_way(self, process: EngineProcess, how: Recycle, grown: int) -> EngineEnd:
         """Take the process out of service; it is gone when this returns, unless a successor is being loaded already."""
         self.recycles[how] += 1
         self.replacing = True
@@ -252,7 +252,7 @@ class Succession:
         retired = self._retire(process, None if self.heir_loads else self._limits.growth.drain_s)
         if not self.heir_loads:
             await asyncio.shield(retired)
-        return Outcome(End.OUTGROWN, reason)
+        return EngineEnd(End.OUTGROWN, reason)
 
     def _retire(self, process: EngineProcess, limit_s: float | None) -> asyncio.Task[None]:
         task = asyncio.create_task(self._drain(process, limit_s), name=f"retire {self._name}")

@@ -24,9 +24,9 @@ from worker_node.hosting.life import Canary, End, HostingLimits
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import CallTimes, Liveness
 from worker_node.hosting.process import EngineProcess
-from worker_node.hosting.restart import RestartPolicy, Verdict
+from worker_node.hosting.restart import RestartPolicy, RestartVerdict
 from worker_node.hosting.slots import FREE
-from worker_node.hosting.succession import Outcome, Succession
+from worker_node.hosting.succession import EngineEnd, Succession
 from worker_node.hosting.suspicion import Suspects
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class SupervisedEngine:
         except Exception as error:
             # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
             log.exception("engine %s: its supervision failed", self._name)
-            outcome = Outcome(End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)")
+            outcome = EngineEnd(End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)")
         if outcome.end is End.OUTGROWN:
             return
         self._succession.replacing = False
@@ -186,7 +186,7 @@ class SupervisedEngine:
         state = EngineState.QUARANTINED if verdict.quarantined else EngineState.BACKING_OFF
         await self._pause(state, verdict.reason, verdict.delay)
 
-    def _judge(self, outcome: Outcome) -> Verdict:
+    def _judge(self, outcome: EngineEnd) -> RestartVerdict:
         """Count an end that was not asked for, and decide when to start again."""
         self._restarts += 1
         if outcome.end is End.WRONG:

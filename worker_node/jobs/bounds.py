@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from worker_node.errors import BadRequest
-from worker_node.jobs.catalog import ALIASES, JOBS, MAX_INPUT_CHARACTERS, MAX_NEW_TOKENS, Job
+from worker_node.jobs.catalog import ALIASES, JOBS, MAX_INPUT_CHARACTERS, MAX_NEW_TOKENS, BoundedJob
 
 # Control and format characters, as zero-width ones are, and marks that need a character before them.
 _UNSEEN = frozenset({"Cc", "Cf", "Mn", "Me"})
@@ -22,7 +22,7 @@ _FIELDS = frozenset({"job", "input", "max_new_tokens"})
 class JobRequest:
     """A job on a text, within its bounds; `repr` does not show the text."""
 
-    job: Job
+    job: BoundedJob
     text: str
     max_new_tokens: int
 
@@ -57,7 +57,7 @@ def make_request(job: object, text: object, max_new_tokens: object = None) -> Jo
     return bounded(found, text, max_new_tokens)
 
 
-def bounded(job: Job, text: object, max_new_tokens: object = None) -> JobRequest:
+def bounded(job: BoundedJob, text: object, max_new_tokens: object = None) -> JobRequest:
     """Return the request for a job. Raises BadRequest, naming the bound that a value is beyond."""
     if not isinstance(text, str):
         raise BadRequest("input must be a string")

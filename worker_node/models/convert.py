@@ -12,7 +12,7 @@ import msgspec
 
 from worker_node.environment import native_environment
 from worker_node.errors import ConversionFailed
-from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
+from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
 from worker_node.models.progress import Progress
 from worker_node.models.tether import tethered
 
@@ -24,7 +24,7 @@ _LOG_TAIL = 800
 _MODULE = "worker_node.models.conversion"
 
 
-def convert(job: Job, progress: Progress) -> None:
+def convert(job: ConversionJob, progress: Progress) -> None:
     """Make the model directory that the job describes.
 
     Raises ConversionFailed when the files cannot be converted, the packages for it are missing, or the
@@ -47,7 +47,7 @@ def convert(job: Job, progress: Progress) -> None:
             process.kill()
             raise
     match last:
-        case Failed(message):
+        case ConversionGivenUp(message):
             raise ConversionFailed(message)
         case Done() if process.returncode == 0:
             return
@@ -57,7 +57,7 @@ def convert(job: Job, progress: Progress) -> None:
     )
 
 
-def _follow(process: subprocess.Popen[bytes], job: Job, progress: Progress) -> Message | None:
+def _follow(process: subprocess.Popen[bytes], job: ConversionJob, progress: Progress) -> Message | None:
     stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
     try:
         stdin.write(msgspec.json.encode(job))
@@ -68,7 +68,7 @@ def _follow(process: subprocess.Popen[bytes], job: Job, progress: Progress) -> M
     decoder = msgspec.json.Decoder(Message)
     for line in stdout:
         last = decoder.decode(line)
-        if isinstance(last, Stage):
+        if isinstance(last, ConversionStage):
             progress.stage(last.name)
     return last
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import load, tasks
@@ -29,7 +29,7 @@ class ModelFiles(ABC):
         """The files whose hashes and sizes stand for the model."""
 
     @abstractmethod
-    def convert(self, job: Job, stage: Callable[[str], None]) -> Converted:
+    def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         """Make the model's directory `job.target` of `job.source`, a directory. Runs in a process of its own.
 
         Raises ConversionFailed, naming the file and the option, for what cannot be converted.

@@ -21,7 +21,7 @@ from worker_node.errors import ConfigurationError, ModelError
 from worker_node.models import staging
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.chat_template import read_config
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.convert import convert
 from worker_node.models.directory import read_directory
 from worker_node.models.files import recognised
@@ -150,7 +150,7 @@ def _converted(
     target.mkdir()
     scratch.mkdir()
     form = SourceFormat.OPENVINO if (path / MODEL_FILE).is_file() else SourceFormat.SAFETENSORS
-    job = Job(
+    job = ConversionJob(
         source=str(path),
         target=str(target),
         scratch=str(scratch),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker_node.models.catalog import CatalogEntry, HubSource, Quantization
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.convert import convert
 from worker_node.models.download import fetch_package
 from worker_node.models.progress import Progress
@@ -43,7 +43,7 @@ def prepare(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Path
         room.mkdir(parents=True, exist_ok=True)
     arrived = _fetch(wish, downloads, work, progress)
     entry = wish.reference if isinstance(wish.reference, CatalogEntry) else None
-    job = Job(
+    job = ConversionJob(
         source=str(arrived.directory),
         target=str(target),
         scratch=str(scratch),

@@ -27,7 +27,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned", array_like=True):
     value: Any
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
+class CallRefused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
     """The function raised a `NodeError`; `code` is its code."""
 
     code: str
@@ -39,13 +39,13 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag="out_of_memory", array_like=T
     """The function needed more memory than the process may have."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+class CallFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The function raised something else: a bug. `where` is the exception's type and line, never its text."""
 
     where: str
 
 
-Reply = Returned | Refused | OutOfMemory | Failed
+Reply = Returned | CallRefused | OutOfMemory | CallFailed
 
 _encoder = msgspec.msgpack.Encoder()
 calls = msgspec.msgpack.Decoder(Call)

@@ -11,7 +11,7 @@ from typing import Any
 
 from worker_node import errors
 from worker_node.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, NodeError, Overloaded
-from worker_node.preparation.messages import Call, Failed, OutOfMemory, Refused, Reply, Returned, frame
+from worker_node.preparation.messages import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, frame
 from worker_node.preparation.process import PreparationProcess, ProcessEnded
 
 log = logging.getLogger(__name__)
@@ -148,14 +148,14 @@ class PreparationPool:
         match reply:
             case Returned(value):
                 return value
-            case Refused(code, message, place):
+            case CallRefused(code, message, place):
                 raise _REFUSALS.get(code, InternalError)(message, param=place)
             case OutOfMemory():
                 raise BadRequest(
                     f"{param}: preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB",
                     param=param,
                 )
-            case Failed(where):
+            case CallFailed(where):
                 log.error("preparing a request failed: %s", where)
                 raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
 

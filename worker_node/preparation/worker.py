@@ -21,9 +21,9 @@ from worker_node.models.tether import tie_to_parent
 from worker_node.preparation.messages import (
     LENGTH,
     Call,
-    Failed,
+    CallFailed,
+    CallRefused,
     OutOfMemory,
-    Refused,
     Reply,
     Returned,
     calls,
@@ -37,11 +37,11 @@ def run(call: Call) -> Reply:
     try:
         return Returned(_function(call.function)(*call.arguments))
     except NodeError as error:
-        return Refused(error.code, error.message, error.param)
+        return CallRefused(error.code, error.message, error.param)
     except MemoryError:
         return OutOfMemory()
     except Exception as error:  # noqa: BLE001  (a bug, which the edge logs; the process can go on)
-        return Failed(_place(error))
+        return CallFailed(_place(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

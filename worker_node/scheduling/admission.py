@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from worker_node.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.backlog import Backlog, Capacity
-from worker_node.scheduling.sequences import Job
+from worker_node.scheduling.sequences import AdmittedJob
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
@@ -61,7 +61,7 @@ class Permit:
     """A request that was admitted; its progress is what later estimates are made of."""
 
     _backlog: Backlog
-    _job: Job
+    _job: AdmittedJob
     _clock: Callable[[], float]
 
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
@@ -116,7 +116,7 @@ class Admission:
         """
         work = work or Work()
         self.check(units, deadline, work=work, interactive=interactive)
-        job = Job(work.prefill, work.limit, work.exact, interactive, self.clock())
+        job = AdmittedJob(work.prefill, work.limit, work.exact, interactive, self.clock())
         self.outstanding += units
         self.backlog.add(job)
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from worker_node.scheduling.decoding import Decoding
 from worker_node.scheduling.prompts import OLDEST_SHARE, WHOLE_PROMPT_PIECE, pieces
 from worker_node.scheduling.rates import Load, Rate
-from worker_node.scheduling.sequences import Job, Sequences, lanes
+from worker_node.scheduling.sequences import AdmittedJob, Sequences, lanes
 from worker_node.scheduling.shares import BATCH_SHARE, batch_sequences
 from worker_node.scheduling.texts import TURN_TOKENS
 
@@ -50,10 +50,10 @@ class Backlog:
     _decoding: Decoding = field(default_factory=Decoding)
     _luck: float = 0.5
     # Not begun to decode, in order of arrival, by priority (False: batch); for embeddings all jobs.
-    _pending: dict[bool, OrderedDict[Job, None]] = field(default_factory=lanes)
+    _pending: dict[bool, OrderedDict[AdmittedJob, None]] = field(default_factory=lanes)
     _prefill: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     # Embeddings of more than one turn, which others do not wait for to their end.
-    _large: dict[bool, dict[Job, None]] = field(default_factory=lambda: {True: {}, False: {}})
+    _large: dict[bool, dict[AdmittedJob, None]] = field(default_factory=lambda: {True: {}, False: {}})
     _sequences: Sequences = field(init=False)
     # Tokens that the oldest pending job of each priority has got by now, if the engine works at the usual rate.
     _under_way: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
@@ -81,7 +81,7 @@ class Backlog:
         new = sum(self._decoding.rest(job) for job in decode if job.interactive is interactive)
         return round(self._prefill[interactive] + new)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: AdmittedJob) -> None:
         """A job was admitted."""
         self._advance(job.since)
         self._luck = (self._luck + _GOLDEN) % 1.0 or 1.0
@@ -99,7 +99,7 @@ class Backlog:
                 load.arrived(self.own_prefill_s(job.prefill), job.since)
         self._estimates.clear()
 
-    def remove(self, job: Job, now: float) -> None:
+    def remove(self, job: AdmittedJob, now: float) -> None:
         """A job ended, whether or not it was done."""
         if job in self._pending[job.interactive]:
             self._end_prefill(job, now)
@@ -114,7 +114,7 @@ class Backlog:
             self._prefill_rate.measured(tokens, seconds)
         self._estimates.clear()
 
-    def progressed(self, job: Job, tokens: int, *, at: float) -> None:
+    def progressed(self, job: AdmittedJob, tokens: int, *, at: float) -> None:
         """A generation got new tokens at `at`; with the first of them its prompt is computed."""
         if job in self._pending[job.interactive]:
             self._end_prefill(job, at)
@@ -124,7 +124,7 @@ class Backlog:
         self._decoding.grew(job, tokens, at, self._prefill_s)
         self._estimates.clear()
 
-    def answered(self, job: Job, *, by_itself: bool) -> None:
+    def answered(self, job: AdmittedJob, *, by_itself: bool) -> None:
         """An answer ended by itself, or was cut at its limit."""
         self._decoding.ended(job, by_itself=by_itself)
 
@@ -225,13 +225,13 @@ class Backlog:
             self._under_way[interactive] += done
             work -= done
 
-    def _head(self, lane: OrderedDict[Job, None]) -> int:
+    def _head(self, lane: OrderedDict[AdmittedJob, None]) -> int:
         """Tokens of the pending job that may be under way for the longest time: which it is, is not known here."""
         if self.capacity.sequences is None:
             return next((job.prefill for job in lane), 0)
         return max((job.prefill for job in lane), default=0)
 
-    def _end_prefill(self, job: Job, now: float) -> None:
+    def _end_prefill(self, job: AdmittedJob, now: float) -> None:
         """A prefill is done, or given up."""
         self._advance(now)
         lane = self._pending[job.interactive]
@@ -273,7 +273,7 @@ class Backlog:
             return 1 - BATCH_SHARE if self._pending[False] else 1.0
         return max(BATCH_SHARE, 1 - self._load.share(now))
 
-    def _service_s(self, job: Job) -> float:
+    def _service_s(self, job: AdmittedJob) -> float:
         """Seconds of the whole engine's time that a job still takes, as far as is known."""
         rate, lane = self._prefill_rate.per_second, self._pending[job.interactive]
         prefill = job.prefill if job in lane else 0.0

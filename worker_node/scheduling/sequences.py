@@ -10,7 +10,7 @@ from worker_node.scheduling.shares import batch_sequences
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class AdmittedJob:
     """An admitted job. `limit` is its most new tokens; with `exact` it uses them all."""
 
     prefill: int
@@ -26,7 +26,7 @@ class Job:
     heard_prefill_s: float = 0.0
 
 
-def lanes() -> dict[bool, OrderedDict[Job, None]]:
+def lanes() -> dict[bool, OrderedDict[AdmittedJob, None]]:
     """No jobs yet, by priority (False: batch), in order of arrival."""
     return {True: OrderedDict(), False: OrderedDict()}
 
@@ -36,23 +36,23 @@ class Sequences:
     """The jobs that hold the engine's `count` sequences, and those that wait for one. All is O(1), `taken_up` O(n)."""
 
     count: int
-    serving: dict[Job, None] = field(default_factory=dict)
-    queued: dict[bool, OrderedDict[Job, None]] = field(default_factory=lanes)
+    serving: dict[AdmittedJob, None] = field(default_factory=dict)
+    queued: dict[bool, OrderedDict[AdmittedJob, None]] = field(default_factory=lanes)
     _batch: int = 0
 
-    def add(self, job: Job, now: float) -> None:
+    def add(self, job: AdmittedJob, now: float) -> None:
         """A job begins to wait for a sequence, and has it at once if one is free."""
         self.queued[job.interactive][job] = None
         self._fill(now)
 
-    def remove(self, job: Job, now: float) -> None:
+    def remove(self, job: AdmittedJob, now: float) -> None:
         """A job ended."""
         self.queued[job.interactive].pop(job, None)
         if job in self.serving:
             self._leave(job)
             self._fill(now)
 
-    def taken_up(self, job: Job, pending: Mapping[bool, Container[Job]]) -> None:
+    def taken_up(self, job: AdmittedJob, pending: Mapping[bool, Container[AdmittedJob]]) -> None:
         """The engine turns out to have taken up this job: it has the sequence of the last that is still `pending`."""
         if job not in self.queued[job.interactive]:
             return
@@ -79,10 +79,10 @@ class Sequences:
             job.since = now
             self._serve(job)
 
-    def _serve(self, job: Job) -> None:
+    def _serve(self, job: AdmittedJob) -> None:
         self.serving[job] = None
         self._batch += not job.interactive
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: AdmittedJob) -> None:
         del self.serving[job]
         self._batch -= not job.interactive

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from worker_node.dialogue.formats import tool_format
 from worker_node.dialogue.tools import CLOSING, OPENING
 from worker_node.domain import AnswerSchema, GenerationRequest, Tool
-from worker_node.grammars.form import CallForm, Form, Part
+from worker_node.grammars.form import CallForm, Form, FormPart
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:
@@ -17,7 +17,7 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
     Calls are written as that family of models writes them.
     """
     wanted = request.grammar
-    answer = Part(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
+    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
     use = request.tool_use
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
@@ -28,7 +28,7 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
     if answer is None:
         if not _may_hold_calls(request):
             return None
-        parts = {tool.name: Part(tool.parameters, tool.path, strict=False) for tool in use.tools}
+        parts = {tool.name: FormPart(tool.parameters, tool.path, strict=False) for tool in use.tools}
         return Form(
             calls=CallForm(
                 parts, form.arguments, tags if form.opening else None, form.listed, not use.single, optional=True
@@ -43,5 +43,5 @@ def _may_hold_calls(request: GenerationRequest) -> bool:
     return request.grammar is None and not request.sampling.min_tokens and not request.sampling.ignore_eos
 
 
-def _parts(tools: Sequence[Tool]) -> dict[str, Part]:
-    return {tool.name: Part(tool.parameters, tool.path, tool.strict) for tool in tools}
+def _parts(tools: Sequence[Tool]) -> dict[str, FormPart]:
+    return {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in tools}

@@ -33,7 +33,7 @@ from worker_node.tracing.base import Operation
 
 
 @dataclass(slots=True)
-class Progress:
+class AnswerProgress:
     """How many tokens of an answer have been generated."""
 
     tokens: int = 0
@@ -49,7 +49,7 @@ class GenerationRun:
     runs: Runs
     proof: Proof
     events: AsyncIterator[Piece | Finished]
-    progress: Progress
+    progress: AnswerProgress
     loading_s: float = 0.0
 
     @property
@@ -92,7 +92,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
         runs = Runs(prepared.demand, context, place, permit)
         with errors_of(lambda: runs.place.route), runs.admitted():
             proof = Proof.of(place.route, context, strict=services.require_proof)
-            watch = _Watch(operation, services.telemetry, proof, progress := Progress())
+            watch = _Watch(operation, services.telemetry, proof, progress := AnswerProgress())
             async with (
                 aclosing(_run(request, prepared, runs, tokenize_s, watch)) as events,
                 aclosing(_counted(services.telemetry, operation, runs, events)) as counted,
@@ -112,7 +112,7 @@ class _Watch:
     operation: Operation
     telemetry: Telemetry
     proof: Proof
-    progress: Progress
+    progress: AnswerProgress
 
 
 async def _counted(

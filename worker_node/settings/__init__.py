@@ -3,7 +3,7 @@
 from worker_node.settings.hosts import is_loopback
 from worker_node.settings.model import ModelSettings, PlacementSettings
 from worker_node.settings.node import EMBEDDED_MODELS, NodeSettings, default_compile_cache
-from worker_node.settings.problems import InvalidSettings, Problem
+from worker_node.settings.problems import InvalidSettings, SettingProblem
 from worker_node.settings.reading import SettingsSource, parse_settings
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "ModelSettings",
     "NodeSettings",
     "PlacementSettings",
-    "Problem",
+    "SettingProblem",
     "SettingsSource",
     "default_compile_cache",
     "is_loopback",

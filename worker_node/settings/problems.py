@@ -17,7 +17,7 @@ from worker_node.settings.toml_lines import known_part, line_of
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One wrong setting. `source` is the file, the environment variable or the flag; `line` counts from 1."""
 
     source: str
@@ -33,7 +33,7 @@ class Problem:
 class InvalidSettings(ConfigurationError):
     """The settings cannot be used; `problems` has every problem that was found."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
         super().__init__("the settings are wrong:\n  " + "\n  ".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -64,13 +64,15 @@ class Given:
         return self.file, line_of(self.text, known) if known else None
 
 
-def explain(error: ValidationError, given: Given, known: Sequence[str]) -> list[Problem]:
+def explain(error: ValidationError, given: Given, known: Sequence[str]) -> list[SettingProblem]:
     """Every problem of a failed validation of NodeSettings, whose fields are `known`."""
     details = error.errors(include_input=False, include_url=False)
     paths = [detail["loc"] for detail in details]
     # Pydantic counts a list's wrong items as missing from it, too.
     details = [detail for detail in details if detail["type"] != "too_short" or not _has_below(detail["loc"], paths)]
-    return [Problem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known)) for detail in details]
+    return [
+        SettingProblem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known)) for detail in details
+    ]
 
 
 def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) -> bool:

@@ -19,7 +19,7 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from worker_node.settings.model import Origin
 from worker_node.settings.node import NodeSettings
-from worker_node.settings.problems import Given, InvalidSettings, Problem, explain
+from worker_node.settings.problems import Given, InvalidSettings, SettingProblem, explain
 from worker_node.settings.toml_lines import error_line
 from worker_node.settings.variables import check_variables, given_variables
 
@@ -42,7 +42,7 @@ class SettingsSource:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror or "cannot be opened" if isinstance(error, OSError) else "is not UTF-8"
-            raise InvalidSettings([Problem(str(self.config), None, "", f"cannot be read: {reason}")]) from None
+            raise InvalidSettings([SettingProblem(str(self.config), None, "", f"cannot be read: {reason}")]) from None
         return parse_settings(text, str(self.config), self.flags)
 
 
@@ -63,7 +63,9 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         settings = NodeSettings(**{**document, **environment, **flags})
     except SettingsError as error:
         field = _FIELD.search(str(error))
-        problems.append(Problem(variables[field[1]] if field else "the environment", None, "", "is not valid JSON"))
+        problems.append(
+            SettingProblem(variables[field[1]] if field else "the environment", None, "", "is not valid JSON")
+        )
     except ValidationError as error:
         problems += explain(error, given, list(NodeSettings.model_fields))
     if problems:
@@ -88,6 +90,8 @@ def _parse(text: str, file: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason = str(error).partition(" (at ")[0]
-        raise InvalidSettings([Problem(file, error_line(error, text), "", f"not valid TOML: {reason}")]) from None
+        raise InvalidSettings(
+            [SettingProblem(file, error_line(error, text), "", f"not valid TOML: {reason}")]
+        ) from None
     except RecursionError:
-        raise InvalidSettings([Problem(file, None, "", "not valid TOML: nested too deeply")]) from None
+        raise InvalidSettings([SettingProblem(file, None, "", "not valid TOML: nested too deeply")]) from None

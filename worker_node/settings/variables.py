@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from worker_node.settings.names import advice
 from worker_node.settings.node import NodeSettings
-from worker_node.settings.problems import Problem
+from worker_node.settings.problems import SettingProblem
 
 PREFIX = "NPU_NODE_"
 # Read by the commands that talk to a running node, not by the node.
@@ -22,7 +22,7 @@ def given_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {names[name.upper()]: name for name in environment if name.upper() in names}
 
 
-def check_variables(environment: Mapping[str, str]) -> list[Problem]:
+def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
     """One problem for each variable that begins like ours and sets nothing."""
     known = {(PREFIX + field).upper() for field in NodeSettings.model_fields} | OF_COMMANDS
     problems = []
@@ -33,7 +33,7 @@ def check_variables(environment: Mapping[str, str]) -> list[Problem]:
         if _SERVICE_LINK.fullmatch(key.upper()):
             continue
         hint = advice(key, list(NodeSettings.model_fields))
-        problems.append(Problem(name, None, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
+        problems.append(SettingProblem(name, None, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
     return problems
 
 

@@ -9,7 +9,7 @@ from worker_node.api.body import Body, read_body
 from worker_node.api.context import request_context, route_headers
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
-from worker_node.api.operation import Operation
+from worker_node.api.operation import ApiOperation
 from worker_node.api.replies import Reply
 from worker_node.api.task import TaskApi
 
@@ -41,6 +41,8 @@ async def _count(request):
 
 API = TaskApi(
     routes=lambda: [web.post("/count", inference(_count))],
-    operations=(Operation("post", "/count", "Count vowels", {"application/json": Counts}, CountBody, inference=True),),
+    operations=(
+        ApiOperation("post", "/count", "Count vowels", {"application/json": Counts}, CountBody, inference=True),
+    ),
     metrics=lambda telemetry: telemetry.own(CountingMetrics),
 )

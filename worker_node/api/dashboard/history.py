@@ -17,7 +17,7 @@ SAMPLES = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HistoryReading:
     """The counters since the node started, and what is under way, at one moment.
 
     `npu_busy_us` is None where the counter cannot be read; `queued` counts units as admission does: texts, generations.
@@ -52,9 +52,9 @@ class History:
     def __init__(self, samples: int = SAMPLES) -> None:
         self._samples: deque[Sample] = deque(maxlen=samples)
         self._utilisation = Utilisation(shortest_s=0.0)
-        self._last: tuple[float, Reading] | None = None
+        self._last: tuple[float, HistoryReading] | None = None
 
-    def add(self, reading: Reading, now: float) -> None:
+    def add(self, reading: HistoryReading, now: float) -> None:
         """Take a reading; from the second one on each makes a sample."""
         npu = self._utilisation.look(reading.npu_busy_us, now)
         if self._last is not None and now > self._last[0]:
@@ -82,11 +82,11 @@ def _rate(before: float, after: float, seconds: float) -> float:
     return round((after - before) / seconds, 2)
 
 
-def read(node: Node) -> Reading:
+def read(node: Node) -> HistoryReading:
     """Read the node's counters."""
     telemetry = node.telemetry
     placements = [placement for model in node.manager.models for placement in model.placements]
-    return Reading(
+    return HistoryReading(
         requests=total(telemetry.routes),
         prompt_tokens=total(telemetry.prompt_tokens),
         output_tokens=total(telemetry.generation_tokens),

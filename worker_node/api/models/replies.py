@@ -47,7 +47,7 @@ class Deleted(Reply):
     deleted: bool
 
 
-class PullJob(Reply):
+class PullJobReply(Reply):
     """A pull. `completed` and `total` are bytes of its present stage."""
 
     id: str

@@ -14,7 +14,7 @@ from worker_node.api.keep_alive import KeepAlive, keeping
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
-from worker_node.api.ollama.options import Options
+from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.ollama.residents import patient, served
 from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
@@ -30,16 +30,16 @@ class EmbedBody(DialectBody):
     input: str | list[str]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0)] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
 
 
-class EmbeddingsBody(DialectBody):
+class OllamaEmbeddingsBody(DialectBody):
     """Body of POST /api/embeddings."""
 
     model: str
     prompt: str
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -65,7 +65,7 @@ async def _embed(request: web.Request) -> web.Response:
 
 async def _embeddings(request: web.Request) -> web.Response:
     context = patient(request_context(request))
-    body = await read_body(request, EmbeddingsBody)
+    body = await read_body(request, OllamaEmbeddingsBody)
     reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
     return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
 
@@ -73,7 +73,7 @@ async def _embeddings(request: web.Request) -> web.Response:
 async def _run(
     request: web.Request,
     context: RequestContext,
-    body: EmbedBody | EmbeddingsBody,
+    body: EmbedBody | OllamaEmbeddingsBody,
     texts: tuple[str, ...],
     *,
     truncate: bool,

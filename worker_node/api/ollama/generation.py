@@ -18,7 +18,7 @@ from worker_node.api.middleware import inference
 from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
-from worker_node.api.ollama.options import Format, Options, schema_of
+from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
 from worker_node.api.ollama.residents import patient, resident, served
 from worker_node.api.ollama.table import CHAT, GENERATE, MESSAGE
 from worker_node.api.sse import LineStream
@@ -41,13 +41,13 @@ class _Common(DialectBody):
     model: str
     stream: bool | None = None
     format: Format | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
 
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
-        options = self.options or Options()
+        options = self.options or OllamaOptions()
         return GenerationRequest(
             context,
             sampling=options.sampling(),
@@ -116,7 +116,7 @@ class OllamaTool(DialectBody):
     function: Function
 
 
-class ChatBody(_Common):
+class OllamaChatBody(_Common):
     """Body of POST /api/chat."""
 
     rules: ClassVar[Table] = CHAT
@@ -174,7 +174,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     context = patient(request_context(request))
-    body = await read_body(request, ChatBody)
+    body = await read_body(request, OllamaChatBody)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)

@@ -45,7 +45,7 @@ class ShowBody(NamedBody):
     verbose: bool | None = None
 
 
-class PullBody(NamedBody):
+class OllamaPullBody(NamedBody):
     """Body of POST /api/pull: a name of the catalog, or any source that `npu-node pull` takes.
 
     Every download is verified, so `insecure` changes nothing.
@@ -139,7 +139,7 @@ async def _show(request: web.Request) -> web.Response:
 
 
 async def _pull(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, PullBody)
+    body = await read_body(request, OllamaPullBody)
     name, manager = body.wanted(), request.app[NODE].manager
     requested(manager.store, name)  # what is wrong with the name itself has a status of its own
     progress = _Progress()

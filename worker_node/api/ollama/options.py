@@ -20,7 +20,7 @@ Format = Literal["", "json"] | dict[str, Any]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Options(DialectBody):
+class OllamaOptions(DialectBody):
     """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
 
     Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker_node.api.openai.logprobs import chat_logprobs
-from worker_node.api.openai.reply import Outcome, new_id
+from worker_node.api.openai.reply import WholeAnswer, new_id
 from worker_node.domain import Finished, Piece, Reasoning, Token, ToolCallStarted
 
 
@@ -42,7 +42,7 @@ class ChatChunks:
         return [_chunk(index, {}, finished.finish_reason)]
 
 
-def whole_message(outcome: Outcome) -> dict[str, Any]:
+def whole_message(outcome: WholeAnswer) -> dict[str, Any]:
     """The message of a finished choice."""
     message: dict[str, Any] = {
         "role": "assistant",

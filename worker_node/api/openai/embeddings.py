@@ -23,7 +23,7 @@ from worker_node.serving.models import embedding_model
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
-class EmbeddingsBody(DialectBody):
+class OpenAIEmbeddingsBody(DialectBody):
     """Body of POST /v1/embeddings. Token ids are those of the model's own tokenizer, special tokens included."""
 
     rules: ClassVar[Table] = EMBEDDINGS
@@ -68,7 +68,7 @@ def routes() -> list[web.RouteDef]:
 async def _embeddings(request: web.Request) -> web.Response:
     node = request.app[NODE]
     context = request_context(request)
-    body = await read_body(request, EmbeddingsBody)
+    body = await read_body(request, OpenAIEmbeddingsBody)
     texts = body.texts()
     if len(texts) > node.settings.max_texts:
         raise BadRequest(

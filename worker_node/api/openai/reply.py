@@ -36,7 +36,7 @@ class Envelope:
 
 
 @dataclass(slots=True)
-class Outcome:
+class WholeAnswer:
     """A whole answer: its text, its reasoning, its tool calls as name and JSON arguments."""
 
     text: str = ""
@@ -58,9 +58,9 @@ class Outcome:
             self.calls[piece.call] = (name, arguments + piece.text)
 
 
-async def collect(choices: Choices) -> list[tuple[Outcome, Finished]]:
+async def collect(choices: Choices) -> list[tuple[WholeAnswer, Finished]]:
     """Wait for all choices to finish."""
-    outcomes = [Outcome() for _ in choices.routes]
+    outcomes = [WholeAnswer() for _ in choices.routes]
     ends: dict[int, Finished] = {}
     async for index, event in choices.events:
         if isinstance(event, Finished):

@@ -22,7 +22,7 @@ _SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalt
 _SAMPLING |= {"stop", "temperature", "top_k", "top_p"}
 
 
-class TextPart(DialectBody):
+class ResponsesTextPart(DialectBody):
     """A part of a message."""
 
     type: Literal["input_text", "output_text"]
@@ -31,7 +31,7 @@ class TextPart(DialectBody):
     logprobs: list[Any] | None = None
 
 
-Parts = list[Annotated[TextPart, BeforeValidator(only_text)]]
+Parts = list[Annotated[ResponsesTextPart, BeforeValidator(only_text)]]
 
 
 class MessageItem(DialectBody):
@@ -87,7 +87,7 @@ InputItem = CallItem | OutputItem | ReasoningItem | MessageItem
 Item = InputItem | ItemReference
 
 
-class FunctionTool(DialectBody):
+class ResponsesFunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
     type: Literal["function"]
@@ -97,22 +97,22 @@ class FunctionTool(DialectBody):
     strict: bool | None = None
 
 
-OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
+OfferedTool = Annotated[ResponsesFunctionTool, BeforeValidator(only_functions)]
 
 
-class NamedChoice(DialectBody):
+class ResponsesNamedChoice(DialectBody):
     """This function is to be called."""
 
     type: Literal["function"]
     name: ToolName
 
 
-class AllowedChoice(DialectBody):
+class ResponsesAllowedChoice(DialectBody):
     """Only these of the functions may be called, or one of them is to be."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+    tools: Annotated[list[ResponsesNamedChoice], Field(min_length=1)]
 
 
 class Format(DialectBody):
@@ -155,7 +155,7 @@ class ResponsesBody(DialectBody):
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedChoice | ResponsesAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
@@ -165,7 +165,7 @@ class ResponsesBody(DialectBody):
     def items(self) -> list[Item]:
         """The input; a text is a message of the user."""
         if isinstance(self.input, str):
-            return [MessageItem(role="user", content=[TextPart(type="input_text", text=self.input)])]
+            return [MessageItem(role="user", content=[ResponsesTextPart(type="input_text", text=self.input)])]
         return self.input
 
     def request(self, context: RequestContext, items: Sequence[Item]) -> GenerationRequest:
@@ -207,9 +207,9 @@ class ResponsesBody(DialectBody):
             )
             for index, tool in enumerate(self.tools or [])
         ]
-        if isinstance(self.tool_choice, NamedChoice):
+        if isinstance(self.tool_choice, ResponsesNamedChoice):
             wanted = Wanted((self.tool_choice.name,), forced=True)
-        elif isinstance(self.tool_choice, AllowedChoice):
+        elif isinstance(self.tool_choice, ResponsesAllowedChoice):
             names = tuple(tool.name for tool in self.tool_choice.tools)
             wanted = Wanted(names, forced=self.tool_choice.mode == "required")
         else:
@@ -227,7 +227,7 @@ class ResponsesBody(DialectBody):
         return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
+def _text(content: str | Sequence[ResponsesTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from worker_node.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.conversion.job import Done, Failed, Job, Message, Stage
+from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import recognised
 from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
@@ -37,23 +37,23 @@ def main() -> int:
     def send(message: Message) -> None:
         channel.write(msgspec.json.encode(message) + b"\n")
 
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ConversionJob)
     try:
-        perform(job, lambda name: send(Stage(name)))
+        perform(job, lambda name: send(ConversionStage(name)))
     except ModelError as error:
-        send(Failed(error.message))
+        send(ConversionGivenUp(error.message))
         return 1
     except OSError as error:
         problem = storage_problem(error)
         if problem is None:
             raise
-        send(Failed(f"{job.id}: {problem}"))
+        send(ConversionGivenUp(f"{job.id}: {problem}"))
         return 1
     send(Done())
     return 0
 
 
-def perform(job: Job, stage: Callable[[str], None]) -> None:
+def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
     """Make the model directory that the job describes. Raises a ModelError."""
     converted = _convert(job, stage)
     if job.kind not in (None, converted.kind):
@@ -61,7 +61,7 @@ def perform(job: Job, stage: Callable[[str], None]) -> None:
     _write_manifest(job, converted)
 
 
-def _convert(job: Job, stage: Callable[[str], None]) -> Converted:
+def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     # Each maker imports what it needs: an encoder does not wait for nncf.
     if job.format is SourceFormat.GGUF:
         from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
@@ -81,7 +81,7 @@ def _convert(job: Job, stage: Callable[[str], None]) -> Converted:
     return convert_encoder(job, stage)
 
 
-def _write_manifest(job: Job, converted: Converted) -> None:
+def _write_manifest(job: ConversionJob, converted: Converted) -> None:
     target = Path(job.target)
     write_manifest(
         target,

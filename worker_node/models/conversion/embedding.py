@@ -15,7 +15,7 @@ from worker_node.errors import ConversionFailed
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.bert import build_encoder
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
 from worker_node.models.conversion.result import Converted
 from worker_node.models.conversion.safetensors_file import read_tensors
@@ -26,7 +26,7 @@ from worker_node.models.download import file_sha256
 from worker_node.models.manifest import MODEL_FILE
 
 
-def convert_encoder(job: Job, stage: Callable[[str], None]) -> Converted:
+def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
     source = Path(job.source)
     if job.quantization not in (None, Quantization.F32):
@@ -48,7 +48,7 @@ def convert_encoder(job: Job, stage: Callable[[str], None]) -> Converted:
 
 
 def finish_embedding_model(
-    job: Job,
+    job: ConversionJob,
     model: ov.Model,
     stage: Callable[[str], None],
     *,

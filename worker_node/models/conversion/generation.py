@@ -20,7 +20,7 @@ from worker_node.models.conversion.fidelity import PROBE_TEXTS, compare, teacher
 from worker_node.models.conversion.genai_import import import_graph
 from worker_node.models.conversion.gguf_file import GgufFile
 from worker_node.models.conversion.gguf_rewriting import readable_file
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.conversion.result import Converted
 from worker_node.models.directory import family_of
@@ -34,7 +34,7 @@ _MIN_TOP1 = 0.6
 _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def convert_gguf(job: Job, stage: Callable[[str], None]) -> Converted:
+def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Import, restore, repair, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
     target = Path(job.target)
     quantization = job.quantization or DEFAULT_QUANTIZATION

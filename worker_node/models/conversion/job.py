@@ -8,7 +8,7 @@ from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization, SourceFormat
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     """Make a model directory in `target` from the files in `source`; both exist, `target` is empty.
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
@@ -36,13 +36,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
 
 
-class Stage(msgspec.Struct, frozen=True, tag=True):
+class ConversionStage(msgspec.Struct, frozen=True, tag=True):
     """A stage of the conversion began."""
 
     name: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ConversionGivenUp(msgspec.Struct, frozen=True, tag=True):
     """The conversion was given up; `message` says why in words for the user."""
 
     message: str
@@ -52,4 +52,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The target directory is complete, its manifest included."""
 
 
-Message = Stage | Failed | Done
+Message = ConversionStage | ConversionGivenUp | Done

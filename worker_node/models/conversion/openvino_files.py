@@ -15,7 +15,7 @@ from openvino import opset13 as op
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError, ConversionFailed
 from worker_node.models.conversion.embedding import finish_embedding_model
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS, finish, pool
 from worker_node.models.conversion.result import Converted
 from worker_node.models.conversion.sentence_config import read_json, sentence_config_of
@@ -35,7 +35,7 @@ class _Limits(msgspec.Struct, frozen=True):
     model_type: str = "unknown"
 
 
-def adopt(job: Job, stage: Callable[[str], None]) -> Converted:
+def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Copy a generation model, or finish an encoder's graph; raises ConversionFailed for what is neither."""
     source = Path(job.source)
     if job.quantization is not None and job.kind is None:
@@ -50,7 +50,7 @@ def adopt(job: Job, stage: Callable[[str], None]) -> Converted:
     return _adopt_encoder(job, source, model, stage)
 
 
-def _adopt_generation(job: Job, source: Path, stage: Callable[[str], None]) -> Converted:
+def _adopt_generation(job: ConversionJob, source: Path, stage: Callable[[str], None]) -> Converted:
     try:
         known = read_directory(source)
     except ConfigurationError as error:
@@ -69,7 +69,7 @@ def _adopt_generation(job: Job, source: Path, stage: Callable[[str], None]) -> C
     )
 
 
-def _adopt_encoder(job: Job, source: Path, model: ov.Model, stage: Callable[[str], None]) -> Converted:
+def _adopt_encoder(job: ConversionJob, source: Path, model: ov.Model, stage: Callable[[str], None]) -> Converted:
     weights_sha256 = file_sha256((source / MODEL_FILE).with_suffix(".bin"))
     limits = read_json(source / "config.json", _Limits)
     max_tokens, layout, normalised = limits.max_position_embeddings, "as the graph has it", False
@@ -112,7 +112,7 @@ def _output(model: ov.Model, name: str) -> Output | None:
     return None
 
 
-def _text_inputs(job: Job, model: ov.Model) -> list[ov.op.Parameter]:
+def _text_inputs(job: ConversionJob, model: ov.Model) -> list[ov.op.Parameter]:
     """The two inputs that are fed; token types, always 0 for a single text, become part of the graph."""
     found = {name: port.get_node() for port in model.inputs for name in port.names}
     unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, _SEGMENTS})

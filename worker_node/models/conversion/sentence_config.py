@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from worker_node.errors import ConversionFailed
-from worker_node.models.conversion.job import Job
+from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import Pooling
 
 _T = TypeVar("_T")
@@ -113,7 +113,7 @@ class _TokenizerLimits(msgspec.Struct, frozen=True):
     model_max_length: float | None = None
 
 
-def sentence_config_of(directory: Path, job: Job) -> SentenceConfig:
+def sentence_config_of(directory: Path, job: ConversionJob) -> SentenceConfig:
     """What follows the encoder, from the directory's files, or from the job where they do not specify it.
 
     Raises ConversionFailed when neither does, when they contradict each other, or for what is not known.

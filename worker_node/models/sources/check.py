@@ -23,7 +23,7 @@ from worker_node.models.sources.gguf_header import HEADER_BYTES, GgufHeader, par
 from worker_node.models.sources.hub import list_repository
 from worker_node.models.sources.needs import conversion_needs
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
-from worker_node.models.sources.suitability import Verdict, npu_verdict
+from worker_node.models.sources.suitability import Suitability, npu_verdict
 
 # Tokens of the conversation for which the memory of a loaded model is estimated.
 _TOKENS = 4096
@@ -61,7 +61,7 @@ class Report:
     memory_to_run: int
     memory_available: int | None
     context: int | None
-    npu: Verdict
+    npu: Suitability
     licence: str = "unknown"
     problems: tuple[str, ...] = field(default=())
 

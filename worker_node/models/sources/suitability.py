@@ -23,7 +23,7 @@ _ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -i
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Suitability:
     """`suitable` is None where nobody can tell before it is tried; `reasons` in words."""
 
     suitable: bool | None
@@ -32,16 +32,16 @@ class Verdict:
 
 def npu_verdict(
     name: str, source_format: SourceFormat, weights: Mapping[str, Any], *, generates: bool, head_size: int | None
-) -> Verdict:
+) -> Suitability:
     """Judge a model by its repository's `name`, and by `weights`, the `quantization_config` of openvino_config.json."""
     if not generates:
-        return Verdict(suitable=True, reasons=("an encoder: it runs in f16 with static shapes",))
+        return Suitability(suitable=True, reasons=("an encoder: it runs in f16 with static shapes",))
     suitable, reason = _weights(name, source_format, weights)
     reasons = [reason]
     if head_size is not None and head_size not in _HEAD_SIZES:
         suitable = None if suitable else suitable
         reasons.append(f"head size {head_size} was not tried on NPUs ({', '.join(map(str, sorted(_HEAD_SIZES)))} were)")
-    return Verdict(suitable, tuple(reasons))
+    return Suitability(suitable, tuple(reasons))
 
 
 def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any]) -> tuple[bool | None, str]:

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.api.dashboard.history import SAMPLES, History, Reading, total
+from worker_node.api.dashboard.history import SAMPLES, History, HistoryReading, total
 from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
 from worker_node.domain import Device, Route
 from worker_node.telemetry import Telemetry
 
-NOTHING = Reading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
+NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
 
 
 def test_a_sample_is_the_difference_of_two_readings_per_second():
     history = History()
     history.add(NOTHING, 100.0)
     assert history.series()["requests"] == []
-    later = Reading(requests=4, prompt_tokens=60, output_tokens=30, texts=10, npu_busy_us=None, in_flight=2, queued=3)
+    later = HistoryReading(
+        requests=4, prompt_tokens=60, output_tokens=30, texts=10, npu_busy_us=None, in_flight=2, queued=3
+    )
     history.add(later, 102.0)
     assert history.series() == {
         "requests": [2.0],

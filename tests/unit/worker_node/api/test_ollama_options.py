@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from worker_node.api.leniency import Ignored, sift
-from worker_node.api.ollama.options import Options
+from worker_node.api.ollama.options import OllamaOptions
 from worker_node.errors import UnsupportedParameter
 
 # What Ollama itself would do without being asked.
@@ -24,7 +24,7 @@ DEFAULTS = {
 
 
 def read(**options):
-    options = Options.read(json.dumps(options).encode())
+    options = OllamaOptions.read(json.dumps(options).encode())
     sift(options, Ignored(), "ignore")
     return options
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from worker_node.api import parameters
-from worker_node.api.ollama.options import Options
+from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.openai.fields import SamplingFields
 from worker_node.domain import Sampling
 from worker_node.errors import BadRequest
@@ -73,7 +73,7 @@ def test_a_repetition_penalty_is_neither_tiny_nor_huge(penalty):
     for body, name in (
         (SamplingFields, "repetition_penalty"),
         (SamplingFields, "repeat_penalty"),
-        (Options, "repeat_penalty"),
+        (OllamaOptions, "repeat_penalty"),
     ):
         fields = {"model": "m"} if body is SamplingFields else {}
         with pytest.raises(ValidationError, match=name):

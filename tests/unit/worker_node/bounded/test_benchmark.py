@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from worker_node.bounded.benchmark import WARM_LIMIT_S, judge, measure_jobs, percentile
 from worker_node.bounded.model import REFERENCE_MODEL
-from worker_node.bounded.service import JobResult
+from worker_node.bounded.service import BoundedResult
 
 
 def figures(**changes):
@@ -63,7 +63,7 @@ class ScriptedService:
 
     async def run(self, request):
         self.ran.append(request.job.name)
-        return JobResult({"json": None, "timing_ms": {"total": self.total}}, self.error)
+        return BoundedResult({"json": None, "timing_ms": {"total": self.total}}, self.error)
 
 
 async def test_every_job_is_measured_as_often_as_asked_after_a_cold_one():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.bounded.service import JobResult
+from worker_node.bounded.service import BoundedResult
 from worker_node.bounded.smoke import smoke
 from worker_node.devices.npu_counters import Reading
 from worker_node.errors import EngineUnavailable
@@ -51,7 +51,7 @@ class ScriptedService:
             "npu_busy_after_us": 30,
             "npu_busy_delta_us": 20,
         }
-        return JobResult(payload if self.exclusive else payload | {"npu_busy_exclusive": False}, self.error)
+        return BoundedResult(payload if self.exclusive else payload | {"npu_busy_exclusive": False}, self.error)
 
 
 REQUEST = bounded(SMOKE, f"Who is {SECRET}?", 24)

@@ -10,7 +10,7 @@ from worker_node.devices.compile_cache import CacheKey
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor.examination import examine, healthy
 from worker_node.doctor.finding import Severity
-from worker_node.doctor.machine import Machine
+from worker_node.doctor.machine import ExaminedMachine
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -24,7 +24,7 @@ SEES_NPU = Probe((CPU, NPU), "2026.4.1")
 SEES_CPU = Probe((CPU,), "2026.4.1")
 
 
-class ScriptedMachine(Machine):
+class ScriptedMachine(ExaminedMachine):
     """A machine whose device node belongs to `group` and may be used or not."""
 
     group = "render"
@@ -292,7 +292,7 @@ def test_what_openvino_sees(good):
 
 
 def test_a_real_machine_is_read_without_failing():
-    assert Machine().kernel_release()
-    assert Machine().user()
-    assert Machine().group_of("etc/passwd") == "root"
-    assert Machine().group_of("nonexistent") is None
+    assert ExaminedMachine().kernel_release()
+    assert ExaminedMachine().user()
+    assert ExaminedMachine().group_of("etc/passwd") == "root"
+    assert ExaminedMachine().group_of("nonexistent") is None

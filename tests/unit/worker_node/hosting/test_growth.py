@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.hosting.growth import GrowthLimits, GrowthPolicy, Reading, Recycle, default_growth
+from worker_node.hosting.growth import GrowthLimits, GrowthPolicy, MemoryReading, Recycle, default_growth
 
 GIB = 2**30
 LIMITS = GrowthLimits(growth=1000, reserve=500)
 readings = st.builds(
-    Reading,
+    MemoryReading,
     base=st.integers(0, 4000),
     grown=st.integers(0, 4000),
     available=st.none() | st.integers(0, 10_000),
@@ -28,7 +28,7 @@ limits = st.builds(
 
 
 def reading(**parts):
-    return dataclasses.replace(Reading(base=2000, grown=1000, available=5000, idle=False), **parts)
+    return dataclasses.replace(MemoryReading(base=2000, grown=1000, available=5000, idle=False), **parts)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 
-from worker_node.grammars.form import Form, Part
+from worker_node.grammars.form import Form, FormPart
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.serving.schemas import SMALL_BYTES, SchemaCompiler
 
@@ -18,9 +18,9 @@ async def test_the_processes_of_large_schemas_start_with_the_first_large_schema(
     try:
         await compiler.start()
         assert (len(small.pids), len(large.pids)) == (1, 0)
-        assert "true" in await compiler.grammar(Form(Part({"const": True}, "schema")), context)
+        assert "true" in await compiler.grammar(Form(FormPart({"const": True}, "schema")), context)
         assert not large.pids
-        assert LARGE["enum"][-1] in await compiler.grammar(Form(Part(LARGE, "schema")), context)
+        assert LARGE["enum"][-1] in await compiler.grammar(Form(FormPart(LARGE, "schema")), context)
         assert len(large.pids) == 1
     finally:
         await compiler.close()
