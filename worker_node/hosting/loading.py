@@ -17,14 +17,14 @@ _STATE, _FAULTS, _USER, _SYSTEM = 0, 9, 11, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class LoadActivity:
     """A process now: `spent` grows with its CPU time and its reads from disk; `busy`: a thread of it is at work."""
 
     spent: int
     busy: bool
 
 
-def activity_of(pid: int | None, proc: Path = _PROC) -> Activity | None:
+def activity_of(pid: int | None, proc: Path = _PROC) -> LoadActivity | None:
     """Read the activity of a process; None if it has ended or cannot be read."""
     process = proc / str(pid)
     fields = _stat(process / "stat")
@@ -32,7 +32,7 @@ def activity_of(pid: int | None, proc: Path = _PROC) -> Activity | None:
         return None
     spent = sum(int(fields[index]) for index in (_FAULTS, _USER, _SYSTEM))
     threads = (_stat(thread / "stat") for thread in (process / "task").glob("*"))
-    return Activity(spent, any(thread is not None and thread[_STATE] in _BUSY for thread in threads))
+    return LoadActivity(spent, any(thread is not None and thread[_STATE] in _BUSY for thread in threads))
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class LoadWatch:
     limit_s: float
     now: float
     _quiet_s: float = 0.0
-    _last: Activity | None = None
+    _last: LoadActivity | None = None
     look_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.look_s = min(1.0, self.limit_s / 4)
 
-    def look(self, now: float, activity: Activity | None) -> str | None:
+    def look(self, now: float, activity: LoadActivity | None) -> str | None:
         """Return why the load counts as hung, or None. To be called every `look_s` seconds."""
         # After a longer pause (this process was stopped, or the machine slept) nothing is known of the time between.
         elapsed, self.now = min(now - self.now, 2 * self.look_s), now

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from worker_node.hosting.loading import Activity, LoadWatch, activity_of
+from worker_node.hosting.loading import LoadActivity, LoadWatch, activity_of
 
 
 def looked(activities, limit_s=30.0, pause=1.0):
@@ -20,20 +20,22 @@ def looked(activities, limit_s=30.0, pause=1.0):
 
 
 def test_a_load_that_computes_for_minutes_is_left_alone():
-    assert looked([Activity(spent, busy=False) for spent in range(600)]) is None
+    assert looked([LoadActivity(spent, busy=False) for spent in range(600)]) is None
 
 
 def test_a_load_that_stops_computing_hangs_from_then_on():
-    assert looked([Activity(min(spent, 100), busy=False) for spent in range(600)]) == 101 + 30
+    assert looked([LoadActivity(min(spent, 100), busy=False) for spent in range(600)]) == 101 + 30
 
 
-@pytest.mark.parametrize("activity", [Activity(5, busy=True), None], ids=["waits for a core or a disk", "unreadable"])
+@pytest.mark.parametrize(
+    "activity", [LoadActivity(5, busy=True), None], ids=["waits for a core or a disk", "unreadable"]
+)
 def test_a_load_of_which_nothing_bad_is_known_is_left_alone(activity):
     assert looked([activity] * 600) is None
 
 
 def test_time_in_which_nobody_looked_does_not_count():
-    assert looked([Activity(5, busy=False)] * 3, pause=3600.0) is None
+    assert looked([LoadActivity(5, busy=False)] * 3, pause=3600.0) is None
 
 
 def test_the_kernel_tells_a_stopped_process_from_one_that_computes():
