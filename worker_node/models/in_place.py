@@ -48,8 +48,9 @@ def open_directory(
 ) -> InstalledModel:
     """Return the model of a directory anywhere on this machine, under `name`.
 
-    What has to be made of an encoder is kept below `prepared`. `pooling` (mean, cls) and `normalize` count for encoders
-    whose files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be used.
+    What has to be made of an encoder is kept below `prepared`. `pooling` (mean, cls, last) and `normalize` count for
+    encoders whose files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be
+    used.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")

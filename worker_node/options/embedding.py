@@ -18,8 +18,11 @@ class VectorOptions(Options):
     task: ClassVar[str] = ModelKind.EMBEDDING
 
     pooling: Annotated[
-        Literal["mean", "cls"] | None,
-        Option("the mean of the token vectors, or the first one", default="as the directory's modules.json says"),
+        Literal["mean", "cls", "last"] | None,
+        Option(
+            "the mean of the token vectors, the first one, or the last one (Qwen3-Embedding)",
+            default="as the directory's modules.json says",
+        ),
     ] = None
     normalize: Annotated[
         bool | None,

@@ -24,6 +24,8 @@ from worker_node.models.download import file_sha256
 from worker_node.models.manifest import MODEL_FILE
 
 _SEGMENTS = "token_type_ids"
+# Of decoders that are used as encoders, as Qwen3-Embedding.
+_POSITIONS = "position_ids"
 _POOLED = ("sentence_embedding", EMBEDDING)
 _HIDDEN = ("last_hidden_state", "token_embeddings")
 _LOGITS = "logits"
@@ -113,15 +115,21 @@ def _output(model: ov.Model, name: str) -> Output | None:
 
 
 def _text_inputs(job: ConversionJob, model: ov.Model) -> list[ov.op.Parameter]:
-    """The two inputs that are fed; token types, always 0 for a single text, become part of the graph."""
+    """The two inputs that are fed; token types, always 0 for a single text, and positions become part of the graph."""
     found = {name: port.get_node() for port in model.inputs for name in port.names}
-    unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, _SEGMENTS})
+    unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, _SEGMENTS, _POSITIONS})
     if unknown or INPUT_IDS not in found or ATTENTION_MASK not in found:
         raise ConversionFailed(
             f"{job.id}: the encoder has the inputs {', '.join(sorted(found))}; known are {INPUT_IDS}, "
-            f"{ATTENTION_MASK} and, beside these, {_SEGMENTS}"
+            f"{ATTENTION_MASK} and, beside these, {_SEGMENTS} and {_POSITIONS}"
         )
     if (types := found.get(_SEGMENTS)) is not None:
         zeros = op.broadcast(op.constant(np.int64(0)), op.shape_of(found[INPUT_IDS]))
         types.output(0).replace(zeros.output(0))
+    if (positions := found.get(_POSITIONS)) is not None:
+        # Texts are padded at their end, where no token of theirs looks.
+        zero = op.constant(np.int64(0))
+        length = op.gather(op.shape_of(found[INPUT_IDS]), op.constant(np.int64(1)), zero)
+        counted = op.range(zero, length, op.constant(np.int64(1)), "i64")
+        positions.output(0).replace(op.broadcast(counted, op.shape_of(found[INPUT_IDS])).output(0))
     return [found[INPUT_IDS], found[ATTENTION_MASK]]

@@ -24,6 +24,7 @@ class Pooling(StrEnum):
 
     MEAN = "mean"
     CLS = "cls"
+    LAST = "last"
 
 
 def i64(*values: int) -> Node:
@@ -40,10 +41,16 @@ def name_port(output: Output, name: str) -> None:
 def pool(hidden: Node | Output, mask: Node, pooling: Pooling, *, normalise: bool) -> Node:
     """The vectors, f32 [batch, size], of token vectors, f32 [batch, length, size], under a mask, f32 [batch, length].
 
-    A text without any token gives zeros (mean), never NaN.
+    A text without any token gives zeros (mean, last), never NaN.
     """
     if pooling is Pooling.CLS:
         vector = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
+    elif pooling is Pooling.LAST:
+        # Wherever the padding is: the token up to which the mask has summed up to all of it.
+        reached = op.cum_sum(mask, op.constant(np.int64(1)))
+        end = op.equal(reached, op.reduce_sum(mask, i64(1), keep_dims=True))
+        last = op.multiply(op.convert(end, "f32"), mask)
+        vector = op.reduce_sum(op.multiply(hidden, op.unsqueeze(last, i64(2))), i64(1), keep_dims=False)
     else:
         total = op.reduce_sum(op.multiply(hidden, op.unsqueeze(mask, i64(2))), i64(1), keep_dims=False)
         tokens = op.maximum(op.reduce_sum(mask, i64(1), keep_dims=True), np.float32(_MIN_TOKENS))

@@ -20,8 +20,10 @@ GELU_MODES = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pyt
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": Pooling.MEAN,
     "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
     "cls": Pooling.CLS,
+    "lasttoken": Pooling.LAST,
 }
 
 
@@ -184,4 +186,6 @@ def _read_pooling(path: Path) -> Pooling:
     chosen = chosen or [str(options.get("pooling_mode"))]
     if len(chosen) == 1 and chosen[0] in _POOLING_NAMES:
         return _POOLING_NAMES[chosen[0]]
-    raise ConversionFailed(f"{path}: pooling {chosen} is not known; known are mean_tokens and cls_token, one of them")
+    raise ConversionFailed(
+        f"{path}: pooling {chosen} is not known; known are mean_tokens, cls_token and lasttoken, one of them"
+    )

@@ -8,6 +8,7 @@ import openvino as ov
 import pytest
 from tokenizers import Tokenizer
 
+from tests.support.tiny_decoder import TinyDecoder
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError
 from worker_node.models import in_place
@@ -144,3 +145,24 @@ def test_a_place_for_what_is_prepared_that_cannot_be_written_is_told(in_process,
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/prepared cannot be written .* set compile_cache"):
         open_directory(make_bert()[0], "mine", tmp_path / "file/prepared")
+
+
+@pytest.mark.parametrize("modules", [True, False], ids=["modules.json", "pooling in node.toml"])
+def test_a_decoder_embeds_by_its_last_token_beside_longer_texts_too(in_process, opened, tmp_path, modules):
+    decoder = TinyDecoder()
+    directory = decoder.write(tmp_path / "decoder", modules=modules)
+    model = opened(directory, **({} if modules else {"pooling": "last"}))
+    assert (model.kind, model.family, model.context_limit, model.dimensions) == (ModelKind.EMBEDDING, "qwen3", 64, 8)
+    graph = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert {port.any_name for port in graph.inputs} == {"input_ids", "attention_mask"}
+    rows = [[2, 5, 9, 3], [2, 7, 3], [2, 3]]
+    ids = np.array([row + [0] * (6 - len(row)) for row in rows], dtype=np.int64)
+    mask = np.array([[1] * len(row) + [0] * (6 - len(row)) for row in rows], dtype=np.int64)
+    vectors = graph({"input_ids": ids, "attention_mask": mask})["embedding"]
+    np.testing.assert_allclose(vectors, [decoder.last(row) for row in rows], atol=1e-5)
+
+
+def test_a_decoder_that_does_not_say_how_it_pools_is_refused_with_the_choices(in_process, opened, tmp_path):
+    directory = TinyDecoder().write(tmp_path / "decoder", modules=False)
+    with pytest.raises(ConfigurationError, match='set pooling = "mean" or "cls" or "last"'):
+        opened(directory)
