@@ -15,6 +15,8 @@ from tests.support.sidecar import run_command, start_sidecar
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
 
+# A generation that is still under way when the test acts, even where it is not scheduled for a while.
+LONG = 16
 CANARY = "zanzibar-7f3a9c-secret"
 KEYS = {
     "model",
@@ -164,7 +166,7 @@ def test_a_counter_that_does_not_move_proves_nothing(sidecar):
 
 def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
     with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sidecar.generate, tokens=4)
+        waiting = pool.submit(sidecar.generate, tokens=LONG)
         sidecar.wait_for_a_generation()
         counter.write(5)
         status, reply = waiting.result()
@@ -175,7 +177,7 @@ def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
 
 def test_a_counter_that_vanishes_proves_nothing(sidecar):
     with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sidecar.generate, tokens=4)
+        waiting = pool.submit(sidecar.generate, tokens=LONG)
         sidecar.wait_for_a_generation()
         counter.file.unlink()
         status, reply = waiting.result()
@@ -262,19 +264,23 @@ def test_no_log_holds_what_was_sent_or_generated(sidecar):
         assert sidecar.request("POST", "/v1/worker/generate", body)[0] == 503
     assert sidecar.request("GET", f"/models?{CANARY}")[0] == 200
     assert sidecar.request("GET", f"/healthz?{CANARY}")[0] == 200
-    leave_in_the_middle(sidecar, json.dumps(body))
+    leave_in_the_middle(sidecar, json.dumps({**body, "max_new_tokens": 64}))
     for bad in (CANARY.encode(), {"job": CANARY, "input": CANARY}, {CANARY: 1}, {**body, "max_new_tokens": CANARY}):
         assert sidecar.request("POST", "/v1/worker/generate", bad)[0] == 400
     assert sidecar.request("POST", f"/{CANARY}?{CANARY}", {**body})[0] == 404
     assert sidecar.request("GET", "/healthz", headers={"X-Request-ID": CANARY, "Origin": f"http://{CANARY}"})[0] == 400
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sidecar.request, "POST", "/v1/worker/generate", {**body, "max_new_tokens": 200})
-        sidecar.wait_for_a_generation()
         (engine,) = psutil.Process(sidecar.process.pid).children()
+        engine.send_signal(signal.SIGSTOP)
+        waiting = pool.submit(sidecar.request, "POST", "/v1/worker/generate", body)
+        sidecar.wait_for_a_generation()
         engine.send_signal(signal.SIGKILL)
         status, reply = waiting.result()
+    # At once: the job has the NPU's lock, which the examination of the next engine waits for.
     assert (status, list(reply)) == (503, ["error"])
+    sidecar.wait_until(lambda body: body["loaded"])
     log = sidecar.log.read_text()
+    assert "canary could not run" not in log
     for status in (503, 413, "cancelled"):
         assert f"POST /v1/worker/generate {status}" in log
     assert CANARY not in log

@@ -27,9 +27,10 @@ class RequestContext:
     `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
     needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
     any engine that is being loaded; without, only for one that is loaded on demand. For one that is being restarted it
-    waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the
-    caller reads the counter of the NPU that it requires. With `dry_run` nothing is loaded or run: the routing decision
-    is all that is wanted. `note_ignored` is called with the place of each part of the request that has no effect.
+    waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds the NPU that it
+    requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run: the routing
+    decision is all that is wanted. `note_ignored` is called with the place of each part of the request that has no
+    effect.
     """
 
     request_id: str
