@@ -12,13 +12,17 @@ async def gateway_timeout(_):
 
 
 @pytest.mark.parametrize("kind", ["embed", "generate"])
-async def test_a_proxys_504_does_not_end_the_call_while_another_node_serves(pair, kind):
+async def test_a_proxys_504_does_not_end_the_call_while_another_node_serves(pair, kind, caplog):
     pair[0].respond = gateway_timeout
     async with NPUClient([node.url for node in pair]) as client:
-        for _ in range(12):
+        for _ in range(100):
             assert await getattr(client, kind)("text", timeout=10)
-    # It counts against the node, so that it is ejected at some time.
-    assert 1 <= len(pair[0].requests) <= 5
+            # No further: on a busy machine the ejection is over before the next call.
+            if "is ejected" in caplog.text:
+                break
+    ejections = [record.getMessage() for record in caplog.records if "is ejected" in record.getMessage()]
+    assert len(ejections) == 1, "it counts against the node"
+    assert pair[0].url in ejections[0]
 
 
 async def test_a_nodes_own_504_ends_the_call(pair):
