@@ -9,6 +9,8 @@ OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
 # Only pip's errors: warnings about a user's own index settings would hide the one line that matters.
 PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt
+# pytest and each process of the tests would compile all that it imports, again and again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo serve test test-fast test-all test-ops check format docs dist bench clean
 .DEFAULT_GOAL := help

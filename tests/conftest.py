@@ -1,5 +1,6 @@
 """Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
 
+import gc
 import logging
 import os
 import sys
@@ -19,6 +20,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # pytest --hypothesis-profile=default
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+# What is made until the tests begin stays: the collector would look through all of it again and again.
+gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser):

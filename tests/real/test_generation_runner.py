@@ -1,12 +1,17 @@
-"""The continuous generation engine itself, on real weights, without a process around it."""
+"""The continuous generation engine itself, without a process around it.
+
+On two of the model's layers where no answer is compared: what is scheduled does not depend on their number.
+"""
 
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec, Failed, NativeCall
+from worker_node.models.store import ModelStore
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -16,8 +21,8 @@ FAR = 1e12
 
 
 @pytest.fixture(scope="module")
-def runner(store):
-    installed = store.get("smollm2-135m-instruct")
+def runner(quick_models):
+    installed = ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"])).get("smollm2-135m-instruct")
     runner = ContinuousRunner(
         EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", {})
     )

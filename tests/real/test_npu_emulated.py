@@ -22,7 +22,7 @@ name = "all-minilm-l6-v2"
 
 [[models]]
 name = "smollm2-135m-instruct"
-max_prompt_len = 128
+max_prompt_len = 64
 min_response_len = 64
 cache_size_gb = 1
 max_tokens_limit = 160
@@ -119,7 +119,7 @@ def test_health_says_that_the_npu_is_emulated_what_was_proven_and_what_is_ignore
         assert on_npu["canary"]["device"] == npu["full_name"]
         assert on_npu["canary"]["openvino"]
     assert smollm["engines"][0]["notes"] == ["cache_size_gb is ignored: the engine for NPU has no use for it"]
-    assert (smollm["engines"][0]["prompt_limit"], smollm["engines"][0]["total_limit"]) == (128, 192)
+    assert (smollm["engines"][0]["prompt_limit"], smollm["engines"][0]["total_limit"]) == (64, 128)
 
 
 async def test_a_prompt_over_the_limit_goes_to_the_cpu_or_is_refused_with_the_numbers(npu_node, http):
@@ -133,16 +133,16 @@ async def test_a_prompt_over_the_limit_goes_to_the_cpu_or_is_refused_with_the_nu
         status, _, content = await post(http, npu_node, "/inference", body, required)
         error = json.loads(content)["error"]
         assert (status, error["code"]) == (400, "context_length_exceeded")
-        assert "128 in the prompt and 192 in all" in error["message"]
+        assert "64 in the prompt and 128 in all" in error["message"]
 
 
 async def test_only_the_prompt_decides_where_a_request_runs_and_the_window_ends_it_with_length(npu_node, http):
-    endless = {"prompt": "Tell me about the sea. " * 20, "raw": True, "ignore_eos": True, "max_new_tokens": 155}
+    endless = {"prompt": "Tell me about the sea. " * 9, "raw": True, "ignore_eos": True, "max_new_tokens": 155}
     headers, answer = await ask(http, npu_node, endless)
     assert (answer["device"], headers["X-NPU-Node-Route-Reason"]) == ("NPU", "preferred")
     assert answer["finish_reason"] == "length"
-    assert 100 < answer["usage"]["prompt_tokens"] <= 128
-    assert answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"] == 128 + 64
+    assert 50 < answer["usage"]["prompt_tokens"] <= 64
+    assert answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"] == 64 + 64
 
 
 async def test_what_the_npu_cannot_do_goes_to_the_cpu_or_is_refused(npu_node, http):
@@ -262,8 +262,8 @@ async def test_a_route_is_explained_in_any_dialect_and_nothing_runs(npu_node, ht
     busy = npu_node.health()[1]["npu"]["busy_time_us"]
     told = await explain()
     npu, cpu = told["placements"]
-    assert told["token_count"] > 128
-    assert (npu["device"], npu["holds"], npu["prompt_limit"], npu["emulated"]) == ("NPU", False, 128, True)
+    assert told["token_count"] > 64
+    assert (npu["device"], npu["holds"], npu["prompt_limit"], npu["emulated"]) == ("NPU", False, 64, True)
     assert (cpu["device"], cpu["holds"], cpu["on_demand"]) == ("CPU", True, True)
     if cpu["obstacle"] is None:
         assert (told["device"], told["reason"], told["refusal"]) == ("CPU", "context_exceeds_npu", None)

@@ -1,4 +1,4 @@
-"""openai-python's own tests of its API resources, of the version that is installed, against a node on real weights.
+"""openai-python's own tests of its API resources, of the version that is installed, against a node.
 
 They come with its source distribution and were written for a mock server, so they name OpenAI's models: the node serves
 its own under these names.
@@ -126,11 +126,11 @@ def test_the_suite_through_our_transport_while_one_of_three_nodes_is_killed(tmp_
     assert outcome.passed > 80, outcome.told
 
 
-def test_openai_pythons_own_tests(tmp_path, long):
+def test_openai_pythons_own_tests(tmp_path, long, quick_models):
     # More than 5 s: a node with names of its own starts, and 52 tests run; with --long 121: the others repeat the same
     # requests with the client's other transports and without its validation.
     root = source()
-    with start_node(NPU_NODE_MODELS=json.dumps(MODELS)) as node:
+    with start_node(NPU_NODE_MODELS=json.dumps(MODELS), **quick_models) as node:
         outcome = run_suite(
             sys.executable,
             [f"tests/api_resources/{name}" for name in FILES],

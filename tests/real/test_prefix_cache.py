@@ -1,6 +1,10 @@
-"""Prompts that are given up while they are computed leave nothing wrong in the prefix cache, on the real pipeline."""
+"""Prompts that are given up while they are computed leave nothing wrong in the prefix cache, on the real pipeline.
+
+Two of the model's layers are enough: a wrong block of the first changes what the second makes of it.
+"""
 
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
+from worker_node.models.store import ModelStore
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -19,8 +24,8 @@ SHORT = np.random.default_rng(2).integers(1000, 20000, 55).astype("<i4")
 
 
 @pytest.fixture
-def runner(store):
-    installed = store.get("smollm2-135m-instruct")
+def runner(quick_models):
+    installed = ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"])).get("smollm2-135m-instruct")
     spec = EngineSpec(
         installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", {"plugin_config": F32}
     )
@@ -47,7 +52,6 @@ def answers(runner, until=None):
     return found
 
 
-# More than 5 s: the model is loaded twice, and in float32 some hundred tokens are computed three times.
 def test_a_cancelled_prompt_does_not_change_the_answer_to_the_next_one_alike(runner):
     decoding = [job(index, np.roll(SHORT, index)) for index in range(1, 4)]
     for each in decoding:  # their tokens shift the ends of the steps into the middle of blocks
@@ -71,7 +75,6 @@ def test_a_cancelled_prompt_does_not_change_the_answer_to_the_next_one_alike(run
     np.testing.assert_allclose(after[31], fresh[41], atol=0.01)
 
 
-# More than 5 s: as above.
 def test_prompts_that_others_overtake_again_and_again_give_the_answer_that_they_give_alone(runner):
     runner.submit(job(50, np.roll(SHORT, 7)))
     answers(runner, until=2)

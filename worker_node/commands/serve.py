@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
 
+_Start = Callable[[], Coroutine[Any, Any, None]]
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -37,26 +38,43 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status."""
+    logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    # First, so that a mistake in them is reported before the slow imports.
+    start = _bounded(args) if args.profile == "bounded" else _node(args)
     # Imports make some hundred thousand objects and no garbage: the collector would look through them again and again,
     # now and while the node serves.
     gc.disable()
+    served = start()
     import uvloop
-
-    from worker_node.server import run as run_node
-    from worker_node.sidecar import run_sidecar
 
     gc.freeze()
     gc.enable()
-
-    logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
-    if args.profile == "bounded":
-        served = run_sidecar(load_bounded_settings(args), on_listening=_announce)
-    else:
-        source = settings_source(args)
-        served = run_node(source.read(), source=source, on_listening=_welcome)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served)
     return 0
+
+
+def _node(args: argparse.Namespace) -> _Start:
+    source = settings_source(args)
+    settings = source.read()
+
+    def start() -> Coroutine[Any, Any, None]:
+        from worker_node.server import run as run_node
+
+        return run_node(settings, source=source, on_listening=_welcome)
+
+    return start
+
+
+def _bounded(args: argparse.Namespace) -> _Start:
+    settings = load_bounded_settings(args)
+
+    def start() -> Coroutine[Any, Any, None]:
+        from worker_node.sidecar import run_sidecar
+
+        return run_sidecar(settings, on_listening=_announce)
+
+    return start
 
 
 def load_settings(args: argparse.Namespace) -> NodeSettings:
