@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from backend_client._api.inference_client import InferenceClient
@@ -184,4 +185,7 @@ def __getattr__(name: str) -> Any:
         from backend_client.cloud import CloudClient  # noqa: PLC0415
 
         return CloudClient
+    # `import backend_client` is enough for `backend_client.sync.openai()`.
+    if name in {"cloud", "observability", "sync", "testing"}:
+        return importlib.import_module(f"backend_client.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

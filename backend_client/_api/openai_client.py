@@ -6,65 +6,65 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
-import httpx2
 from openai import AsyncOpenAI, OpenAI
 
 from backend_client._api.client_base import ClientBase
 from backend_client._api.loop_thread import LoopThread
 from backend_client._api.openai_routes import HttpReply, OpenAIRoutes
+from backend_client._protocol.sdk_http import httpx
 from backend_client.errors import ClientClosed, DeadlineExceeded
 
 BASE_URL = "http://fleet.invalid/v1"
 
 
-class FleetTransport(httpx2.AsyncBaseTransport):
-    """Carries the requests of an `httpx2.AsyncClient` over a client. Closing it closes the client."""
+class FleetTransport(httpx.AsyncBaseTransport):
+    """Carries the requests of an `httpx.AsyncClient` over a client. Closing it closes the client."""
 
     def __init__(self, client: ClientBase) -> None:
         self._client = client
         self._routes = OpenAIRoutes(client)
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Raises httpx2.ReadTimeout when the call's time is up, which the SDK turns into APITimeoutError."""
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Raises httpx.ReadTimeout when the call's time is up, which the SDK turns into APITimeoutError."""
         body = await request.aread()
         try:
             reply = await self._routes.handle(*_parts(request), body, _seconds(request))
         except DeadlineExceeded as error:
-            raise httpx2.ReadTimeout(error.message, request=request) from error
+            raise httpx.ReadTimeout(error.message, request=request) from error
         # A stream in any case: callers of `with_streaming_response` read the body themselves.
         content = reply.content
-        stream = httpx2.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content)
-        return httpx2.Response(reply.status, headers=reply.headers, stream=stream)
+        stream = httpx.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content)
+        return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     async def aclose(self) -> None:
         """Close the client."""
         await self._client.close()
 
 
-class BlockingFleetTransport(httpx2.BaseTransport):
-    """The same for an `httpx2.Client`; the client lives in the event loop of a thread of its own."""
+class BlockingFleetTransport(httpx.BaseTransport):
+    """The same for an `httpx.Client`; the client lives in the event loop of a thread of its own."""
 
     def __init__(self, client: ClientBase) -> None:
         self._routes = OpenAIRoutes(client)
         self._thread = LoopThread("openai over the fleet", client.close)
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Raises httpx2.ReadTimeout when the call's time is up."""
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Raises httpx.ReadTimeout when the call's time is up."""
         body = request.read()
         try:
             reply: HttpReply = self._thread.run(self._routes.handle(*_parts(request), body, _seconds(request)))
         except DeadlineExceeded as error:
-            raise httpx2.ReadTimeout(error.message, request=request) from error
+            raise httpx.ReadTimeout(error.message, request=request) from error
         content = reply.content
-        stream = httpx2.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content)
-        return httpx2.Response(reply.status, headers=reply.headers, stream=stream)
+        stream = httpx.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content)
+        return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     def close(self) -> None:
         """Close the client and end its thread."""
         self._thread.close()
 
 
-class _AsyncStream(httpx2.AsyncByteStream):
+class _AsyncStream(httpx.AsyncByteStream):
     def __init__(self, content: AsyncIterator[bytes]) -> None:
         self._content: Any = content
 
@@ -76,7 +76,7 @@ class _AsyncStream(httpx2.AsyncByteStream):
         await self._content.aclose()
 
 
-class _BlockingStream(httpx2.SyncByteStream):
+class _BlockingStream(httpx.SyncByteStream):
     def __init__(self, thread: LoopThread, content: AsyncIterator[bytes]) -> None:
         self._thread = thread
         self._content: Any = content
@@ -97,24 +97,24 @@ class _BlockingStream(httpx2.SyncByteStream):
 
 def openai_over(client: ClientBase) -> AsyncOpenAI:
     """The asynchronous SDK over a client."""
-    http = httpx2.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
+    http = httpx.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
 def blocking_openai_over(client: ClientBase) -> OpenAI:
     """The blocking SDK over a client."""
-    http = httpx2.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
+    http = httpx.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return OpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
-def _parts(request: httpx2.Request) -> tuple[str, str, dict[str, str]]:
+def _parts(request: httpx.Request) -> tuple[str, str, dict[str, str]]:
     path = request.url.path
     return request.method, path if path.startswith(("/v1/", "/v2/")) else path.rstrip("/"), dict(request.headers)
 
 
-def _seconds(request: httpx2.Request) -> float | None:
+def _seconds(request: httpx.Request) -> float | None:
     timeout = request.extensions.get("timeout") or {}
     found = timeout.get("read")
     return float(found) if isinstance(found, int | float) else None

@@ -7,12 +7,12 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import httpx2
 import openai
 
 from backend_client._cloud.ledger import Ledger
 from backend_client._cloud.reply import NotAnAnswer
 from backend_client._protocol.jobs import Job
+from backend_client._protocol.sdk_http import httpx
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.closing import OpenCalls
 from backend_client._resilience.deadline import Clock, Deadline
@@ -82,7 +82,7 @@ class CloudAttempt:
                     return await work
         except TimeoutError:
             problem, failure, owed = self._unavailable("did not answer within the call's time"), FailureKind.NONE, True
-        except (openai.OpenAIError, httpx2.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
+        except (openai.OpenAIError, httpx.HTTPError, OSError, ValueError, RecursionError, StopAsyncIteration) as error:
             problem, failure, owed = self._translate(error)
         except BaseException:
             self.abandoned()
@@ -135,7 +135,7 @@ class CloudAttempt:
             return self._status_error(error.status_code)
         if isinstance(error, openai.APIConnectionError):
             # What came of a request whose connection broke after it was made is not known.
-            never_sent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+            never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
             return self._unavailable("cannot be reached"), FailureKind.CONNECTION, not never_sent
         if isinstance(error, NotAnAnswer):
             return self._unavailable(f"returned a malformed response: {error}"), FailureKind.SERVER, True

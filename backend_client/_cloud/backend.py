@@ -13,12 +13,13 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from backend_client._cloud.attempt import CloudAttempt, CloudState
 from backend_client._cloud.exchanges import CloudExchanges
 from backend_client._cloud.reply import NotAnAnswer, reading, text_in, usage_in
+from backend_client._cloud.streams import CloudReading, follow
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import ModelReport
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.deadline import Deadline
-from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
+from backend_client.errors import CloudRejected
 from backend_client.results import EmbedBatch, GenerateResult, RawReply, Timing, Usage
 from backend_client.settings import CloudSettings
 
@@ -29,6 +30,11 @@ _CONCURRENCY = 8
 
 # What a stream yields at its end: the finish reason, and the usage if it was reported.
 _End = tuple[str, Usage | None]
+_READING: CloudReading[str | _End] = CloudReading(
+    ends=lambda item: not isinstance(item, str),
+    text=lambda item: item if isinstance(item, str) else "",
+    usage=lambda item: None if isinstance(item, str) else item[1],
+)
 
 
 class CloudBackend:
@@ -117,27 +123,16 @@ class CloudBackend:
         self, attempt: CloudAttempt, pieces: AsyncGenerator[str | _End, None], item: str | _End
     ) -> Answer:
         parts: list[str] = []
-        failed: CloudError | ClientClosed | None = None
+        items = follow(attempt, pieces, item, _READING)
         try:
-            while isinstance(item, str):
-                parts.append(item)
-                yield item
-                item = await attempt.run(anext(pieces))
-            attempt.succeeded(item[1])
-        except (CloudError, ClientClosed) as error:
-            failed = error
+            async for found in items:
+                if isinstance(found, str):
+                    parts.append(found)
+                    yield found
+                else:
+                    yield self._generated(attempt, "".join(parts), *found)
         finally:
-            attempt.abandoned()
-            await pieces.aclose()
-        if failed is not None:
-            raise StreamInterrupted(
-                f"the answer stopped after {sum(map(len, parts))} characters: {failed.message}",
-                partial_text="".join(parts),
-                attempts=failed.attempts,
-                request_id=attempt.job.request_id,
-            )
-        if not isinstance(item, str):
-            yield self._generated(attempt, "".join(parts), *item)
+            await items.aclose()
 
     async def _embed(self, job: EmbedJob, model: str) -> tuple[npt.NDArray[np.float32], Usage | None]:
         reply = await self._client(job).embeddings.create(model=model, input=list(job.texts), encoding_format="float")

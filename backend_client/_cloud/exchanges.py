@@ -11,10 +11,11 @@ from openai import AsyncOpenAI, AsyncStream
 
 from backend_client._cloud.attempt import CloudAttempt
 from backend_client._cloud.reply import NotAnAnswer, usage_in
+from backend_client._cloud.streams import CloudReading, follow
 from backend_client._protocol.dialect import Json, StreamEvent
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._resilience.deadline import Deadline
-from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
+from backend_client.errors import CloudRejected
 from backend_client.results import RawReply, Usage
 from backend_client.settings import CloudSettings
 
@@ -85,29 +86,14 @@ class CloudExchanges:
     async def _follow(
         self, attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, None], event: StreamEvent
     ) -> EventStream:
-        parts: list[str] = []
         usage: Usage | None = None
-        failed: CloudError | ClientClosed | None = None
+        items = follow(attempt, events, event, _READING)
         try:
-            while event.data is not None:
-                parts.append(event.text)
-                usage = _usage(event.data) or usage
-                yield event
-                event = await attempt.run(anext(events))
-            attempt.succeeded(usage)
-        except (CloudError, ClientClosed) as error:
-            failed = error
+            async for found in items:
+                usage = _READING.usage(found) or usage
+                yield found
         finally:
-            attempt.abandoned()
-            await events.aclose()
-        if failed is not None:
-            raise StreamInterrupted(
-                f"the answer stopped after {sum(map(len, parts))} characters: {failed.message}",
-                partial_text="".join(parts),
-                attempts=failed.attempts,
-                request_id=attempt.job.request_id,
-            )
-        yield event
+            await items.aclose()
         yield _reply(attempt, usage, None)
 
     def _attempt(self, job: Exchange) -> CloudAttempt:
@@ -196,3 +182,10 @@ def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> Raw
         body=body,
         usage=usage or attempt.bound,
     )
+
+
+_READING: CloudReading[StreamEvent] = CloudReading(
+    ends=lambda event: event.data is None,
+    text=lambda event: event.text,
+    usage=lambda event: _usage(event.data or {}),
+)

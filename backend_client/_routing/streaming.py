@@ -95,12 +95,7 @@ async def follow(
     if ended is None and item is not None:
         yield item
     elif isinstance(ended, NPUError):
-        raise StreamInterrupted(
-            f"the answer stopped after {sum(map(len, parts))} characters: {ended.message}",
-            partial_text="".join(parts),
-            attempts=call.attempts,
-            request_id=call.request_id,
-        )
+        raise StreamInterrupted.after(parts, ended, attempts=call.attempts, request_id=call.request_id)
 
 
 async def _following(opened: Opened[I], lease: Lease) -> I:

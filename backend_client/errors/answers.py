@@ -21,6 +21,15 @@ class StreamInterrupted(NPUError):
         super().__init__(message, attempts=attempts, request_id=request_id)
         self.partial_text = partial_text
 
+    @classmethod
+    def after(
+        cls, parts: Sequence[str], failed: NPUError, *, attempts: Sequence[Attempt], request_id: str
+    ) -> StreamInterrupted:
+        """The error for an answer that stopped after these parts because of `failed`."""
+        text = "".join(parts)
+        message = f"the answer stopped after {len(text)} characters: {failed.message}"
+        return cls(message, partial_text=text, attempts=attempts, request_id=request_id)
+
 
 class InvalidAnswer(NPUError):
     """An answer does not validate against the schema that it was asked to match.

@@ -1,7 +1,10 @@
 """Scripted nodes and a scripted cloud on loopback."""
 
+import asyncio
+
 import pytest
 
+from backend_client import NPUClient, sync
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode
 
 
@@ -24,3 +27,34 @@ async def cloud():
     """A scripted OpenAI-compatible API."""
     async with ScriptedCloud().running() as running:
         yield running
+
+
+TEXTS = [f"text {index}" for index in range(64 * 12)]
+
+
+class AsyncCalls:
+    """Calls the asynchronous client."""
+
+    async def many(self, urls, texts=TEXTS, **options):
+        built = {name: options.pop(name, None) for name in ("spaces", "options")}
+        async with NPUClient(urls, **built) as client:
+            return await client.embed_many_result(texts, **options)
+
+
+class BlockingCalls:
+    """Calls the blocking client, from another thread than the nodes'."""
+
+    async def many(self, urls, texts=TEXTS, **options):
+        built = {name: options.pop(name, None) for name in ("spaces", "options")}
+
+        def call():
+            with sync.NPUClient(urls, **built) as client:
+                return client.embed_many_result(texts, **options)
+
+        return await asyncio.to_thread(call)
+
+
+@pytest.fixture(params=[AsyncCalls, BlockingCalls])
+def calls(request):
+    """One call of `embed_many_result`, by a client of its own."""
+    return request.param()

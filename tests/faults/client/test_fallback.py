@@ -1,8 +1,6 @@
 """The fleet first, then the cloud, and when not: scripted node, scripted cloud, the real OpenAI SDK."""
 
 import asyncio
-import subprocess
-import sys
 from decimal import Decimal
 
 import numpy as np
@@ -271,31 +269,3 @@ async def test_closing_ends_calls_that_wait_for_the_cloud_at_once(cloud, kind):
     await client.close()
     with pytest.raises(ClientClosed):
         await asyncio.wait_for(call, 5)
-
-
-def test_the_first_call_to_the_cloud_imports_nothing_and_reads_no_certificates():
-    # More than 5 s on a busy machine: an interpreter that has not imported the SDK yet.
-    script = """
-import asyncio, ssl, sys
-from backend_client import CloudClient, CloudSettings, CloudUnavailable
-
-def forbidden(*_, **__):
-    raise AssertionError("certificates are read during a call")
-
-async def main():
-    settings = CloudSettings(api_key="k", base_url="http://127.0.0.1:1/v1", chat_model="c", embedding_models={"s": "e"})
-    client = CloudClient(settings)
-    ssl.SSLContext.load_verify_locations = ssl.create_default_context = forbidden
-    before = set(sys.modules)
-    for call in (client.embed("text"), client.generate("text")):
-        try:
-            await call
-        except CloudUnavailable:
-            pass
-    print(sorted(name for name in set(sys.modules) - before if name.startswith("openai.")))
-    await client.close()
-
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -4,6 +4,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import backend_client
 from backend_client import errors
 
@@ -25,6 +27,18 @@ def test_the_public_names_are_these():
     assert backend_client.__all__ == PUBLIC.split()
     for name in backend_client.__all__:
         assert getattr(backend_client, name) is not None
+
+
+@pytest.mark.parametrize("name", ["cloud", "observability", "sync", "testing"])
+def test_public_modules_are_there_once_the_package_is_imported(name):
+    program = f"import backend_client; print(backend_client.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"backend_client.{name}"
+
+
+def test_a_name_that_is_not_there_is_no_module():
+    with pytest.raises(AttributeError):
+        _ = backend_client.nothing
 
 
 def test_the_errors_are_the_tree_of_their_docstring():
