@@ -97,7 +97,10 @@ class NodeClient:
 
 
 def model_path(name: str, action: str = "") -> str:
-    """The route of a model, or of what is done to it; ids may hold slashes."""
+    """The route of a model, or of what is done to it; ids may hold slashes. Raises ConfigurationError for no name."""
+    if any(part in {"", ".", ".."} for part in name.split("/")):
+        # HTTP clients and servers would make another route of it, and with it another model.
+        raise ConfigurationError(f"{name!r} is no name of a model; npu-node list shows the names")
     return f"/models/{quote(name, safe='/:@')}" + (f"/{action}" if action else "")
 
 

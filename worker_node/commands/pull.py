@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
 def _pull_by_node(node: NodeClient, names: list[str]) -> int:
     for name in names:
         # The node knows its own directories, not the one that this command was started in.
-        source = str(Path(name).resolve()) if name.startswith(("./", "../", "~")) or name.endswith(".gguf") else name
+        local = "://" not in name and (name.startswith(("./", "../", "~")) or name.endswith(".gguf"))
+        source = str(Path(name).expanduser().resolve()) if local else name
         with progress_display(name) as progress:
             follow_pull(node, source, progress)
         print(f"{name}: ready at {node.url}", flush=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -133,6 +134,14 @@ def test_stop_and_rm_ask_the_node(api, capsys):
     ]
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "other/../tiny", "maker//tiny", "/models"])
+@pytest.mark.parametrize("command", ["rm", "show", "stop"])
+def test_a_name_that_would_become_another_models_route_is_refused(api, capsys, command, name):
+    assert main([command, name]) == 1
+    assert "is no name of a model" in capsys.readouterr().err
+    assert api.asked == []
+
+
 def test_rm_of_a_model_in_use_names_the_option_that_forces_it(api, capsys):
     api.refuse = (409, {"message": "in flight; add ?force=true to end them", "code": "model_in_use"})
     assert main(["rm", "tiny"]) == 1
@@ -143,6 +152,11 @@ def test_pull_asks_the_node_and_names_local_files_by_their_absolute_path(api, tm
     monkeypatch.chdir(tmp_path)
     assert main(["pull", "smollm2", "maker/model", "./mine"]) == 0
     assert [body["model"] for _, _, body, _ in api.asked] == ["smollm2", "maker/model", str(tmp_path / "mine")]
+    api.asked.clear()
+    url = "https://example.com/model.gguf#sha256=00"
+    assert main(["pull", "tiny.gguf", "~/tiny.gguf", url]) == 0
+    here, home = tmp_path / "tiny.gguf", Path("~/tiny.gguf").expanduser()
+    assert [body["model"] for _, _, body, _ in api.asked] == [str(here), str(home), url]
     assert "downloading x" in capsys.readouterr().err
 
 
