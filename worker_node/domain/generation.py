@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from worker_node.domain.conversation import Message, Rendering, ToolUse
 from worker_node.domain.requests import RequestContext, Timing, Usage
@@ -72,11 +72,20 @@ class AnswerSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenForm:
+    """A regular expression that the whole answer must match, or a grammar as llama.cpp takes it; not checked yet."""
+
+    kind: Literal["regex", "grammar"]
+    source: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
-    `grammars`), or the schema that it is compiled from; with tools it may be calls instead, and is if one is forced.
+    `grammars`), or what it is compiled from; with tools it may be calls instead, and is if one is forced.
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is told
     apart from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the last
     `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a conversation
@@ -88,7 +97,7 @@ class GenerationRequest:
     sampling: Sampling
     model: str | None = None
     tool_use: ToolUse | None = None
-    grammar: str | AnswerSchema | None = None
+    grammar: str | AnswerSchema | GivenForm | None = None
     think: bool | None = None
     split_reasoning: bool = False
     context_limit: int | None = None

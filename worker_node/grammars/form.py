@@ -1,4 +1,4 @@
-"""The whole form of an answer: JSON that matches a schema, calls of tools, or either; one grammar for all of it.
+"""The whole form of an answer: JSON that matches a schema, calls of tools, either of them, or a text.
 
 Each schema is a document of its own: a `$ref` in a tool's parameters means a part of that tool's schema, and two tools
 may define different things under one name.
@@ -13,6 +13,7 @@ import msgspec
 from worker_node.errors import BadRequest
 from worker_node.grammars.budget import QUICK_STEPS, Budget, OutOfSteps
 from worker_node.grammars.ebnf import Rules, json_literal, literal
+from worker_node.grammars.given import GivenText, add_text
 from worker_node.grammars.schema import add_schema, check_cost
 from worker_node.grammars.triggered import call_beginnings, free_until, rest_of_call
 
@@ -62,16 +63,17 @@ class CallForm(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What an answer may be: JSON that matches the schema of `answer`, or `calls`, or either of the two."""
+    """What an answer may be: JSON that matches the schema of `answer`, `calls`, either of the two, or a `text`."""
 
     answer: FormPart | None = None
     calls: CallForm | None = None
+    text: GivenText | None = None
 
     @property
     def where(self) -> str:
         """The part of the request that asks for this form."""
-        if self.answer is not None:
-            return self.answer.where
+        if (part := self.answer or self.text) is not None:
+            return part.where
         places = [part.where for part in self.calls.tools.values()] if self.calls is not None else []
         return places[0] if len(places) == 1 else "tools"
 
@@ -89,6 +91,8 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     rules = Rules()
     kinds = []
     dropped: dict[str, None] = {}
+    if form.text is not None:
+        kinds.append(add_text(rules, form.text, budget))
     if form.answer is not None:
         kinds.append(_added(rules, form.answer, form.answer.schema, budget, dropped))
     if form.calls is not None and form.calls.optional:

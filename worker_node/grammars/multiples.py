@@ -1,6 +1,8 @@
-"""Multiples of a whole number, digit by digit."""
+"""Multiples of a number: of a whole one digit by digit, of a fraction written out."""
 
 from __future__ import annotations
+
+from decimal import Decimal
 
 from worker_node.grammars.digits import WIDEST, integer_between
 from worker_node.grammars.ebnf import Rules
@@ -55,3 +57,26 @@ def _moves(left: int, step: int, digits: range) -> dict[int, list[int]]:
 
 def _digits(digits: list[int]) -> str:
     return f'"{digits[0]}"' if len(digits) == 1 else f"[{''.join(map(str, digits))}]"
+
+
+def fractions_between(
+    low: Decimal | None, high: Decimal | None, step: Decimal, *, above: bool, below: bool
+) -> str | None:
+    """The EBNF of the multiples of a step that is no whole number, from `low` to `high` (`above`, `below`: without it).
+
+    "" if there are none; None if the bounds are too far apart, or other than zero on one side.
+    """
+    if low is not None and high is not None:
+        first, last = (low / step).to_integral_value("ROUND_CEILING"), (high / step).to_integral_value("ROUND_FLOOR")
+        first += above and first * step == low
+        last -= below and last * step == high
+        if last - first >= _FEW:
+            return None
+        return " | ".join(f'"{(number * step).normalize():f}"' for number in range(int(first), int(last) + 1))
+    if 1 % step or step < Decimal(1) / _MAX_STEP or high is not None or low not in {None, 0}:
+        return None
+    parts = " | ".join(f'"{f"{number * step:f}"[1:]}"' for number in range(1, int(1 / step)))
+    if above:
+        return f'"0" ({parts}) | [1-9] [0-9]{{0,8}} ({parts})?'
+    sign = "" if low == 0 else '"-"? '
+    return f'{sign}("0" | [1-9] [0-9]{{0,8}}) ({parts})?'

@@ -6,14 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from worker_node.grammars.regular import EMPTY, MAX_CODE, Term, times
+from worker_node.grammars.regular import EMPTY, Term, times
 from worker_node.grammars.regular import characters as one_of
 from worker_node.grammars.regular import either as any_of
 
 Characters = tuple[tuple[int, int], ...]
+# Counts are cut here.
+_MANY = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Open:
     """A repetition of open length, of these characters; `bounded`: with a count."""
 
@@ -31,8 +33,8 @@ class Open:
 class Part:
     """`empty`: it may match nothing; `counted`: there is a count inside; `characters`: all that can occur in it,
     `first`: those that can come first. `head` and `tail` are the repetitions of open length that it can begin and end
-    with: as they begin, and as they go on. `term` is the language of texts that match in every dialect of regular
-    expressions, `wide` of those that match in any.
+    with: as they begin, and as they go on; `openings` counts those at its beginning that can be open at once. `term` is
+    the language of texts that match in every dialect of regular expressions, `wide` of those that match in any.
     """
 
     text: str
@@ -44,6 +46,7 @@ class Part:
     tail: tuple[Open, ...] = ()
     term: Term = EMPTY
     wide: Term = EMPTY
+    openings: int = 0
 
 
 def part_of(
@@ -67,10 +70,11 @@ def either(options: list[Part]) -> Part:
         any(option.counted for option in options),
         _all(option.characters for option in options),
         _all(option.first for option in options),
-        tuple(chain.from_iterable(option.head for option in options)),
-        tuple(chain.from_iterable(option.tail for option in options)),
+        tuple(dict.fromkeys(chain.from_iterable(option.head for option in options))),
+        tuple(dict.fromkeys(chain.from_iterable(option.tail for option in options))),
         any_of(option.term for option in options),
         any_of(option.wide for option in options),
+        min(_MANY, sum(option.openings for option in options)),
     )
 
 
@@ -83,12 +87,20 @@ def size(characters: Iterable[tuple[int, int]]) -> int:
     return sum(high - low + 1 for low, high in characters)
 
 
-def complement(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The characters that are in none of the ranges."""
-    found = []
-    start = 0
-    for low, high in sorted(ranges):
-        if start < low:
-            found.append((start, low - 1))
-        start = max(start, high + 1)
-    return [*found, (start, MAX_CODE)]
+def closing(pattern: str, start: int) -> int | None:
+    """Where the parenthesis stands that closes the one before `start`."""
+    depth, in_class, position = 1, False, start
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            position += 1
+        elif in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+        else:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if not depth:
+                return position
+        position += 1
+    return None

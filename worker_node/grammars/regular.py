@@ -7,14 +7,18 @@ than some constants. The grammar is a deterministic automaton, one rule for each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from worker_node.grammars.ebnf import Rules, character_class, literal
+from worker_node.grammars.writing import JSON_STRING, Ranges, Writing
 
 MAX_STATES = 256
 MAX_CODE = 0x10FFFF
+_LAST_ASCII = 0x7F
+_EDGES = (0, 0x80, 0x800, 0x1000, 0xD000, 0xD800, 0xE000, 0x1_0000, 0x4_0000, 0x10_0000, MAX_CODE + 1)
+_UTF_8 = [(low, end - 1) for low, end in pairwise(_EDGES) if low != 0xD800]
 
-Ranges = tuple[tuple[int, int], ...]
 # A kind and its parts: a set of characters, two terms in a row, any or both of some, none of one, a repetition (with
 # -1 for no most). Equal terms are equal languages, so far as the functions here can tell.
 Term = tuple[Any, ...]
@@ -155,17 +159,13 @@ def matches(term: Term, value: str, spend: Callable[[], None]) -> bool:
     return _may_end(term)
 
 
-# In a JSON string these are written as an escape, or not at all.
-_ESCAPED = {0x22: '"\\\\\\""', 0x5C: '"\\\\\\\\"'}
-_EDGES = (0x20, 0x22, 0x23, 0x5C, 0x5D)
+def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing = JSON_STRING) -> str | None:
+    """The name of a rule for the language, inside a JSON string without the quotes or otherwise written; None if it is
+    empty.
 
-
-def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None]) -> str | None:
-    """The name of a rule for the language inside a JSON string, without the quotes; None if it is empty.
-
-    Texts with control characters are left out. Raises TooManyStates.
+    Texts with characters that the writing leaves out are left out. Raises TooManyStates.
     """
-    starts = _starts(term)
+    starts = _starts(term, writing)
     moves: dict[Term, dict[Term, list[tuple[int, int]]]] = {}
     waiting = [term]
     while waiting:
@@ -176,6 +176,8 @@ def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None]) -> str 
             raise TooManyStates(f"it needs more than {MAX_STATES} states")
         moves[state] = {}
         for low, end in zip(starts, [*starts[1:], MAX_CODE + 1], strict=True):
+            if writing.leaves_out(low):
+                continue
             after = _derived(state, low, spend)
             if after != NOTHING:
                 moves[state].setdefault(after, []).append((low, end - 1))
@@ -189,15 +191,15 @@ def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None]) -> str 
             f"{written} {names[after]}"
             for after, ranges in moves[state].items()
             if after in alive
-            for written in _classes(ranges)
+            for written in _classes(ranges, writing)
         ]
         rules.define(name, " | ".join([*parts, *(['""'] if _may_end(state) else [])]))
     return names[term]
 
 
-def _starts(term: Term) -> list[int]:
+def _starts(term: Term, writing: Writing) -> list[int]:
     """The first code points of the classes of characters between which no part of the term tells a difference."""
-    edges = set(_EDGES)
+    edges = {0, *(edge for low, high in writing.not_plain for edge in (low, high + 1))}
     waiting: list[object] = [term]
     while waiting:
         part = waiting.pop()
@@ -207,7 +209,7 @@ def _starts(term: Term) -> list[int]:
             edges |= {edge for low, high in part[1] for edge in (low, high + 1)}
         elif isinstance(part, tuple):
             waiting += part[1:]
-    return sorted(edge for edge in edges if 0x20 <= edge <= MAX_CODE)
+    return sorted(edge for edge in edges if edge <= MAX_CODE)
 
 
 def _alive(moves: dict[Term, dict[Term, list[tuple[int, int]]]]) -> set[Term]:
@@ -226,16 +228,32 @@ def _alive(moves: dict[Term, dict[Term, list[tuple[int, int]]]]) -> set[Term]:
     return alive
 
 
-def _classes(ranges: list[tuple[int, int]]) -> list[str]:
+def _classes(ranges: list[tuple[int, int]], writing: Writing) -> list[str]:
     """The EBNF of the characters in ranges that are apart and in order."""
-    written = [escape for code, escape in _ESCAPED.items() if any(low <= code <= high for low, high in ranges)]
-    plain = [(low, high) for low, high in ranges if low not in _ESCAPED]
+    escaped = [chr(low) for low, high in ranges if low == high and chr(low) in writing.escapes]
+    written = [literal(writing.escapes[character]) for character in escaped]
+    plain = [(low, high) for low, high in ranges if chr(low) not in escaped]
     if not plain:
         return written
-    joined: Ranges = characters(plain)[1]
+    return [*written, one_of(plain)]
+
+
+def one_of(ranges: Iterable[tuple[int, int]]) -> str:
+    """The EBNF of one character out of ranges, of which there is at least one, as it stands."""
+    joined: Ranges = characters(ranges)[1]
     if len(joined) == 1 and joined[0][0] == joined[0][1]:
-        return [*written, literal(chr(joined[0][0]))]
-    if joined[-1][1] == MAX_CODE:
+        return literal(chr(joined[0][0]))
+    if joined[-1][1] == MAX_CODE and joined[-1][0] <= _LAST_ASCII + 1:
+        # The runtime reads a negated class right only if what it names is ASCII.
         gaps = zip([(0, -1), *joined[:-1]], joined, strict=True)
-        return [*written, character_class([(one[1] + 1, other[0] - 1) for one, other in gaps], negated=True)]
-    return [*written, character_class(list(joined))]
+        return character_class([(one[1] + 1, other[0] - 1) for one, other in gaps], negated=True)
+    return character_class([part for low, high in joined for part in _encoded(low, high)])
+
+
+def _encoded(low: int, high: int) -> list[tuple[int, int]]:
+    """A range, cut where UTF-8 takes another form and without surrogates, which are no characters.
+
+    A range over such an edge lets the runtime write bytes that no character begins with.
+    """
+    parts = [(max(low, start), min(high, end)) for start, end in _UTF_8]
+    return [(start, end) for start, end in parts if start <= end] or [(low, high)]

@@ -10,7 +10,7 @@ from worker_node.grammars.digits import WIDEST, integer_between, number_between
 from worker_node.grammars.ebnf import Rules
 from worker_node.grammars.formats import FORMAT_RULES, FORMATS, REFUSED
 from worker_node.grammars.merging_objects import Schema
-from worker_node.grammars.multiples import multiples_between
+from worker_node.grammars.multiples import fractions_between, multiples_between
 from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
 from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
 from worker_node.grammars.regular import TooManyStates, regular_to_ebnf
@@ -40,9 +40,11 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
         return _automaton(rules, spend, schema, path)
     if pattern is not None:
         try:
-            inner = pattern_to_ebnf(pattern, rules)
+            inner = pattern_to_ebnf(pattern, rules, spend)
         except PatternRefused as error:
             raise CannotEnforce(path, "pattern", f"cannot be enforced: {error}") from None
+        if inner is None:
+            raise NothingAdmitted(path, "no text matches the pattern")
         return rules.add("text", f'"\\"" {inner} "\\""')
     if not counted:
         return "string"
@@ -117,8 +119,9 @@ def number(rules: Rules, schema: Schema, path: str) -> str:
             raise CannotEnforce(path, "multipleOf", "should be above zero")
         if step == int(step):
             return integer(rules, schema, path)
-        if 1 % step or (exponent := step.adjusted()) < -9 or step != Decimal(1).scaleb(exponent):
-            raise CannotEnforce(path, "multipleOf", "only whole numbers and powers of ten can be enforced")
+        exponent = step.adjusted()
+        if exponent < -9 or step != Decimal(1).scaleb(exponent):
+            return rules.add("number", _fractions(schema, step, path))
         decimals = -exponent
     if low is None and high is None and decimals is None:
         return "number"
@@ -135,6 +138,18 @@ def number(rules: Rules, schema: Schema, path: str) -> str:
     if ebnf is None:
         raise NothingAdmitted(path, "no number of at most six decimals lies between the bounds")
     return rules.add("number", ebnf)
+
+
+def _fractions(schema: Schema, step: Decimal, path: str) -> str:
+    low, high, above, below = _bounds(schema)
+    ebnf = fractions_between(low, high, step, above=above, below=below)
+    if ebnf == "":
+        raise NothingAdmitted(path, f"no multiple of {step} lies between the bounds")
+    if ebnf is None:
+        raise CannotEnforce(
+            path, "multipleOf", f"{step} can only be enforced with a minimum and a maximum that are closer together"
+        )
+    return ebnf
 
 
 def _bounds(schema: Schema) -> tuple[Decimal | None, Decimal | None, bool, bool]:

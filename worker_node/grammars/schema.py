@@ -76,7 +76,7 @@ def check_cost(grammar: str, where: str) -> None:
     cost = grammar_cost(grammar)
     if cost.compiling > MAX_COST:
         raise UnsupportedParameter(
-            f"{where}: enforcing the schema costs {cost.compiling} units, the bound here is {MAX_COST}; use fewer "
+            f"{where}: enforcing it costs {cost.compiling} units, the bound here is {MAX_COST}; use fewer "
             "different counts (minLength, maxLength, {n} in a pattern), or smaller ones, or fewer alternatives",
             param=where,
         )

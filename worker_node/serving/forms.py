@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from worker_node.dialogue.formats import tool_format
 from worker_node.dialogue.tools import CLOSING, OPENING
-from worker_node.domain import AnswerSchema, GenerationRequest, Tool
+from worker_node.domain import AnswerSchema, GenerationRequest, GivenForm, Tool
 from worker_node.grammars.form import CallForm, Form, FormPart
+from worker_node.grammars.given import GivenText
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:
-    """A forced call, JSON that matches a schema, either of calls and that JSON, or text with calls in it; None where no
-    schema counts.
+    """A forced call, JSON that matches a schema, either of calls and that JSON, text with calls in it, or a text of a
+    form that the caller gave; None where none counts.
 
     Calls are written as that family of models writes them.
     """
     wanted = request.grammar
     answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
     use = request.tool_use
+    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
+        return Form(text=GivenText(wanted.kind, wanted.source, wanted.where))
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
     form = tool_format(family)

@@ -133,6 +133,7 @@ class OllamaChatBody(_Common):
                 tool.function.description or "",
                 tool.function.parameters or {"type": "object", "properties": {}},
                 f"tools[{index}].function.parameters",
+                strict=False,
             )
             for index, tool in enumerate(self.tools or [])
         )

@@ -67,4 +67,5 @@ def schema_of(wanted: Format | None) -> AnswerSchema | None:
     """What the answer must match."""
     if not wanted:
         return None
-    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format")
+    # Ollama passes over what it cannot enforce, and has no word for strict.
+    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)

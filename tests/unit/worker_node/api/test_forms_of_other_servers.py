@@ -63,6 +63,36 @@ async def test_an_answer_matches_the_schema(store, path, form):
     assert not held.admits('{"age": 2}')
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_regex": "[a-c]{3}d+"},
+        {"structured_outputs": {"regex": "^[a-c]{3}d+$"}},
+        {"guided_grammar": 'root ::= letter{3} "d"+\nletter ::= [a-c]'},
+        {"grammar": 'root ::= letter letter letter "d" "d"*\nletter ::= "a" | "b" | "c"', "json_schema": None},
+        {"structured_outputs": {"grammar": "root ::= [abc]{3} [d]+"}, "grammar": ""},
+    ],
+)
+async def test_an_answer_matches_an_expression_or_a_grammar(store, path, form):
+    async with writing(store) as (client, _, engine):
+        reply, _ = await post(client, path, **form)
+    assert reply.status == 200
+    assert "X-NPU-Node-Ignored" not in reply.headers
+    held = Recogniser(engine.jobs[-1].grammar)
+    assert all(map(held.admits, ["abcd", "cccdd"]))
+    assert not any(map(held.admits, ["", "abc", "abcdx", "dddd"]))
+
+
+async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    async with writing(store) as (client, _, engine):
+        await post(client, CHAT, tools=[tool], tool_choice="required", guided_regex="yes|no")
+    held = Recogniser(engine.jobs[-1].grammar)
+    assert held.admits('{"name": "look", "arguments": {}}')
+    assert not held.admits("yes")
+
+
 @pytest.mark.parametrize(
     ("form", "param"),
     [
@@ -73,7 +103,12 @@ async def test_an_answer_matches_the_schema(store, path, form):
         ({"guided_choice": [""]}, "guided_choice[0]"),
         ({"guided_choice": ["a", "b\x00c"]}, "guided_choice[1]"),
         ({"guided_choice": ["a"] * 257}, "guided_choice"),
-        ({"structured_outputs": {"structural_tag": {}, "regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"structural_tag": {"a": 1}, "regex": "a"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regex": "a", "grammar": 'root ::= "a"'}}, "structured_outputs"),
+        ({"guided_regex": "a("}, "guided_regex"),
+        ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex"),
+        ({"guided_grammar": 'start: "a"'}, "guided_grammar"),
+        ({"grammar": 'root ::= root "a" | "a"'}, "grammar"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"json_schema": {"type": "nonsense"}}, "json_schema.type"),
     ],

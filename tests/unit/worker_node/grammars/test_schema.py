@@ -104,6 +104,11 @@ HELD = [
     {"$ref": "#small", "$defs": {"n": {"$defs": {"m": {"$anchor": "small", "type": "null"}}}}},
     *[{"type": "integer", "multipleOf": step} for step in (2, 7, 100)],
     {"type": "number", "multipleOf": 0.01},
+    *[{"type": "number", "multipleOf": step} for step in (0.5, 0.25)],
+    {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 5},
+    {"type": "number", "multipleOf": 0.5, "exclusiveMinimum": 0},
+    {"type": "number", "multipleOf": 1.5, "exclusiveMinimum": -3, "maximum": 3},
+    {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
     {"items": {"enum": [1, 2, 3]}, "contains": {"const": 2}, "maxContains": 1, "minItems": 2, "maxItems": 4},
     {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2},
     {"type": "string", "not": {"enum": ["no", "never"]}, "maxLength": 4},
@@ -164,11 +169,11 @@ def test_any_schema_of_what_can_be_held_to(held, schema):
         ({"type": "array", "prefixItems": [{}], "contains": {"type": "null"}}, "schema.contains"),
         ({"type": "integer", "multipleOf": 7, "minimum": 1000}, "schema.multipleOf"),
         ({"type": "number", "multipleOf": 0.3}, "schema.multipleOf"),
-        ({"type": "string", "pattern": "^(?=a)b"}, "schema.pattern"),
+        ({"type": "string", "pattern": "^(?<=a)b"}, "schema.pattern"),
         ({"type": "string", "format": "regex"}, "schema.format"),
         ({"type": "string", "format": "date", "minLength": 3}, "schema.format"),
         ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "schema.oneOf"),
-        ({"type": "object", "patternProperties": {"(?!x)": {}}}, "schema.patternProperties"),
+        ({"type": "object", "patternProperties": {"(?<!x)": {}}}, "schema.patternProperties"),
         ({"type": "object", "propertyNames": {"format": "date"}}, "schema.propertyNames"),
         (
             {"type": "object", "properties": {"a": {"not": {"pattern": "x"}}}, "required": ["a"]},
@@ -251,7 +256,20 @@ def test_a_schema_may_be_deep_but_not_without_end():
         compile_schema(deep, "schema")
 
 
-REFUSED = ["(", "a)", "[", "[]", "a{2", "a{3,2}", "a**", "(?<x>a)", "a\\b", "\\1", "a{1,1000000}", "(a{1,100}){1,100}"]
+REFUSED = [
+    "(",
+    "a)",
+    "[",
+    "[]",
+    "a{2",
+    "a{3,2}",
+    "a**",
+    "(?<x>a)",
+    "a\\b",
+    "\\1",
+    "a{1,1000000}",
+    "(a{1,100}){1,100}b{300}",
+]
 
 
 @pytest.mark.parametrize("pattern", REFUSED)

@@ -10,7 +10,7 @@ from worker_node.grammars.schema import compile_schema
 LOOSE = {
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "s.uniqueItems", "[1,1]"),
     "an unknown keyword": ({"type": "null", "colour": "red"}, "s.colour", "null"),
-    "a pattern with look-ahead": ({"type": "string", "pattern": "(?=b)b"}, "s.pattern", '"a"'),
+    "a pattern with look-behind": ({"type": "string", "pattern": "(?<=b)b"}, "s.pattern", '"a"'),
     "not": ({"type": "string", "not": {"pattern": "a"}}, "s.not", '"a"'),
     "overlapping oneOf": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "s.oneOf", '"a"'),
     "a part": ({"properties": {"n": {"type": "number", "multipleOf": 0.3}}}, "s.properties.n.multipleOf", '{"n":1}'),
