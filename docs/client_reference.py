@@ -9,7 +9,7 @@ from typing import is_typeddict
 
 from pydantic import BaseModel
 
-MODULES = ("", "sync", "cloud", "errors", "results", "options", "settings", "observability", "testing")
+MODULES = ("", "sync", "cloud", "errors", "results", "options", "settings", "observability", "testing", "bulk")
 PAGES = Path(__file__).parent / "client"
 
 

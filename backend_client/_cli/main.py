@@ -19,7 +19,7 @@ from backend_client.settings import ClientSettings
 from backend_client.settings.variables import CONFIG_VARIABLE
 
 # In the order in which a user meets them.
-COMMANDS = ("health", "dashboard", "embed", "generate", "bench")
+COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +48,10 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
+    """Run a command; returns its exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted.
+
+    The commands for data sets have more: see `backend_client.bulk.ExitCode`.
+    """
     try:
         parser = build_parser()
         args = parser.parse_args(argv)

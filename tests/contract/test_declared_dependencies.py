@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 # The extras on which each package may draw, besides the base.
 EXTRAS = {
-    "backend_client": ("dns", "observability", "parquet", "testing"),
+    "backend_client": ("bulk", "dns", "observability", "parquet", "ray", "testing"),
     "worker_node": ("node", "convert", "hub", "tracing"),
 }
 

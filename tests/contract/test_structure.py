@@ -222,7 +222,8 @@ CLIENT_MAY_IMPORT |= {
     "observability": set(CLIENT_MAY_IMPORT) | {"sync"},
     "__init__": set(CLIENT_MAY_IMPORT) | {"cloud"},
 }
-CLIENT_MAY_IMPORT |= {"testing": set(CLIENT_MAY_IMPORT)}
+CLIENT_MAY_IMPORT |= {"bulk": set(CLIENT_MAY_IMPORT)}
+CLIENT_MAY_IMPORT |= {"testing": set(CLIENT_MAY_IMPORT) - {"bulk"}}
 CLIENT_MAY_IMPORT |= {"_cli": set(CLIENT_MAY_IMPORT), "__main__": {"_cli"}}
 
 

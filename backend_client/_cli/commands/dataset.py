@@ -1,0 +1,156 @@
+"""`npu-client embed-dataset` and `generate-dataset`: every row of many files, over the fleet.
+
+Interrupted anywhere, the same command continues. Exit status: 0 complete, 1 failed, 2 wrong usage, 3 some fragments
+are quarantined, 4 too many rows were rejected, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from backend_client._cli.commands.dataset_progress import Bar, show_estimate, show_report
+from backend_client.bulk import BulkRequest, ExitCode, run_job, status
+from backend_client.bulk.estimate import estimate
+from backend_client.errors import ConfigurationError
+from backend_client.settings import ClientSettings
+
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare both commands."""
+    embed = commands.add_parser("embed-dataset", help="embed every row of many files", description=__doc__)
+    embed.add_argument("--text-column", default="text", help="the column with the texts (text)")
+    embed.add_argument("--truncate", action="store_true", help="cut texts that are too long instead of rejecting them")
+    embed.set_defaults(run=run, kind="embed")
+    generate = commands.add_parser("generate-dataset", help="answer every row of many files", description=__doc__)
+    columns = generate.add_mutually_exclusive_group()
+    columns.add_argument("--prompt-column", help="the column with the prompts (prompt)")
+    columns.add_argument("--messages-column", help="the column with conversations: lists of messages, or their JSON")
+    generate.add_argument("--max-tokens", type=int, help="tokens of each answer")
+    generate.add_argument("--temperature", type=float)
+    generate.add_argument("--top-p", type=float)
+    generate.add_argument("--top-k", type=int)
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--stop", action="append", help="end the answer before this; may be given again")
+    generate.add_argument("--response-schema", type=Path, metavar="FILE", help="JSON Schema that every answer follows")
+    generate.set_defaults(run=run, kind="generate")
+    for parser in (embed, generate):
+        _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="files: a path, URL, directory or glob; Parquet, JSONL or CSV")
+    parser.add_argument("out", metavar="OUT", help="directory or prefix of the output")
+    parser.add_argument("--id-column", help="names rejected rows; else file and row do")
+    parser.add_argument("--keep-columns", metavar="A,B", help="the input's columns to pass through (all)")
+    parser.add_argument("--model", help="model; else the nodes' default")
+    parser.add_argument("--require-device", choices=("NPU", "GPU", "CPU"), help="no other device may run it")
+    parser.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
+    parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
+    parser.add_argument("--window", type=int, default=2, help="fragments under way at once (2)")
+    parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
+    parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
+    parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
+    parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
+    parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
+    parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="estimate time, size and cost, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
+
+
+async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Run the job, or show what there is."""
+    request = _request(args)
+    if args.status:
+        show_report(await status(request), as_json=args.json)
+        return int(ExitCode.COMPLETE)
+    if args.dry_run:
+        show_estimate(await estimate(request, settings), as_json=args.json)
+        return int(ExitCode.COMPLETE)
+    with _interruptible(), Bar(as_json=args.json) as bar:
+        report = await run_job(request, settings, on_progress=bar.update)
+    show_report(report, as_json=args.json)
+    return int(report.exit_code)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, with which a machine or Kubernetes ends a job, is taken like Ctrl-C: status 130, and nothing is lost."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    terminated = False
+
+    def terminate() -> None:
+        nonlocal terminated
+        terminated = True
+        if task is not None:
+            task.cancel()
+
+    with contextlib.suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not terminated:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _request(args: argparse.Namespace) -> BulkRequest:
+    messages = args.kind == "generate" and args.messages_column is not None
+    if args.kind == "embed":
+        column, options = args.text_column, {"truncate": True} if args.truncate else {}
+    else:
+        column = args.messages_column or args.prompt_column or "prompt"
+        options = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+        if args.response_schema is not None:
+            options["response_schema"] = _schema(args.response_schema)
+    return BulkRequest(
+        kind=args.kind,
+        source=args.source,
+        out=args.out,
+        column=column,
+        messages=messages,
+        id_column=args.id_column,
+        keep=tuple(args.keep_columns.split(",")) if args.keep_columns else None,
+        model=args.model,
+        require_device=args.require_device,
+        options=options,
+        rows_per_fragment=args.rows_per_fragment,
+        shard=_shard(args.shard),
+        window=args.window,
+        concurrency=args.concurrency,
+        attempts=args.attempts,
+        max_rejected=args.max_rejected,
+        patience=args.patience,
+        timeout=args.timeout,
+        allow_cloud=args.allow_cloud,
+    )
+
+
+def _shard(value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    index, _, count = value.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ConfigurationError(f"--shard is I/N, such as 3/16, not {value}")
+    return int(index), int(count)
+
+
+def _schema(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"{path} is not a readable JSON Schema: {error}"
+    raise ConfigurationError(problem)

@@ -1,0 +1,121 @@
+"""What a job will take, from its plan and a measured sample: for `--dry-run`. Writes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk.fragments import Fragment, of_shard
+from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.job import Job
+from backend_client.bulk.plan import plan
+from backend_client.bulk.readers import read
+from backend_client.bulk.request import BulkRequest
+from backend_client.bulk.rows import Chunk
+from backend_client.bulk.worker import Worker
+from backend_client.settings import ClientSettings
+
+_SAMPLE = {"embed": 512, "generate": 8}
+# Two to three minutes: what one death may cost.
+_FRAGMENT_S = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """`rows` is an estimate where metadata does not tell it. `cloud_cost`: the most it can cost, if all went there."""
+
+    files: int
+    input_bytes: int
+    fragments: int
+    rows: int
+    rows_per_second: float
+    seconds: float
+    output_bytes: int
+    cloud_cost: Decimal
+    suggested_rows_per_fragment: int
+    sampled_rows: int
+    sample_rejected: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"cloud_cost": str(self.cloud_cost)}
+
+
+async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
+    """List, plan and serve a sample of the first fragment. Raises ConfigurationError, NPUError."""
+    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
+    fragments = await in_daemon_thread(lambda: plan(files, request.rows), "plan")
+    mine = of_shard(fragments, request.shard)
+    worker = Worker(request, settings)
+    try:
+        probe = await worker.probe(None)
+        job = request.job("", model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        await worker.begin(job)
+        chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
+        inputs = chunk.inputs[: _SAMPLE[request.kind]]
+        good = [value for value in inputs if not worker.work.problem(value)]
+        began = time.monotonic()
+        results = await worker.work.run(good)
+        seconds = max(time.monotonic() - began, 1e-6)
+    finally:
+        await worker.close()
+    served = len(good) - len(results.refused)
+    rate = served / seconds
+    rows = _rows(mine, chunk, len(inputs))
+    value = 4 * job.dimensions if job.kind == "embed" else 4 * _mean(results.num_generated_tokens)
+    return Estimate(
+        files=len(files),
+        input_bytes=sum(file.size for file in files),
+        fragments=len(mine),
+        rows=rows,
+        rows_per_second=round(rate, 2),
+        seconds=round(rows / rate, 1) if rate else 0.0,
+        output_bytes=int(rows * value) + sum(file.size for file in files),
+        cloud_cost=_cost(
+            request, settings, job, results.tokens, sum(filter(None, results.num_generated_tokens)), served
+        )
+        * rows,
+        suggested_rows_per_fragment=max(1, round(rate * _FRAGMENT_S)),
+        sampled_rows=len(inputs),
+        sample_rejected=len(inputs) - served + len(chunk.rejected),
+    )
+
+
+def _first(fragments: list[Fragment], job: Job) -> Chunk:
+    for fragment in fragments:
+        for chunk in read(fragment, job):
+            if chunk.inputs:
+                return chunk
+    return Chunk(None, [], [], [])
+
+
+def _rows(fragments: list[Fragment], chunk: Chunk, sampled: int) -> int:
+    """Known rows, and for files without a count as many as the mean length of the sample's texts makes likely."""
+    known = sum(part.rows for part in fragments if part.rows is not None)
+    unknown = sum(part.stop - part.start for part in fragments if part.rows is None)
+    length = sum(len(str(value).encode(errors="replace")) for value in chunk.inputs[:sampled]) / max(1, sampled)
+    return known + (round(unknown / (length + 32)) if unknown else 0)
+
+
+def _mean(counts: list[int | None]) -> float:
+    found = [count for count in counts if count is not None]
+    return sum(found) / len(found) if found else 0.0
+
+
+def _cost(request: BulkRequest, settings: ClientSettings, job: Job, tokens: int, generated: int, rows: int) -> Decimal:
+    """Of one row in the cloud; 0 where the job never leaves the premises."""
+    if not request.allow_cloud or settings.cloud is None or not rows:
+        return Decimal(0)
+    cloud = settings.cloud
+    name = (
+        cloud.embedding_models.get(job.space)
+        if job.kind == "embed"
+        else cloud.chat_models.get(job.model, cloud.chat_model)
+    )
+    price = cloud.prices.get(name or "")
+    if price is None:
+        return Decimal(0)
+    return (price.input * tokens + price.output * generated) / rows / 1_000_000

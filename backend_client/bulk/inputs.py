@@ -1,0 +1,91 @@
+"""Which files an input names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from backend_client.bulk.fragments import Form, InputFile
+from backend_client.bulk.optional import file_system
+from backend_client.errors import ConfigurationError
+
+_FORMS: dict[str, Form] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "modified", "created")
+
+
+def list_inputs(pattern: str) -> list[InputFile]:
+    """The files of a pattern, a directory (with all below it) or one file, ordered by path; hidden ones left out.
+
+    Raises ConfigurationError when there are none, or one is of no known form.
+    """
+    system, path = file_system(pattern)
+    try:
+        if any(sign in path for sign in "*?["):
+            found = list(system.glob(path, detail=True).values())
+        elif system.isdir(path):
+            found = [info for info in system.find(path, detail=True).values() if _suffixes(info["name"])[0]]
+        else:
+            found = [system.info(path)] if system.exists(path) else []
+    except OSError as error:
+        problem = f"{pattern} cannot be listed: {error}"
+    else:
+        names = {system.unstrip_protocol(info["name"]): info for info in found if info.get("type") == "file"}
+        files = [_input(name, info) for name, info in sorted(names.items()) if not _hidden(name)]
+        if files:
+            return files
+        problem = f"no input file matches {pattern}"
+    raise ConfigurationError(problem)
+
+
+def changed(file: InputFile) -> bool:
+    """Whether the file is no longer the one that was planned. Raises OSError."""
+    system, path = file_system(file.url)
+    info = system.info(path)
+    return (info["size"], _version(file.url, info)) != (file.size, file.version)
+
+
+def _input(name: str, info: dict[str, Any]) -> InputFile:
+    form, compression = _suffixes(name)
+    if form is None:
+        endings = ", ".join(
+            [*_FORMS, *(f".jsonl{end}" for end in _COMPRESSIONS), *(f".csv{end}" for end in _COMPRESSIONS)]
+        )
+        raise ConfigurationError(f"{name} is of no known form: inputs end with {endings}")
+    return InputFile(name, info["size"], _version(name, info), form, compression)
+
+
+def _version(url: str, info: dict[str, Any]) -> str:
+    if url.startswith("file://"):
+        # fsspec's is a float, which is not exact.
+        return str(os.stat(url.removeprefix("file://")).st_mtime_ns)  # noqa: PTH116  (a Path would normalise it)
+    return next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
+
+
+def _suffixes(name: str) -> tuple[Form | None, str]:
+    """The form and the compression that the name of a file tells."""
+    path = Path(name)
+    compression = _COMPRESSIONS.get(path.suffix.lower(), "")
+    if compression:
+        path = path.with_suffix("")
+    form = _FORMS.get(path.suffix.lower())
+    return (None, "") if form == "parquet" and compression else (form, compression)
+
+
+def _hidden(name: str) -> bool:
+    return name.rsplit("/", 1)[-1].startswith((".", "_"))
+
+
+def lines(files: list[InputFile]) -> Iterator[str]:
+    """The forms and how many files have each, for people."""
+    for form in sorted({file.form for file in files}):
+        some = [file for file in files if file.form == form]
+        yield f"{len(some)} {form} ({sum(file.size for file in some) / 1e6:.1f} MB)"

@@ -1,0 +1,94 @@
+"""What a job is: everything that its output depends on. Stored once as `job.json`; a run that differs is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+from backend_client.errors import ConfigurationError
+
+FORMAT = 1
+"""The version of the layout of an output directory."""
+
+Kind = Literal["embed", "generate"]
+RESULT_COLUMNS = (
+    "num_input_tokens",
+    "num_generated_tokens",
+    "finish_reason",
+    "device",
+    "emulated",
+    "space",
+    "npu_busy_us",
+    "error",
+    "source_file",
+    "source_row",
+)
+"""The columns of every output beside the input's own and the result itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`source` is the pattern of the input, `listing` the digest of the files that it names.
+
+    `column` holds the texts, prompts or messages. `space` and `dimensions` are those of the vectors; "" and 0 for
+    generation. `options` are those of each call: `truncate`, or the sampling.
+    """
+
+    kind: Kind
+    source: str
+    listing: str
+    column: str
+    messages: bool = False
+    id_column: str | None = None
+    keep: tuple[str, ...] | None = None
+    rows_per_fragment: int
+    model: str
+    space: str = ""
+    dimensions: int = 0
+    require_device: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def result_column(self) -> str:
+        """The column of the result, named as in ray.data.llm."""
+        return "embeddings" if self.kind == "embed" else "generated_text"
+
+    @property
+    def added_columns(self) -> tuple[str, ...]:
+        """All columns that an output has beside its input's."""
+        return (self.result_column, *RESULT_COLUMNS)
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def load(cls, data: bytes, where: str) -> Self:
+        """Read `dump`. Raises ConfigurationError for what is no job, or one of another format."""
+        try:
+            values = json.loads(data)
+            known = {item.name for item in fields(cls)}
+            if isinstance(values, dict) and values.get("format") == FORMAT and set(values) <= known:
+                values["keep"] = None if values.get("keep") is None else tuple(values["keep"])
+                return cls(**values)
+        except (ValueError, TypeError):
+            pass
+        raise ConfigurationError(
+            f"{where} is not a job of this version (format {FORMAT}): choose another output, or continue with the "
+            "version that began it"
+        )
+
+    def differences(self, other: Job) -> list[str]:
+        """Each field in which another job differs, with both values."""
+        return [
+            f"{item.name}: {_shown(getattr(self, item.name))} in job.json, {_shown(getattr(other, item.name))} now"
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(other, item.name)
+        ]
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,190 @@
+"""One fragment from its rows to its committed file: read, validate, serve, write, commit. A pure function of both.
+
+The rejected rows are committed before the data, under a name with their digest: the data file's metadata refers to
+them. Two attempts may reject different rows (a node had a bad hour); what counts is what the file that won refers to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import Job
+from backend_client.bulk.readers import CHUNK_ROWS, read
+from backend_client.bulk.receipts import METADATA_KEY, REJECTED, Receipt
+from backend_client.bulk.results import Results
+from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.bulk.steps import reached
+from backend_client.bulk.stores import OutputFailed, Store
+from backend_client.bulk.together import cancelled
+from backend_client.bulk.writer import Writer
+
+R = TypeVar("R")
+
+# The disk, the quota or the largest file is full; the file system is read-only.
+_LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
+
+
+class Work(Protocol):
+    """What is done with the inputs of rows."""
+
+    rows_ahead: int
+    """So many rows should be under way for the nodes never to wait."""
+
+    def problem(self, value: Any) -> str:
+        """Why a value cannot be sent; "" when it can."""
+        ...
+
+    async def run(self, inputs: Sequence[Any]) -> Results:
+        """The results of inputs without a problem."""
+        ...
+
+
+@dataclass(slots=True)
+class _Served:
+    """A chunk with its results: `kept` are its rows that have one, `answered` their places in the results."""
+
+    chunk: Chunk
+    results: Results
+    kept: list[int]
+    answered: list[int]
+    rejected: list[Rejection]
+
+
+@dataclass(slots=True)
+class _Sums:
+    rejected: list[Rejection] = field(default_factory=list)
+    served: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    generated_tokens: int = 0
+    npu_busy_us: int = 0
+
+
+async def process(fragment: Fragment, job: Job, store: Store, work: Work) -> Receipt:
+    """Serve the fragment and commit its file, unless another attempt was first.
+
+    Raises OSError when the input cannot be read, OutputFailed when the output cannot be written, and NPUError when
+    the fleet cannot serve it.
+    """
+    reached("fragment begun")
+    began = time.monotonic()
+    path = await _output(lambda: store.temporary(fragment.id))
+    writer = Writer(path, fragment, job)
+    try:
+        sums = await _serve_rows(fragment, job, work, writer)
+        reached("rows written")
+        rejected = b"".join(rejection.line(fragment.file.url) for rejection in sums.rejected)
+        name = f"{fragment.id}.{hashlib.sha256(rejected).hexdigest()[:8]}.jsonl" if rejected else ""
+        receipt = Receipt(
+            fragment=fragment.id,
+            rows=0,
+            rejected=sum(rejection.count for rejection in sums.rejected),
+            rejected_file=name,
+            tokens=sums.tokens,
+            generated_tokens=sums.generated_tokens,
+            npu_busy_us=sums.npu_busy_us,
+            seconds=round(time.monotonic() - began, 3),
+            served=dict(sums.served),
+        )
+        return await _output(lambda: _commit(fragment, store, writer, receipt, rejected))
+    finally:
+        await asyncio.shield(in_daemon_thread(writer.abandon, "abandon"))
+
+
+async def _serve_rows(fragment: Fragment, job: Job, work: Work, writer: Writer) -> _Sums:
+    """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
+    sums = _Sums()
+    ahead = 1 + -(-work.rows_ahead // CHUNK_ROWS)
+    pending: deque[asyncio.Task[_Served]] = deque()
+    # The reader opens the file when it is first asked: in the thread, and not here.
+    chunks = await in_daemon_thread(lambda: read(fragment, job), "open input")
+    try:
+        while (chunk := await in_daemon_thread(lambda: _next(chunks), "read input")) is not None:
+            if len(pending) == ahead:
+                await _write(await pending.popleft(), writer, sums)
+            pending.append(asyncio.create_task(_serve(chunk, work)))
+        reached("rows read")
+        while pending:
+            served = await pending.popleft()
+            if not pending:
+                reached("rows served")
+            await _write(served, writer, sums)
+    finally:
+        await cancelled(pending)
+    return sums
+
+
+def _next(chunks: Iterator[Chunk]) -> Chunk | None:
+    return next(chunks, None)
+
+
+async def _serve(chunk: Chunk, work: Work) -> _Served:
+    rejected = list(chunk.rejected)
+    sent: list[int] = []
+    for row, value in enumerate(chunk.inputs):
+        if problem := work.problem(value):
+            rejected.append(Rejection(chunk.rows[row], problem, chunk.id_of(row)))
+        else:
+            sent.append(row)
+    results = await work.run([chunk.inputs[row] for row in sent])
+    for place, reason in results.refused.items():
+        rejected.append(Rejection(chunk.rows[sent[place]], reason, chunk.id_of(sent[place])))
+    answered = [place for place in range(len(sent)) if place not in results.refused]
+    rejected.sort(key=lambda rejection: rejection.row)
+    return _Served(chunk, results, [sent[place] for place in answered], answered, rejected)
+
+
+async def _write(served: _Served, writer: Writer, sums: _Sums) -> None:
+    results = served.results
+    sums.rejected += served.rejected
+    sums.served.update(results.served)
+    sums.tokens += results.tokens
+    sums.generated_tokens += sum(filter(None, results.num_generated_tokens))
+    sums.npu_busy_us += sum(filter(None, results.npu_busy_us))
+    await _output(lambda: writer.add(served.chunk, served.kept, results, served.answered))
+
+
+def _commit(fragment: Fragment, store: Store, writer: Writer, receipt: Receipt, rejected: bytes) -> Receipt:
+    receipt = replace(receipt, rows=writer.pending_rows)
+    known = {name: value for name, value in asdict(receipt).items() if name not in {"size", "sha256", "won"}}
+    sha256 = writer.close({METADATA_KEY: json.dumps(known), "source": fragment.file.url})
+    size = writer.path.stat().st_size
+    reached("temporary file complete")
+    if receipt.rejected_file:
+        store.create(f"{REJECTED}/{receipt.rejected_file}", rejected)
+    reached("rejected rows committed")
+    won = store.commit(writer.path, fragment.name)
+    reached("data committed")
+    receipt = replace(receipt, size=size, sha256=sha256, won=won)
+    if won:
+        store.put(receipt.name, receipt.dump())
+    reached("receipt written")
+    return receipt
+
+
+async def _output(work: Callable[[], R]) -> R:
+    """Run blocking work on the output in a thread.
+
+    Raises OutputFailed where every fragment would fail alike, and OSError for what may pass.
+    """
+    # A thread cannot be cancelled: who is goes when it has ended, so that nobody closes the file beneath it.
+    writing = asyncio.ensure_future(in_daemon_thread(work, "write output"))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.gather(writing, return_exceptions=True)
+        raise
+    except OSError as error:
+        if not isinstance(error, PermissionError) and error.errno not in _LASTING:
+            raise
+        problem = f"the output cannot be written: {error}"
+    raise OutputFailed(f"{problem}; what was committed is kept: correct this and run the same command again")

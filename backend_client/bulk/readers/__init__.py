@@ -1,0 +1,24 @@
+"""Readers: a fragment as chunks of rows, never more than one chunk in memory. Blocking; run in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import Job
+from backend_client.bulk.readers import csv_rows, json_lines, parquet
+from backend_client.bulk.rows import Chunk, Rejection
+
+_READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.read}
+CHUNK_ROWS = 1024
+
+
+def read(fragment: Fragment, job: Job) -> Iterator[Chunk]:
+    """The rows of a fragment, in their order. Damaged content becomes rejections.
+
+    Raises OSError when the store fails, InputChanged when the file is no longer the planned one.
+    """
+    if fragment.problem:
+        empty = Chunk(None, [], [], [Rejection(0, fragment.problem)])
+        return iter([empty])
+    return _READERS[fragment.file.form](fragment, job, CHUNK_ROWS)

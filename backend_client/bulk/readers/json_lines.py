@@ -1,0 +1,124 @@
+"""Rows of JSON lines: objects, or plain strings, which are taken for the input itself.
+
+The columns of a fragment are found in a first pass, so that its file has one schema. A column whose values are nested
+or of several types is JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import Job
+from backend_client.bulk.optional import need
+from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
+from backend_client.bulk.readers.source import opened
+from backend_client.bulk.rows import Chunk, Rejection
+
+_INT64 = range(-(2**63), 2**63)
+Row = dict[str, Any]
+
+
+def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
+    """The rows of the fragment. A line that is no row is rejected with its offset."""
+    types: dict[str, str] = {}
+    for _, row in _rows(fragment, job):
+        if not isinstance(row, Rejection):
+            for name, value in row.items():
+                types[name] = _wider(types.get(name, "null"), _type(value))
+    if job.keep is not None:
+        types = {name: types.get(name, "null") for name in job.keep}
+    found: list[tuple[int, Row]] = []
+    rejected: list[Rejection] = []
+    for offset, row in _rows(fragment, job):
+        if isinstance(row, Rejection):
+            rejected.append(row)
+        else:
+            found.append((offset, row))
+        if len(found) + len(rejected) >= size:
+            yield _chunk(found, rejected, types, job)
+            found, rejected = [], []
+    if found or rejected:
+        yield _chunk(found, rejected, types, job)
+
+
+def _rows(fragment: Fragment, job: Job) -> Iterator[tuple[int, Row | Rejection]]:
+    with opened(fragment.file) as source:
+        try:
+            for offset, line in lines(source, fragment):
+                if line is None or line.strip():
+                    yield offset, _row(offset, line, job)
+        except Damaged as error:
+            yield error.offset, Rejection(error.offset, str(error))
+
+
+def _row(offset: int, line: bytes | None, job: Job) -> Row | Rejection:
+    if line is None:
+        return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return Rejection(offset, "invalid UTF-8")
+    except (ValueError, RecursionError):
+        return Rejection(offset, "not JSON")
+    if isinstance(value, str):
+        value = {job.column: value}
+    if not isinstance(value, dict):
+        return Rejection(offset, "neither an object nor a string")
+    # A surrogate can stand only where JSON has an escape.
+    if b"\\u" in line and not _encodable(value):
+        return Rejection(offset, "a lone surrogate, which is not valid Unicode", _plain_id(value, job))
+    return value
+
+
+def _plain_id(row: Row, job: Job) -> Any:
+    return None if job.id_column is None else row.get(job.id_column)
+
+
+def _encodable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _type(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if value in _INT64 else "json"
+    if isinstance(value, float):
+        return "float"
+    return "str" if isinstance(value, str) else "json"
+
+
+def _wider(one: str, other: str) -> str:
+    """The type of a column with values of both."""
+    if "null" in {one, other}:
+        return other if one == "null" else one
+    if one == other:
+        return one
+    return "float" if {one, other} == {"int", "float"} else "json"
+
+
+def _chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: Mapping[str, str], job: Job) -> Chunk:
+    pa = need("pyarrow")
+    known = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
+    columns = {
+        name: pa.array([_cell(row.get(name), kind) for _, row in found], known.get(kind, pa.string()))
+        for name, kind in types.items()
+    }
+    inputs = [row.get(job.column) for _, row in found]
+    ids = None if job.id_column is None else [row.get(job.id_column) for _, row in found]
+    return Chunk(pa.table(columns), [offset for offset, _ in found], inputs, rejected, ids)
+
+
+def _cell(value: Any, kind: str) -> Any:
+    if kind == "json" and value is not None:
+        return json.dumps(value, ensure_ascii=False)
+    return float(value) if kind == "float" and value is not None else value

@@ -1,0 +1,91 @@
+"""Rows of a Parquet file by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import Job
+from backend_client.bulk.optional import need
+from backend_client.bulk.readers.source import opened
+from backend_client.bulk.rows import Chunk, Rejection
+
+
+def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
+    """The rows of the fragment. What cannot be decoded is one rejection for all rows that are left."""
+    pa = need("pyarrow")
+    pq = need("pyarrow.parquet")
+    with opened(fragment.file) as source:
+        position = fragment.start
+        try:
+            file = pq.ParquetFile(source, pre_buffer=False)
+            groups, skip = _groups(file.metadata, fragment)
+            columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
+            for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
+                table = pa.Table.from_batches([batch])
+                if skip >= table.num_rows:
+                    skip -= table.num_rows
+                    continue
+                table = table.slice(skip, fragment.stop - position)
+                skip = 0
+                if table.num_rows:
+                    yield _chunk(table, position, job)
+                    position += table.num_rows
+                if position == fragment.stop:
+                    return
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if source.failure is not None:
+                raise source.failure from error
+            reason = f"the file is damaged: {str(error).partition(chr(10))[0][:200]}"
+            yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
+
+
+def _needed(job: Job) -> list[str]:
+    return [job.column] if job.id_column is None else [job.column, job.id_column]
+
+
+def _groups(metadata: Any, fragment: Fragment) -> tuple[list[int], int]:
+    """The row groups that hold the fragment, and how many rows come before it in the first."""
+    groups: list[int] = []
+    skip = start = 0
+    for index in range(metadata.num_row_groups):
+        stop = start + metadata.row_group(index).num_rows
+        if start < fragment.stop and fragment.start < stop:
+            if not groups:
+                skip = fragment.start - start
+            groups.append(index)
+        start = stop
+    return groups, skip
+
+
+def _chunk(table: Any, position: int, job: Job) -> Chunk:
+    if job.column not in table.column_names:
+        reason = f"there is no column {job.column}"
+        rejected = [Rejection(position, reason, count=table.num_rows)]
+        return Chunk(None, [], [], rejected)
+    rows = list(range(position, position + table.num_rows))
+    inputs = _values(table.column(job.column))
+    has_ids = job.id_column is not None and job.id_column in table.column_names
+    ids = _values(table.column(job.id_column)) if has_ids else None
+    if job.keep is not None:
+        table = table.select(list(job.keep))
+    return Chunk(table, rows, inputs, [], ids)
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column; bytes in place of a string that is not UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        pa = need("pyarrow")
+        raw = column.cast(pa.large_binary()).to_pylist()
+        values = [_text_or_bytes(value) for value in raw]
+    return values
+
+
+def _text_or_bytes(value: bytes | None) -> Any:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value

@@ -1,0 +1,62 @@
+"""What serving a chunk gives: a column of results for its rows, and the rows that were refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend_client.bulk.optional import need
+from backend_client.results import Origin
+
+
+@dataclass(slots=True)
+class Results:
+    """Results of `count` rows, filled part by part. `values` is float32 (n, d) of vectors, or a list of texts.
+
+    `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
+    """
+
+    count: int
+    values: Any = None
+    tokens: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    served: Counter[str] = field(default_factory=Counter)
+    num_input_tokens: list[int | None] = field(default_factory=list)
+    num_generated_tokens: list[int | None] = field(default_factory=list)
+    finish_reason: list[str | None] = field(default_factory=list)
+    device: list[str | None] = field(default_factory=list)
+    emulated: list[bool | None] = field(default_factory=list)
+    space: list[str | None] = field(default_factory=list)
+    npu_busy_us: list[int | None] = field(default_factory=list)
+    error: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the columns as long as there are rows."""
+        for name in ("num_input_tokens", "num_generated_tokens", "finish_reason", "device", "emulated"):
+            setattr(self, name, [None] * self.count)
+        self.space = [None] * self.count
+        self.npu_busy_us = [None] * self.count
+        self.error = [""] * self.count
+
+    def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
+        """Note who served the rows in one request. Its NPU time is divided among them so that the sum is exact."""
+        busy = origin.npu_busy_delta_us
+        share, rest = divmod(busy or 0, len(rows))
+        for place, row in enumerate(rows):
+            self.device[row] = origin.device
+            self.emulated[row] = origin.emulated
+            if busy is not None:
+                self.npu_busy_us[row] = share + (place < rest)
+        self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of the output that are not the input's or the values', as Arrow arrays."""
+        pa = need("pyarrow")
+        integers = ("num_input_tokens", "num_generated_tokens", "npu_busy_us")
+        texts = ("finish_reason", "device", "space", "error")
+        made = {name: pa.array(getattr(self, name), pa.int64()) for name in integers}
+        made |= {name: pa.array(getattr(self, name), pa.string()) for name in texts}
+        made["emulated"] = pa.array(self.emulated, pa.bool_())
+        return made

@@ -1,0 +1,46 @@
+"""Rows on their way through a fragment: chunks as they are read, and rows that are set aside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A row that is set aside, and why; `count` rows from `row` on, where they cannot be told apart.
+
+    `row` is the number of the row in its file; in JSONL, the offset of its line in bytes.
+    """
+
+    row: int
+    reason: str
+    id: Any = None
+    count: int = 1
+
+    def line(self, file: str) -> bytes:
+        """As a line of JSON."""
+        known = {} if self.id is None else {"id": self.id}
+        more = {} if self.count == 1 else {"rows": self.count}
+        entry = {**known, "file": file, "row": self.row, "reason": self.reason, **more}
+        return json.dumps(entry, default=str).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows as they were read: `table` has their columns, `rows` their places, `inputs` what is sent for each.
+
+    An input is None where there is none, and bytes where it is no valid text. `rejected` are rows that could not be
+    read into the table at all.
+    """
+
+    table: Any
+    rows: list[int]
+    inputs: list[Any] = field(repr=False)
+    rejected: list[Rejection]
+    ids: list[Any] | None = None
+
+    def id_of(self, index: int) -> Any:
+        """The id of a row, None where the job has no id column."""
+        return None if self.ids is None else self.ids[index]

@@ -1,0 +1,224 @@
+"""A run of a job from its request to its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk import plan as plans
+from backend_client.bulk.driver import Driver, Progress, TooManyRejected
+from backend_client.bulk.executors import Executor, LocalExecutor
+from backend_client.bulk.finish import SUCCESS, finish
+from backend_client.bulk.fragments import Fragment, listing_digest, of_shard
+from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.job import Job
+from backend_client.bulk.receipts import read_receipts
+from backend_client.bulk.report import BulkReport, ExitCode
+from backend_client.bulk.request import BulkRequest
+from backend_client.bulk.steps import reached
+from backend_client.bulk.stores import Store, open_store
+from backend_client.bulk.worker import Worker
+from backend_client.errors import ConfigurationError
+from backend_client.settings import ClientSettings
+
+JOB, PLAN = "job.json", "_plan.json"
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A job that is described in its output, and what there is to do of it here."""
+
+    job: Job
+    store: Store
+    fragments: list[Fragment]
+    mine: list[Fragment]
+    todo: list[Fragment]
+
+
+async def run_job(
+    request: BulkRequest,
+    settings: ClientSettings | None = None,
+    *,
+    executor: Executor | None = None,
+    on_progress: OnProgress | None = None,
+) -> BulkReport:
+    """Do what is left of a job; interrupted anywhere, the same call continues it.
+
+    Works in this event loop, or with the executor, which it closes. Raises ConfigurationError for a job that is not
+    the one in the output, OutputFailed, and NPUError when no node serves it.
+    """
+    worker = executor or LocalExecutor(Worker(request, settings or ClientSettings.load()), request.window)
+    began = time.monotonic()
+    report = on_progress or (lambda _: None)
+    try:
+        store = await in_daemon_thread(lambda: open_store(request.out), "open output")
+        await in_daemon_thread(lambda: store.sweep(every=False), "sweep output")
+        job = await _described(request, store, worker)
+        excluded: tuple[str, ...] = ()
+        begun = await in_daemon_thread(lambda: _planned(request, job, store), "plan")
+        progress = await in_daemon_thread(lambda: _progress(begun), "read receipts")
+        report(progress)
+        code = ExitCode.COMPLETE
+        message = ""
+        if begun.todo:
+            # The nodes may have changed since the job was described; vectors of another space end the run here.
+            excluded = (await worker.probe(job)).excluded
+            await worker.begin(job)
+            check = _rejection_check(request.max_rejected, begun.mine)
+            driver = Driver(worker, progress, attempts=request.attempts, report=report, check=check)
+            try:
+                check(progress)
+                await driver.run(begun.todo)
+            except TooManyRejected as error:
+                code, message = ExitCode.TOO_MANY_REJECTED, error.message
+    finally:
+        await worker.close()
+    if code is ExitCode.COMPLETE and progress.quarantined:
+        code = ExitCode.QUARANTINED
+        message = f"{len(progress.quarantined)} fragments are quarantined: the same command tries them again"
+    success = code is ExitCode.COMPLETE and await in_daemon_thread(lambda: _finished(begun), "finish")
+    if success:
+        # A job that is complete may still have more rejections than this run allows.
+        code, message = _final(request.max_rejected, progress)
+    return BulkReport(
+        exit_code=code,
+        fragments=len(begun.mine),
+        done=progress.done,
+        rows=progress.rows,
+        rejected=progress.rejected,
+        rows_now=progress.rows_now,
+        seconds=round(time.monotonic() - began, 3),
+        quarantined={
+            part.fragment.id: _described_fragment(part.fragment, part.reason) for part in progress.quarantined
+        },
+        served=dict(progress.served.most_common()),
+        excluded=excluded,
+        failures=progress.failures,
+        lost=progress.lost,
+        success=success,
+        message=message,
+    )
+
+
+async def status(request: BulkRequest) -> BulkReport:
+    """How far a job is, from its output alone. Raises ConfigurationError when there is none."""
+
+    def read() -> BulkReport:
+        store = open_store(request.out, create=False)
+        data = store.read(JOB)
+        stored = store.read(PLAN)
+        if data is None or stored is None:
+            raise ConfigurationError(f"{request.out} holds no job")
+        job = Job.load(data, f"{request.out}/{JOB}")
+        begun = _split(request, job, store, plans.load(stored))
+        progress = _progress(begun)
+        success = store.read(SUCCESS) is not None
+        return BulkReport(
+            exit_code=ExitCode.COMPLETE,
+            fragments=progress.fragments,
+            done=progress.done,
+            rows=progress.rows,
+            rejected=progress.rejected,
+            success=success,
+        )
+
+    return await in_daemon_thread(read, "read output")
+
+
+async def _described(request: BulkRequest, store: Store, worker: Executor) -> Job:
+    """The job of the output: the one that is there, or else the one that is asked for."""
+    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
+    listing = listing_digest(files)
+    data = await in_daemon_thread(lambda: store.read(JOB), "read job")
+    if data is None:
+        probe = await worker.probe(None)
+        job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        await in_daemon_thread(lambda: store.create(JOB, job.dump()), "describe job")
+        # Of two drivers that begin at once, both take what the first has written.
+        data = await in_daemon_thread(lambda: store.read(JOB), "read job")
+    stored = Job.load(data or b"", f"{request.out}/{JOB}")
+    model = request.model or stored.model
+    wanted = request.job(listing, model=model, space=stored.space, dimensions=stored.dimensions)
+    if differences := stored.differences(wanted):
+        lines = "\n  ".join(differences)
+        raise ConfigurationError(
+            f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"
+        )
+    reached("job described")
+    return stored
+
+
+def _planned(request: BulkRequest, job: Job, store: Store) -> _Begun:
+    data = store.read(PLAN)
+    if data is None:
+        files = list_inputs(request.source)
+        if listing_digest(files) != job.listing:
+            raise ConfigurationError("the input changed while the job was planned: run it again")
+        store.create(PLAN, plans.dump(plans.plan(files, job.rows_per_fragment)))
+        data = store.read(PLAN) or b""
+    reached("plan stored")
+    return _split(request, job, store, plans.load(data))
+
+
+def _split(request: BulkRequest, job: Job, store: Store, fragments: list[Fragment]) -> _Begun:
+    mine = of_shard(fragments, request.shard)
+    present = store.names()
+    return _Begun(job, store, fragments, mine, [part for part in mine if part.name not in present])
+
+
+def _progress(begun: _Begun) -> Progress:
+    progress = Progress(len(begun.mine))
+    todo = {fragment.id for fragment in begun.todo}
+    done = [fragment for fragment in begun.mine if fragment.id not in todo]
+    for receipt in read_receipts(begun.store, done).values():
+        progress.add(receipt, before=True)
+    # A writer may have died before its receipt: the fragment is done all the same.
+    progress.done = len(done)
+    return progress
+
+
+def _finished(begun: _Begun) -> bool:
+    """Whether the whole job is complete, with `_SUCCESS` written."""
+    present = begun.store.names()
+    if SUCCESS in present:
+        return True
+    if any(fragment.name not in present for fragment in begun.fragments):
+        return False
+    finish(begun.store, begun.fragments)
+    return True
+
+
+def _rejection_check(share: float, fragments: Sequence[Fragment]) -> OnProgress:
+    """Raises TooManyRejected once more rows are rejected than the share of all; their number may be an estimate."""
+    known = sum(fragment.rows for fragment in fragments if fragment.rows is not None)
+    unknown = sum(fragment.rows is None for fragment in fragments)
+
+    def check(progress: Progress) -> None:
+        seen = progress.rows + progress.rejected
+        # Of files without a row count, as many rows in each fragment as there were on average so far.
+        expected = known if not unknown else max(seen, seen * len(fragments) / max(1, progress.done))
+        if progress.rejected > share * expected:
+            raise TooManyRejected(_rejected_message(progress, share))
+
+    return check
+
+
+def _rejected_message(progress: Progress, share: float) -> str:
+    return (
+        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see rejected/; "
+        "increase --max-rejected and run the same command to continue"
+    )
+
+
+def _final(share: float, progress: Progress) -> tuple[ExitCode, str]:
+    if progress.rejected > share * (progress.rows + progress.rejected):
+        return ExitCode.TOO_MANY_REJECTED, _rejected_message(progress, share)
+    return ExitCode.COMPLETE, ""
+
+
+def _described_fragment(fragment: Fragment, reason: str) -> Any:
+    return f"{fragment.file.url} {fragment.start}-{fragment.stop}: {reason}"

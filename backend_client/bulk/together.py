@@ -1,0 +1,27 @@
+"""Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them. Raises the first error; none of them runs on after this returns."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until they have ended."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

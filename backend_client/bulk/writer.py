@@ -1,0 +1,131 @@
+"""The data file of a fragment: chunks with their results become row groups of a Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import Job
+from backend_client.bulk.optional import need
+from backend_client.bulk.results import Results
+from backend_client.bulk.rows import Chunk
+from backend_client.errors import ConfigurationError
+
+# Row groups smaller than this make a file slow to scan; larger ones only cost memory here.
+_ROWS_PER_GROUP = 8192
+
+
+class Writer:
+    """Writes one file. Blocking. Raises OSError, ConfigurationError for columns that collide."""
+
+    def __init__(self, path: Path, fragment: Fragment, job: Job) -> None:
+        self.path = path
+        self._fragment = fragment
+        self._job = job
+        self._file: Any = None
+        self._pending: list[Any] = []
+        self._waiting = 0
+        self._written = 0
+
+    @property
+    def pending_rows(self) -> int:
+        """The rows that it has got."""
+        return self._written + self._waiting
+
+    def add(self, chunk: Chunk, kept: list[int], results: Results, answered: list[int]) -> None:
+        """Append the rows `kept` of a chunk; `answered` are their places in the results."""
+        if not kept:
+            return
+        pa = need("pyarrow")
+        whole = len(kept) == chunk.table.num_rows
+        table = chunk.table if whole else chunk.table.take(pa.array(kept))
+        check_columns(table.column_names, self._job)
+        indices = None if len(answered) == results.count else pa.array(answered)
+        table = table.append_column(self._job.result_column, self._values(results, answered))
+        for name, column in results.columns().items():
+            table = table.append_column(name, column if indices is None else column.take(indices))
+        table = table.append_column("source_file", pa.array([self._fragment.file.url] * len(kept), pa.string()))
+        table = table.append_column("source_row", pa.array([chunk.rows[row] for row in kept], pa.int64()))
+        self._pending.append(table)
+        self._waiting += len(kept)
+        if self._waiting >= _ROWS_PER_GROUP:
+            self._flush()
+
+    def close(self, metadata: dict[str, str]) -> str:
+        """Complete the file, with or without rows. Returns the SHA-256 of its content."""
+        pa = need("pyarrow")
+        if self._pending:
+            self._flush()
+        if self._file is None:
+            types = {"embeddings": pa.list_(pa.float32(), max(1, self._job.dimensions)), "generated_text": pa.string()}
+            column = self._job.result_column
+            schema = pa.schema([(column, types[column]), ("source_file", pa.string()), ("source_row", pa.int64())])
+            self._open(schema)
+        self._file.add_key_value_metadata(metadata)
+        self._file.close()
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def abandon(self) -> None:
+        """Close the file without completing it, and remove it."""
+        self._pending = []
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError:
+            pass
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    def _values(self, results: Results, answered: list[int]) -> Any:
+        pa = need("pyarrow")
+        if self._job.kind == "generate":
+            return pa.array([results.values[row] for row in answered], pa.string())
+        vectors = results.values if len(answered) == results.count else results.values[answered]
+        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), pa.float32())
+        return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+    def _flush(self) -> None:
+        pa = need("pyarrow")
+        table = pa.concat_tables(self._pending)
+        self._pending, self._waiting = [], 0
+        if self._file is None:
+            self._open(table.schema)
+        self._file.write_table(table, row_group_size=len(table))
+        self._written += len(table)
+
+    def _open(self, schema: Any) -> None:
+        pq = need("pyarrow.parquet")
+        # Vectors do not compress; everything else does.
+        vectors = {"embeddings.list.element": "none"} if self._job.kind == "embed" else {}
+        self._file = pq.ParquetWriter(
+            self.path,
+            schema,
+            compression={**dict.fromkeys(_leaves(schema), "zstd"), **vectors},
+            use_dictionary=["device", "space", "error", "source_file", "finish_reason"],
+            write_statistics=[name for name in schema.names if name in {"source_row", self._job.id_column}],
+        )
+
+
+def _leaves(schema: Any) -> list[str]:
+    """The columns of a schema as Parquet counts them: each leaf of a nested one."""
+    pq = need("pyarrow.parquet")
+    pa = need("pyarrow")
+    sink = pa.BufferOutputStream()
+    pq.write_metadata(schema, sink)
+    parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [parquet.column(index).path for index in range(len(parquet.names))]
+
+
+def check_columns(names: list[str], job: Job) -> None:
+    """Raise ConfigurationError when the input has a column that the output adds."""
+    taken = [name for name in job.added_columns if name in names]
+    if taken:
+        raise ConfigurationError(
+            f"the input has columns that the output adds: {', '.join(taken)}; rename them, or choose the columns to "
+            "keep with --keep-columns"
+        )

@@ -1,0 +1,60 @@
+"""Inputs whose outputs are known without the code under test, and what an output holds."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backend_client.testing import fake_vector
+
+PARQUET_ROWS, JSON_ROWS = 700, 300
+
+
+def make_input(directory):
+    """Two files with 1,000 good rows and 3 bad ones; returns the texts of the good ones."""
+    directory.mkdir()
+    texts = [f"row {number} ä" for number in range(PARQUET_ROWS)]
+    table = pa.table({"id": list(range(PARQUET_ROWS)), "text": texts})
+    pq.write_table(table, directory / "a.parquet", row_group_size=150)
+    lines = [f"line {number} ö" for number in range(JSON_ROWS)]
+    rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(lines)]
+    rows[100:100] = ['{"id": "surrogate", "text": "\\ud800"}', '{"id": "null", "text": null}', "not JSON"]
+    (directory / "b.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return texts + lines
+
+
+def rows_of(out):
+    """(text, vector) of all rows of an output, by text; one text twice is an error."""
+    found = {}
+    for path in out.glob("part-*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            assert row["text"] not in found, f"{row['text']} is there twice"
+            found[row["text"]] = row
+    return found
+
+
+def rejections_of(out):
+    """(file, row) of each rejected row; one twice is an error."""
+    entries = [
+        json.loads(line) for path in (out / "rejected").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    places = [(entry["file"].rsplit("/", 1)[-1], entry["row"]) for entry in entries]
+    assert len(places) == len(set(places))
+    return {place: entry["reason"] for place, entry in zip(places, entries, strict=True)}
+
+
+def assert_whole(out, texts):
+    """The output has every row once, with its own vector, and the bad rows among the rejected; nothing else is left."""
+    found = rows_of(out)
+    assert sorted(found) == sorted(texts)
+    for text, row in found.items():
+        assert row["embeddings"] == fake_vector(text).tolist(), text
+        assert row["error"] == ""
+        assert row["space"] == "fake-space"
+    reasons = rejections_of(out)
+    assert {file for file, _ in reasons} == {"b.jsonl"}
+    assert sorted(reasons.values()) == ["a lone surrogate, which is not valid Unicode", "not JSON", "null"]
+    success = json.loads((out / "_SUCCESS").read_text())
+    assert (success["rows"], success["rejected"]) == (len(texts), 3)
+    assert set(success["files"]) == {path.name for path in out.glob("part-*")}
+    assert not [path for path in out.iterdir() if path.name.startswith(".")], "temporary files are left"

@@ -1,0 +1,92 @@
+"""A driver that is ended anywhere loses no row and repeats none: the next run completes the output."""
+
+import pytest
+
+from backend_client.bulk.steps import STEPS
+from backend_client.testing import FakeFleet
+from tests.faults.bulk.data_sets import assert_whole, make_input, rows_of
+from tests.faults.bulk.drivers import drivers
+
+SIGKILL = -9
+INTERRUPTED = 130
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
+        source = tmp_path_factory.mktemp("data") / "in"
+        texts = make_input(source)
+        yield started, source, texts
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_killed_at_any_step_is_continued(starter, tmp_path, step):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    assert started.run(source, out, step=step) == SIGKILL, "the step was not reached"
+    committed = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert started.run(source, out) == 0
+    assert_whole(out, texts)
+    assert {name: (out / name).stat().st_mtime_ns for name in committed} == committed, "a committed file was replaced"
+
+
+def test_drivers_killed_one_after_another_at_all_steps_get_done(starter, tmp_path):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    for occurrence in (2, 1):
+        for step in STEPS:
+            started.run(source, out, step=step, occurrence=occurrence)
+    assert started.run(source, out) == 0
+    assert_whole(out, texts)
+
+
+def test_two_drivers_of_one_job_repeat_no_row(starter, tmp_path):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    pids = [started.start(source, out) for _ in range(2)]
+    assert [started.wait(pid) for pid in pids] == [0, 0]
+    assert_whole(out, texts)
+
+
+@pytest.mark.parametrize("step", ["rejected rows committed", "data committed", "all fragments committed"])
+def test_a_second_driver_goes_on_when_the_first_is_killed(starter, tmp_path, step):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    pids = [started.start(source, out, step=step), started.start(source, out)]
+    # The first may find everything committed before it reaches the step.
+    assert started.wait(pids[0]) in {SIGKILL, 0}
+    assert started.wait(pids[1]) == 0
+    assert_whole(out, texts)
+
+
+def test_shards_together_do_every_row_and_the_last_one_completes_the_job(starter, tmp_path):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    assert started.run(source, out, shard="0/3", step="temporary file complete") == SIGKILL
+    for shard in ("2/3", "1/3"):
+        assert started.run(source, out, shard=shard) == 0
+    assert not (out / "_SUCCESS").exists()
+    assert started.run(source, out, shard="0/3") == 0
+    assert_whole(out, texts)
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("step", ["fragment begun", "rows read", "temporary file complete", "data committed"])
+def test_an_interrupted_driver_says_so_and_is_continued(starter, tmp_path, step, sign):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    assert started.run(source, out, step=step, sign=sign) == INTERRUPTED
+    assert not (out / "_SUCCESS").exists()
+    assert started.run(source, out) == 0
+    assert_whole(out, texts)
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_is_committed(starter, tmp_path):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    # Smaller than a data file, larger than what describes the job.
+    assert started.run(source, out, largest_file=6000) == 1
+    assert rows_of(out) == {}
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert started.run(source, out) == 0
+    assert_whole(out, texts)

@@ -1,0 +1,201 @@
+"""Bad rows are set aside exactly, whatever they do to the nodes; all others are served."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backend_client.bulk import BulkRequest, ExitCode, run_job
+from backend_client.errors import ConfigurationError
+from backend_client.settings import ClientSettings
+from tests.faults.bulk.data_sets import rejections_of, rows_of
+from tests.faults.scripted_node import ScriptedNode, error_response, vectors_for, vectors_in
+
+TEXTS = [f"text {number}" for number in range(300)]
+
+
+def settings_for(*nodes):
+    return ClientSettings.load(nodes=[node.url for node in nodes])
+
+
+def request_for(source, out, **more):
+    values = {"kind": "embed", "column": "text", "rows_per_fragment": 100, "max_rejected": 0.5} | more
+    return BulkRequest(source=str(source), out=str(out), **values)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": TEXTS, "number": range(len(TEXTS))}), path)
+    return path
+
+
+def refusing(bad, code, status=400):
+    async def respond(request):
+        body = await request.json()
+        return error_response(status, code) if bad & set(body["texts"]) else None
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("context_length_exceeded", "longer than the model accepts"),
+        ("request_breaks_engine", "takes down the engine that runs it"),
+    ],
+)
+async def test_a_refused_batch_is_bisected_down_to_its_bad_rows(source, tmp_path, code, reason):
+    bad = {"text 0", "text 63", "text 64", "text 150", "text 151", "text 299"}
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        node.respond = refusing(bad, code)
+        report = await run_job(request_for(source, out), settings_for(node))
+    assert (report.exit_code, report.rows, report.rejected) == (ExitCode.COMPLETE, 294, 6)
+    assert set(rows_of(out)) == set(TEXTS) - bad
+    assert rejections_of(out) == {("in.parquet", int(text.split()[1])): reason for text in bad}
+    for text, row in rows_of(out).items():
+        assert row["embeddings"] == vectors_for([text])[0].tolist()
+        assert row["source_row"] == row["number"]
+
+
+async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_on_when_it_may(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        node.respond = refusing({"text 7", "text 8"}, "context_length_exceeded")
+        report = await run_job(request_for(source, out, max_rejected=0.001, window=1), settings_for(node))
+        assert report.exit_code is ExitCode.TOO_MANY_REJECTED
+        assert not report.success
+        report = await run_job(request_for(source, out, max_rejected=0.01), settings_for(node))
+        assert (report.exit_code, report.rows, report.rejected) == (ExitCode.COMPLETE, 298, 2)
+        report = await run_job(request_for(source, out, max_rejected=0.001), settings_for(node))
+        assert report.exit_code is ExitCode.TOO_MANY_REJECTED, "a complete job is judged too"
+
+
+async def test_two_attempts_that_reject_different_rows_leave_one_consistent_account(source, tmp_path):
+    """The first attempt rejects a row and dies before its data; the second serves that row."""
+    out = tmp_path / "out"
+    (out / "rejected").mkdir(parents=True)
+    async with ScriptedNode().running() as node:
+        request = request_for(source, out, rows_per_fragment=300)
+        node.respond = refusing({"text 5"}, "context_length_exceeded")
+        await run_job(request, settings_for(node))
+        (data,) = out.glob("part-*")
+        data.unlink()
+        (out / "_SUCCESS").unlink()
+        node.respond = None
+        report = await run_job(request, settings_for(node))
+    assert (report.rows, report.rejected) == (300, 0)
+    assert rejections_of(out) == {}
+
+
+async def test_a_node_in_another_space_is_excluded_and_named(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node, ScriptedNode("space-b").running() as stranger:
+        request = request_for(source, out, concurrency=1)
+        node.respond = refusing({"text 250"}, "context_length_exceeded")
+        report = await run_job(BulkRequest(**{**_values(request), "max_rejected": 0.0}), settings_for(node))
+        assert report.exit_code is ExitCode.TOO_MANY_REJECTED
+        for path in out.glob("part-*"):
+            path.unlink()
+        node.respond = None
+        report = await run_job(request, settings_for(stranger, node))
+        assert report.excluded == (stranger.url,)
+        assert {row["space"] for row in rows_of(out).values()} == {"space-a"}
+        for text, row in rows_of(out).items():
+            assert row["embeddings"] == vectors_for([text])[0].tolist()
+
+
+def _values(request):
+    return {name: getattr(request, name) for name in request.__slots__}
+
+
+async def test_a_fleet_in_another_space_does_not_continue_a_job(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node, ScriptedNode("space-b").running() as stranger:
+        await run_job(request_for(source, out), settings_for(node))
+        next(out.glob("part-*")).unlink()
+        (out / "_SUCCESS").unlink()
+        with pytest.raises(ConfigurationError, match="vector space"):
+            await run_job(request_for(source, out), settings_for(stranger))
+    assert len(list(out.glob("part-*"))) == 2
+
+
+async def test_a_node_that_changes_its_space_in_the_middle_gives_no_row(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node, ScriptedNode().running() as other:
+        answered = 0
+
+        async def respond(request):
+            nonlocal answered
+            answered += 1
+            if answered == 2:
+                other.space = "space-b"
+
+        other.respond = respond
+        report = await run_job(request_for(source, out, concurrency=2), settings_for(node, other))
+    assert report.rows == 300
+    for text, row in rows_of(out).items():
+        assert row["embeddings"] != vectors_in("space-b", [text])[0].tolist()
+        assert row["embeddings"] == vectors_for([text])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"column": "number"}, "column"),
+        ({"rows_per_fragment": 99}, "rows_per_fragment"),
+        ({"options": {"truncate": True}}, "options"),
+        ({"model": "other"}, "model"),
+        ({"require_device": "NPU"}, "require_device"),
+    ],
+)
+async def test_a_different_job_is_refused_with_the_difference(source, tmp_path, change, field):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        await run_job(request_for(source, out), settings_for(node))
+        with pytest.raises(ConfigurationError, match=f"holds another job:\n  {field}: "):
+            await run_job(request_for(source, out, **change), settings_for(node))
+
+
+async def test_an_input_that_changed_is_another_job(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        await run_job(request_for(source, out), settings_for(node))
+        pq.write_table(pa.table({"text": [*TEXTS, "one more"]}), source)
+        with pytest.raises(ConfigurationError, match="listing"):
+            await run_job(request_for(source, out), settings_for(node))
+
+
+async def test_requests_are_batch_work_of_the_job_s_model(source, tmp_path):
+    async with ScriptedNode().running() as node:
+        await run_job(request_for(source, tmp_path / "out"), settings_for(node))
+        assert {request.headers["X-Priority"] for request in node.requests} == {"batch"}
+
+
+async def test_columns_of_the_output_cannot_hide_those_of_the_input(tmp_path):
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["a"], "device": ["mine"]}), path)
+    async with ScriptedNode().running() as node:
+        with pytest.raises(ConfigurationError, match="device"):
+            await run_job(request_for(path, tmp_path / "out"), settings_for(node))
+        report = await run_job(request_for(path, tmp_path / "kept", keep=("text",)), settings_for(node))
+    assert report.rows == 1
+
+
+async def test_damaged_files_are_set_aside_and_the_others_served(source, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    whole = source.read_bytes()
+    (folder / "good.parquet").write_bytes(whole)
+    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.jsonl").write_bytes(b"")
+    (folder / "text.jsonl").write_text(json.dumps({"text": "json"}))
+    async with ScriptedNode().running() as node:
+        report = await run_job(request_for(folder, tmp_path / "out"), settings_for(node))
+    assert report.exit_code is ExitCode.COMPLETE
+    assert (report.rows, report.rejected) == (301, 1)
+    ((place, reason),) = rejections_of(tmp_path / "out").items()
+    assert place == ("cut.parquet", 0)
+    assert "not a complete Parquet file" in reason

@@ -1,0 +1,104 @@
+"""Stores: the first writer of a name wins, and a store that cannot promise it is refused."""
+
+import threading
+
+import fsspec
+import pytest
+
+from backend_client.bulk import optional, stores
+from backend_client.bulk.stores import open_store
+from backend_client.errors import ConfigurationError
+
+
+@pytest.fixture(params=["local", "object"])
+def store(request, tmp_path):
+    if request.param == "local":
+        return open_store(str(tmp_path / "out"))
+    return open_store(f"memory://{tmp_path.name}/out")
+
+
+def test_the_first_writer_of_a_name_wins(store):
+    for number in range(3):
+        path = store.temporary("f")
+        path.write_bytes(str(number).encode())
+        assert store.commit(path, "part-f.parquet") == (number == 0)
+        assert not path.exists()
+    assert store.read("part-f.parquet") == b"0"
+
+
+def test_of_writers_at_once_one_wins(tmp_path):
+    store = open_store(str(tmp_path))
+    barrier = threading.Barrier(8)
+    won = []
+
+    def write(number):
+        path = store.temporary("f")
+        path.write_bytes(str(number).encode())
+        barrier.wait()
+        if store.commit(path, "part-f.parquet"):
+            won.append(number)
+        assert not path.exists()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = won
+    assert store.read("part-f.parquet") == str(winner).encode()
+    assert store.names() == {"part-f.parquet": 1}
+
+
+def test_small_files_are_created_once_replaced_read_and_removed(store):
+    assert store.create("job.json", b"1")
+    assert not store.create("job.json", b"2")
+    assert store.read("job.json") == b"1"
+    store.put("_receipts/a.json", b"1")
+    store.put("_receipts/a.json", b"22")
+    assert store.names("_receipts") == {"a.json": 2}
+    assert store.read("missing") is None
+    assert store.names("missing") == {}
+    store.remove(["job.json", "missing"])
+    assert store.names() == {}
+    with store.open("_receipts/a.json") as file:
+        assert file.read() == b"22"
+
+
+def test_a_store_that_replaces_is_refused(monkeypatch):
+    system = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(system), "pipe_file", lambda self, path, value, mode="overwrite", **_: None)
+    with pytest.raises(ConfigurationError, match="cannot refuse a second writer"):
+        open_store("memory://replaces")
+
+
+def test_temporary_files_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_path):
+    store = open_store(str(tmp_path))
+    mine = store.temporary("a")
+    machine = mine.name.split("-")[1]
+    dead = mine.with_name(f".tmp-{machine}-999999999-ab-a")
+    elsewhere = mine.with_name(".tmp-elsewhere-999999999-ab-a")
+    for path in (mine, dead, elsewhere):
+        path.touch()
+    store.sweep(every=False)
+    assert sorted(tmp_path.iterdir()) == sorted([mine, elsewhere])
+    store.sweep(every=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_whose_temporary_file_was_swept_lost_only_if_there_is_a_winner(tmp_path):
+    store = open_store(str(tmp_path))
+    path = store.temporary("a")
+    with pytest.raises(FileNotFoundError):
+        store.commit(path, "part-a.parquet")
+    (tmp_path / "part-a.parquet").touch()
+    assert store.commit(path, "part-a.parquet") is False
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(optional.importlib, "import_module", _absent)
+    with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[bulk\]'"):
+        stores.open_store("out")
+
+
+def _absent(name):
+    raise ModuleNotFoundError(f"No module named {name}", name=name)
