@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backend_client._api.inference_client import InferenceClient
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
@@ -19,7 +19,9 @@ from backend_client.results import EmbedBatch, EmbedOptions
 class Embedding:
     """Embeds chunks in batches; at most `slots` of them are on their way at once, over all chunks."""
 
-    def __init__(self, client: InferenceClient, job: Job, options: EmbedOptions, slots: int, patience: float) -> None:
+    def __init__(
+        self, client: InferenceClient, job: BulkJob, options: EmbedOptions, slots: int, patience: float
+    ) -> None:
         self._client = client
         self._job = job
         self._options = options

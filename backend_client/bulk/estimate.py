@@ -10,7 +10,7 @@ from typing import Any
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.fragments import Fragment, of_shard
 from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.plan import plan
 from backend_client.bulk.readers import read
 from backend_client.bulk.request import BulkRequest
@@ -84,7 +84,7 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
     )
 
 
-def _first(fragments: list[Fragment], job: Job) -> Chunk:
+def _first(fragments: list[Fragment], job: BulkJob) -> Chunk:
     for fragment in fragments:
         for chunk in read(fragment, job):
             if chunk.inputs:
@@ -105,7 +105,9 @@ def _mean(counts: list[int | None]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def _cost(request: BulkRequest, settings: ClientSettings, job: Job, tokens: int, generated: int, rows: int) -> Decimal:
+def _cost(
+    request: BulkRequest, settings: ClientSettings, job: BulkJob, tokens: int, generated: int, rows: int
+) -> Decimal:
     """Of one row in the cloud; 0 where the job never leaves the premises."""
     if not request.allow_cloud or settings.cloud is None or not rows:
         return Decimal(0)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.worker import Probe, Worker
 
@@ -25,11 +25,11 @@ class Executor(Protocol):
         """How many fragments can be under way now."""
         ...
 
-    async def probe(self, job: Job | None) -> Probe:
+    async def probe(self, job: BulkJob | None) -> Probe:
         """What the nodes answer with; with a job, in its vector space only. Raises NPUError."""
         ...
 
-    async def begin(self, job: Job) -> None:
+    async def begin(self, job: BulkJob) -> None:
         """Make ready for the fragments of a job."""
         ...
 
@@ -59,11 +59,11 @@ class LocalExecutor:
         """See Executor."""
         return self._window
 
-    async def probe(self, job: Job | None) -> Probe:
+    async def probe(self, job: BulkJob | None) -> Probe:
         """See Executor."""
         return await self._worker.probe(job)
 
-    async def begin(self, job: Job) -> None:
+    async def begin(self, job: BulkJob) -> None:
         """See Executor."""
         await self._worker.begin(job)
 

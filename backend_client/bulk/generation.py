@@ -9,7 +9,7 @@ from typing import Any
 
 from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.embedding import text_problem
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
@@ -23,7 +23,9 @@ class Generation:
     A job with a schema, or with messages, goes the way of chats; a plain prompt that of `generate`.
     """
 
-    def __init__(self, client: InferenceClient, job: Job, options: CallOptions, slots: int, patience: float) -> None:
+    def __init__(
+        self, client: InferenceClient, job: BulkJob, options: CallOptions, slots: int, patience: float
+    ) -> None:
         self._client = client
         self._job = job
         self._common: dict[str, Any] = dict(options)

@@ -28,7 +28,7 @@ RESULT_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BulkJob:
     """`source` is the pattern of the input, `listing` the digest of the files that it names.
 
     `column` holds the texts, prompts or messages. `space` and `dimensions` are those of the vectors; "" and 0 for
@@ -80,7 +80,7 @@ class Job:
             "version that began it"
         )
 
-    def differences(self, other: Job) -> list[str]:
+    def differences(self, other: BulkJob) -> list[str]:
         """Each field in which another job differs, with both values."""
         return [
             f"{item.name}: {_shown(getattr(self, item.name))} in job.json, {_shown(getattr(other, item.name))} now"

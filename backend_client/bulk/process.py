@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import CHUNK_ROWS, read
 from backend_client.bulk.receipts import METADATA_KEY, REJECTED, Receipt
 from backend_client.bulk.results import Results
@@ -69,7 +69,7 @@ class _Sums:
     npu_busy_us: int = 0
 
 
-async def process(fragment: Fragment, job: Job, store: Store, work: Work) -> Receipt:
+async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
     """Serve the fragment and commit its file, unless another attempt was first.
 
     Raises OSError when the input cannot be read, OutputFailed when the output cannot be written, and NPUError when
@@ -100,7 +100,7 @@ async def process(fragment: Fragment, job: Job, store: Store, work: Work) -> Rec
         await asyncio.shield(in_daemon_thread(writer.abandon, "abandon"))
 
 
-async def _serve_rows(fragment: Fragment, job: Job, work: Work, writer: Writer) -> _Sums:
+async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> _Sums:
     """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
     sums = _Sums()
     ahead = 1 + -(-work.rows_ahead // CHUNK_ROWS)

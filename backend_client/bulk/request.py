@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend_client.bulk.job import RESULT_COLUMNS, Job, Kind
+from backend_client.bulk.job import RESULT_COLUMNS, BulkJob, Kind
 from backend_client.errors import ConfigurationError
 from backend_client.results import Device
 
@@ -69,9 +69,9 @@ class BulkRequest:
         """The rows that a fragment should have."""
         return self.rows_per_fragment or ROWS_PER_FRAGMENT[self.kind]
 
-    def job(self, listing: str, *, model: str, space: str, dimensions: int) -> Job:
+    def job(self, listing: str, *, model: str, space: str, dimensions: int) -> BulkJob:
         """The job that this asks for."""
-        return Job(
+        return BulkJob(
             kind=self.kind,
             source=self.source,
             listing=listing,

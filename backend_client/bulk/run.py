@@ -14,7 +14,7 @@ from backend_client.bulk.executors import Executor, LocalExecutor
 from backend_client.bulk.finish import SUCCESS, finish
 from backend_client.bulk.fragments import Fragment, listing_digest, of_shard
 from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.receipts import read_receipts
 from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
@@ -32,7 +32,7 @@ OnProgress = Callable[[Progress], None]
 class _Begun:
     """A job that is described in its output, and what there is to do of it here."""
 
-    job: Job
+    job: BulkJob
     store: Store
     fragments: list[Fragment]
     mine: list[Fragment]
@@ -113,7 +113,7 @@ async def status(request: BulkRequest) -> BulkReport:
         stored = store.read(PLAN)
         if data is None or stored is None:
             raise ConfigurationError(f"{request.out} holds no job")
-        job = Job.load(data, f"{request.out}/{JOB}")
+        job = BulkJob.load(data, f"{request.out}/{JOB}")
         begun = _split(request, job, store, plans.load(stored))
         progress = _progress(begun)
         success = store.read(SUCCESS) is not None
@@ -129,7 +129,7 @@ async def status(request: BulkRequest) -> BulkReport:
     return await in_daemon_thread(read, "read output")
 
 
-async def _described(request: BulkRequest, store: Store, worker: Executor) -> Job:
+async def _described(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
     """The job of the output: the one that is there, or else the one that is asked for."""
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     listing = listing_digest(files)
@@ -140,7 +140,7 @@ async def _described(request: BulkRequest, store: Store, worker: Executor) -> Jo
         await in_daemon_thread(lambda: store.create(JOB, job.dump()), "describe job")
         # Of two drivers that begin at once, both take what the first has written.
         data = await in_daemon_thread(lambda: store.read(JOB), "read job")
-    stored = Job.load(data or b"", f"{request.out}/{JOB}")
+    stored = BulkJob.load(data or b"", f"{request.out}/{JOB}")
     model = request.model or stored.model
     wanted = request.job(listing, model=model, space=stored.space, dimensions=stored.dimensions)
     if differences := stored.differences(wanted):
@@ -152,7 +152,7 @@ async def _described(request: BulkRequest, store: Store, worker: Executor) -> Jo
     return stored
 
 
-def _planned(request: BulkRequest, job: Job, store: Store) -> _Begun:
+def _planned(request: BulkRequest, job: BulkJob, store: Store) -> _Begun:
     data = store.read(PLAN)
     if data is None:
         files = list_inputs(request.source)
@@ -164,7 +164,7 @@ def _planned(request: BulkRequest, job: Job, store: Store) -> _Begun:
     return _split(request, job, store, plans.load(data))
 
 
-def _split(request: BulkRequest, job: Job, store: Store, fragments: list[Fragment]) -> _Begun:
+def _split(request: BulkRequest, job: BulkJob, store: Store, fragments: list[Fragment]) -> _Begun:
     mine = of_shard(fragments, request.shard)
     present = store.names()
     return _Begun(job, store, fragments, mine, [part for part in mine if part.name not in present])

@@ -10,7 +10,7 @@ from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.embedding import Embedding
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.generation import Generation
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.process import Work, process
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
@@ -42,11 +42,11 @@ class Worker:
         self._settings = settings
         self._client: InferenceClient | None = None
         self._bound = False
-        self._job: Job | None = None
+        self._job: BulkJob | None = None
         self._store: Store | None = None
         self._work: Work | None = None
 
-    async def probe(self, job: Job | None) -> Probe:
+    async def probe(self, job: BulkJob | None) -> Probe:
         """Send one small request. Raises ConfigurationError when the nodes answer in another space than the job's."""
         client = await self._connected(job)
         options = self._options(job)
@@ -62,7 +62,7 @@ class Worker:
             return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
-    async def begin(self, job: Job) -> None:
+    async def begin(self, job: BulkJob) -> None:
         """Make ready for the job's fragments. Raises NPUError when no node can serve it."""
         client = await self._connected(job)
         await client.npu.health()
@@ -98,7 +98,7 @@ class Worker:
             await self._client.close()
             self._client = None
 
-    async def _connected(self, job: Job | None) -> InferenceClient:
+    async def _connected(self, job: BulkJob | None) -> InferenceClient:
         """The client, bound to the job's space once there is a job."""
         if self._client is not None and self._bound != (job is not None):
             await self.close()
@@ -112,7 +112,7 @@ class Worker:
             self._client = InferenceClient.from_settings(settings)
         return self._client
 
-    def _options(self, job: Job | None) -> CallOptions:
+    def _options(self, job: BulkJob | None) -> CallOptions:
         request = self._request
         return CallOptions(
             model=job.model if job is not None else request.model,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.results import Results
 from backend_client.bulk.rows import Chunk
@@ -22,7 +22,7 @@ _ROWS_PER_GROUP = 8192
 class Writer:
     """Writes one file. Blocking. Raises OSError, ConfigurationError for columns that collide."""
 
-    def __init__(self, path: Path, fragment: Fragment, job: Job) -> None:
+    def __init__(self, path: Path, fragment: Fragment, job: BulkJob) -> None:
         self.path = path
         self._fragment = fragment
         self._job = job
@@ -121,7 +121,7 @@ def _leaves(schema: Any) -> list[str]:
     return [parquet.column(index).path for index in range(len(parquet.names))]
 
 
-def check_columns(names: list[str], job: Job) -> None:
+def check_columns(names: list[str], job: BulkJob) -> None:
     """Raise ConfigurationError when the input has a column that the output adds."""
     taken = [name for name in job.added_columns if name in names]
     if taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import csv_rows, json_lines, parquet
 from backend_client.bulk.rows import Chunk, Rejection
 
@@ -13,7 +13,7 @@ _READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.r
 CHUNK_ROWS = 1024
 
 
-def read(fragment: Fragment, job: Job) -> Iterator[Chunk]:
+def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
     """The rows of a fragment, in their order. Damaged content becomes rejections.
 
     Raises OSError when the store fails, InputChanged when the file is no longer the planned one.

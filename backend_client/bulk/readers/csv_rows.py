@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
 
 
-def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
+def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     """The rows of the file, counted from 0 after the header. A row with more or fewer cells is rejected."""
     csv.field_size_limit(LONGEST_LINE)
     damage: list[Damaged] = []
@@ -77,7 +77,7 @@ def _problem(row: list[str], header: list[str] | str | None) -> str:
 
 
 def _chunk(
-    found: list[tuple[int, list[str]]], rejected: list[Rejection], header: list[str] | str | None, job: Job
+    found: list[tuple[int, list[str]]], rejected: list[Rejection], header: list[str] | str | None, job: BulkJob
 ) -> Chunk:
     pa = need("pyarrow")
     names = header if isinstance(header, list) else []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
@@ -21,7 +21,7 @@ _INT64 = range(-(2**63), 2**63)
 Row = dict[str, Any]
 
 
-def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
+def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     """The rows of the fragment. A line that is no row is rejected with its offset."""
     types: dict[str, str] = {}
     for _, row in _rows(fragment, job):
@@ -44,7 +44,7 @@ def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
         yield _chunk(found, rejected, types, job)
 
 
-def _rows(fragment: Fragment, job: Job) -> Iterator[tuple[int, Row | Rejection]]:
+def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejection]]:
     with opened(fragment.file) as source:
         try:
             for offset, line in lines(source, fragment):
@@ -54,7 +54,7 @@ def _rows(fragment: Fragment, job: Job) -> Iterator[tuple[int, Row | Rejection]]
             yield error.offset, Rejection(error.offset, str(error))
 
 
-def _row(offset: int, line: bytes | None, job: Job) -> Row | Rejection:
+def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     if line is None:
         return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
     try:
@@ -73,7 +73,7 @@ def _row(offset: int, line: bytes | None, job: Job) -> Row | Rejection:
     return value
 
 
-def _plain_id(row: Row, job: Job) -> Any:
+def _plain_id(row: Row, job: BulkJob) -> Any:
     return None if job.id_column is None else row.get(job.id_column)
 
 
@@ -106,7 +106,7 @@ def _wider(one: str, other: str) -> str:
     return "float" if {one, other} == {"int", "float"} else "json"
 
 
-def _chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: Mapping[str, str], job: Job) -> Chunk:
+def _chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: Mapping[str, str], job: BulkJob) -> Chunk:
     pa = need("pyarrow")
     known = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
     columns = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.optional import need
-from backend_client.bulk.readers.source import Source
+from backend_client.bulk.readers.source import InputSource
 
 LONGEST_LINE = 16 * 1024 * 1024
 _BLOCK = 1024 * 1024
@@ -20,7 +20,7 @@ class Damaged(Exception):
         self.offset = offset
 
 
-def lines(source: Source, fragment: Fragment) -> Iterator[tuple[int, bytes | None]]:
+def lines(source: InputSource, fragment: Fragment) -> Iterator[tuple[int, bytes | None]]:
     """(offset, line without its end) of each line that begins in the fragment; None for one that is too long.
 
     Offsets are in the decompressed stream. Raises Damaged, OSError.
@@ -69,12 +69,12 @@ def _line(parts: list[bytes], length: int) -> bytes | None:
     return b"".join(parts) if length <= LONGEST_LINE else None
 
 
-def _blocks(source: Source) -> Iterator[bytes]:
+def _blocks(source: InputSource) -> Iterator[bytes]:
     while block := source.read(_BLOCK):
         yield block
 
 
-def _decompressed(source: Source, compression: str) -> Iterator[bytes]:
+def _decompressed(source: InputSource, compression: str) -> Iterator[bytes]:
     pa = need("pyarrow")
     offset = 0
     try:

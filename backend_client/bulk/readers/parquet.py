@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend_client.bulk.fragments import Fragment
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
 
 
-def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
+def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     """The rows of the fragment. What cannot be decoded is one rejection for all rows that are left."""
     pa = need("pyarrow")
     pq = need("pyarrow.parquet")
@@ -41,7 +41,7 @@ def read(fragment: Fragment, job: Job, size: int) -> Iterator[Chunk]:
             yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
 
 
-def _needed(job: Job) -> list[str]:
+def _needed(job: BulkJob) -> list[str]:
     return [job.column] if job.id_column is None else [job.column, job.id_column]
 
 
@@ -59,7 +59,7 @@ def _groups(metadata: Any, fragment: Fragment) -> tuple[list[int], int]:
     return groups, skip
 
 
-def _chunk(table: Any, position: int, job: Job) -> Chunk:
+def _chunk(table: Any, position: int, job: BulkJob) -> Chunk:
     if job.column not in table.column_names:
         reason = f"there is no column {job.column}"
         rejected = [Rejection(position, reason, count=table.num_rows)]

@@ -14,7 +14,7 @@ class InputChanged(OSError):
     """The file is no longer the one that the job was planned from."""
 
 
-class Source(io.RawIOBase):
+class InputSource(io.RawIOBase):
     """A file opened for reading. `failure` is the error of the store, where it was that which ended a reader.
 
     Decoders report a read that failed and bytes that make no sense alike; only the second is the file's own fault.
@@ -73,9 +73,9 @@ class Source(io.RawIOBase):
         super().close()
 
 
-def opened(file: InputFile) -> Source:
+def opened(file: InputFile) -> InputSource:
     """The file, checked to be the planned one. Raises InputChanged, OSError."""
     system, path = file_system(file.url)
     if changed(file):
         raise InputChanged(f"{file.url} has changed since the job began: restore it, or begin another job")
-    return Source(system.open(path, "rb"), file.size)
+    return InputSource(system.open(path, "rb"), file.size)

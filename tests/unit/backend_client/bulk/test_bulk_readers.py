@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from backend_client.bulk.fragments import BYTES_PER_ROW, Fragment, InputFile, cut_bytes, cut_parquet, of_shard
 from backend_client.bulk.inputs import list_inputs
-from backend_client.bulk.job import Job
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.plan import dump, load, plan
 from backend_client.bulk.readers import lines, read
 from backend_client.bulk.readers.lines import split
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.errors import ConfigurationError
 
-JOB = Job(kind="embed", source="", listing="", column="text", id_column="id", rows_per_fragment=10, model="m")
+JOB = BulkJob(kind="embed", source="", listing="", column="text", id_column="id", rows_per_fragment=10, model="m")
 PARQUET = InputFile("file:///in.parquet", 1, "v", "parquet")
 
 
@@ -240,7 +240,7 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
         self.failure = OSError("connection reset")
         raise self.failure
 
-    monkeypatch.setattr("backend_client.bulk.readers.source.Source.read", fail)
+    monkeypatch.setattr("backend_client.bulk.readers.source.InputSource.read", fail)
     with pytest.raises(OSError, match="connection reset"):
         rows_in(fragments)
 
