@@ -251,6 +251,17 @@ def leave_in_the_middle(sidecar, body):
         time.sleep(0.005)
 
 
+def test_the_job_after_one_whose_engine_died_waits_for_the_restart_without_the_lock(sidecar):
+    """The restarted engine is examined under the lock."""
+    with concurrent.futures.ThreadPoolExecutor() as pool, sidecar.stopped_engine() as engine:
+        waiting = pool.submit(sidecar.generate)
+        sidecar.wait_for_a_generation()
+        engine.kill()
+        status, reply = waiting.result()
+    assert (status, list(reply)) == (503, ["error"])
+    assert sidecar.generate()[0] == 200
+
+
 def test_no_log_holds_what_was_sent_or_generated(sidecar):
     """Last, since it kills the engine."""
     texts = []

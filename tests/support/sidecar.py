@@ -106,6 +106,23 @@ class Sidecar:
             time.sleep(0.1)
         return body
 
+    @property
+    def engine(self):
+        """Its engine process."""
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    @contextlib.contextmanager
+    def stopped_engine(self):
+        """The engine stands still inside the block: a job that runs is not over, however slow the test is."""
+        engine = self.engine
+        engine.suspend()
+        try:
+            yield engine
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.resume()
+
     def wait_for_a_generation(self):
         """Return when a job holds the NPU and has read the counter."""
         while not self.is_locked():

@@ -108,7 +108,9 @@ class JobService:
         too long.
         """
         # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
-        await self._placement.settled(time.monotonic() + self.load_timeout_s, patient=True)
+        until = time.monotonic() + self.load_timeout_s
+        await self._placement.settled(until, patient=True)
+        await self._placement.returned(until)
         status = self._placement.engine.status
         if status.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
@@ -165,7 +167,15 @@ class JobService:
         text, kept = fit(request.text, self._counter(request), limit)
         extra: dict[str, Any] = {} if kept == len(request.text) else {"input_truncated": {"kept_characters": kept}}
         generation = GenerationRequest(
-            RequestContext("job", began, deadline, require_device=Device.NPU, own_proof=True),
+            RequestContext(
+                "job",
+                began,
+                deadline,
+                require_device=Device.NPU,
+                own_proof=True,
+                # An engine that starts again waits for the lock, which this job holds.
+                restart_wait_s=0.0,
+            ),
             job.messages(text, with_example=with_example),
             Sampling(max_new_tokens=request.max_new_tokens, repetition_penalty=job.repetition_penalty),
             grammar=job.grammar(request.max_new_tokens),

@@ -118,6 +118,15 @@ class Placement:
             return status.load_seconds
         return self.residency.ready_in()
 
+    async def returned(self, deadline: float) -> None:
+        """Wait until an engine that is being restarted is ready, or given up. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self.residency.clock())):
+                while self.returning_in() is not None:
+                    await self.engine.next_change()
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+
     def returning_in(self) -> float | None:
         """Seconds until an engine that served and is being restarted is likely to be ready; None for any other."""
         status = self.engine.status

@@ -53,16 +53,16 @@ class Model:
             for device, engine in zip(devices, self.engines, strict=True)
         ]
 
-    async def runs(self, seconds):
+    async def runs(self, seconds, *, own_proof=False):
         now = time.monotonic()
-        context = RequestContext("req_1", now, now + seconds)
+        context = RequestContext("req_1", now, now + seconds, own_proof=own_proof)
         demand = Demand("m", self.placements, 8, 8, 1)
         place = await find_place(demand, context)
         return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
 
-    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False):
+    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, own_proof=False):
         """The tokens and the device of the answer to a prompt of these tokens."""
-        runs, context = await self.runs(seconds)
+        runs, context = await self.runs(seconds, own_proof=own_proof)
         if head:
             runs.tell_device()
         job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
@@ -122,6 +122,14 @@ async def test_calls_that_come_while_the_engine_is_started_again_are_answered_to
         during = [asyncio.create_task(model.answer(n, n + 1)) for n in range(3, 6)]
         assert await asyncio.gather(first, *during) == [([n, n + 1], Device.CPU) for n in (1, 3, 4, 5)]
         assert model.placements[0].admission.outstanding == 0
+
+
+async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():
+    async with serving(prefill_s=0.3) as model:
+        answer = asyncio.create_task(model.answer(1, 2, own_proof=True))
+        await model.kill()
+        with pytest.raises(EngineDied):
+            await answer
 
 
 async def test_embeddings_are_run_again_too():
