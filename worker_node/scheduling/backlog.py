@@ -110,7 +110,12 @@ class Backlog:
         """The engine computed so many tokens of texts or prompts in so many seconds."""
         self._prefill_s += seconds
         pending = self._prefill[True] + self._prefill[False]
-        if self.capacity.sequences is None or max(tokens, pending) >= self.capacity.step_tokens:
+        full = tokens >= self.capacity.step_tokens
+        # At the beginning of a burst the others wait for a step that holds next to nothing: it must not be the first
+        # that is known of the rate.
+        if self._prefill_rate.per_second is not None or 2 * tokens >= self.capacity.step_tokens:
+            full = full or pending >= self.capacity.step_tokens
+        if self.capacity.sequences is None or full:
             self._prefill_rate.measured(tokens, seconds)
         self._estimates.clear()
 

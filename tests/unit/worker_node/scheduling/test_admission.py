@@ -1,5 +1,7 @@
 """Admission control: permits while there are places and time, refusals with a time to come back."""
 
+import contextlib
+
 import pytest
 
 from worker_node.errors import DeadlineExceeded, Overloaded
@@ -216,3 +218,18 @@ def test_refusals_of_one_moment_cost_one_estimate(clock, monkeypatch):
         for permit in permits:
             permit.__exit__(None, None, None)
     assert admission.backlog.jobs == 0
+
+
+def test_the_first_short_prompt_of_a_burst_does_not_make_a_new_engine_look_slow(clock):
+    """A step takes nearly as long with one short prompt as with many; the others had not come when it began."""
+    admission = Admission("m", AdmissionLimits(1024, 256, capacity=Capacity(sequences=256, step_tokens=256)), clock)
+    with contextlib.ExitStack() as stack:
+        permits = [stack.enter_context(admission.permit(1, FAR, work=Work(40, 12))) for _ in range(40)]
+        clock.now += 0.5
+        permits[0].progressed(1, prefilled=(40, 0.5))
+        admission.check(1, clock.now + 18.0, work=Work(40, 12))
+        # Steps that hold as many as there are tell the rate.
+        clock.now += 0.6
+        for index, permit in enumerate(permits[1:7]):
+            permit.progressed(1, prefilled=(0, 0.0) if index else (240, 0.6))
+        assert admission.expected_wait() == pytest.approx(33 * 40 / (240 / 0.6), rel=0.3)
