@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 # One stamp for each set of extras: what runs a node, that and the tools of development, those and what tests/ops needs.
 NODE   := $(VENV)/.installed-node
 STAMP  := $(VENV)/.installed
+SUITE  := $(VENV)/.schema-suite
 OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
 # Only pip's errors: warnings about a user's own index settings would hide the one line that matters.
@@ -44,14 +45,19 @@ serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m worker_node serve
 
-test: install       ## run the whole suite on real models
+# Here, and not in the one test that reads it: a download may take longer than a test has.
+$(SUITE): tests/support/schema_suite.py | $(STAMP)
+	@$(BIN)/python -m tests.support.schema_suite
+	@touch $@
+
+test: install $(SUITE)  ## run the whole suite on real models
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0
 
-test-fast: install  ## unit tests, and contract tests that need no model
+test-fast: install $(SUITE)  ## unit tests, and contract tests that need no model
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
 
-test-all: install   ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
+test-all: install $(SUITE)  ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0 --long --cov --cov-report=term
 

@@ -1,4 +1,9 @@
-"""The official test suite of JSON Schema, draft 2020-12, against the grammars."""
+"""The official test suite of JSON Schema, draft 2020-12, against the grammars.
+
+    python -m tests.support.schema_suite
+
+fetches it into the environment, once, and `make test` does so first.
+"""
 
 import hashlib
 import itertools
@@ -124,3 +129,7 @@ def _fetch(scratch):
         raise RuntimeError(f"{PACKAGE}: the archive is not the one that is pinned here")
     with tarfile.open(archive) as opened:
         opened.extractall(scratch, filter="data")
+
+
+if __name__ == "__main__":
+    _suite()

@@ -17,6 +17,8 @@ from worker_node.models.conversion.gguf_rewriting import readable_file
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 
 def import_gguf(path, tmp_path):
     """GenAI's graph of a file, as it imports it, and the file."""

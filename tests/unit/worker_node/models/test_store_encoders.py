@@ -14,6 +14,9 @@ from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
 from worker_node.models.store import ModelStore
 
+# Each conversion is a process of its own.
+pytestmark = pytest.mark.slow
+
 
 def embed(model, text):
     compiled = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -42,6 +45,7 @@ def test_its_tokenizer_neither_truncates_nor_pads(store_root, make_bert):
     assert len(tokenizer.encode("a b c d e f g h i j k l").ids) == 14
 
 
+# More than 5 s on a busy core: six conversions.
 def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_are(store_root, make_bert):
     store = ModelStore()
     variants = {

@@ -12,6 +12,9 @@ from worker_node.errors import BadRequest, ConversionFailed, DownloadFailed, Mod
 from worker_node.models.pulling import requested
 from worker_node.models.store import ModelStore
 
+# Each conversion is a process of its own.
+pytestmark = pytest.mark.slow
+
 
 def files_of(directory):
     return {
