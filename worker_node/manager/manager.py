@@ -26,6 +26,7 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.models.progress import Progress
 from worker_node.models.pulling import pull, requested
 from worker_node.models.store import ModelStore
+from worker_node.registry import tasks
 
 log = logging.getLogger(__name__)
 
@@ -187,10 +188,11 @@ class ModelManager:
             ) from error
 
     async def installed(self) -> list[InstalledModel]:
-        """Every model that can be asked for."""
+        """Every model that can be asked for: those of a task that is no longer installed are left out."""
         served = [model.installed for model in self.models]
         known = {model.id for model in served}
-        return served + [model for model in await asyncio.to_thread(self.store.installed) if model.id not in known]
+        others = await asyncio.to_thread(self.store.installed)
+        return served + [model for model in others if model.id not in known and model.kind in tasks()]
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.

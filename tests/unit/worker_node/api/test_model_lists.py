@@ -1,19 +1,26 @@
 """Lists of models are answered from what was read at start: files that are damaged since then break none of them."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from tests.support.application import application, built_models
+from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.settings import NodeSettings
 
 
 @pytest.fixture
 async def client(store, tmp_path):
-    """A node whose model's files are gone, with a damaged model beside it in the store."""
+    """A node whose model's files are gone; in the store are a damaged model, and one that no task here serves."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "npu-node.json").write_text("{")
     [model] = built_models(store, "all-minilm-l6-v2")
+    foreign = tmp_path / "foreign"
+    shutil.copytree(model.installed.path, foreign)
+    manifest = json.loads((foreign / MANIFEST_FILE).read_bytes()) | {"id": "foreign", "kind": "divination"}
+    (foreign / MANIFEST_FILE).write_text(json.dumps(manifest))
     model = replace(model, installed=replace(model.installed, path=tmp_path / "gone"))
     async with application([model], NodeSettings(model_store=tmp_path)) as (client, _):
         yield client
