@@ -26,6 +26,17 @@ _NAME_CHARS = 256
 _NAME = re.compile(rf"[^\x00-\x1f\x7f]{{1,{_NAME_CHARS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# What frames a request, or says what other options say: another value would break the request or be lost.
+_OWN_HEADERS = frozenset({
+    "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_OPTION_OF_HEADER = {
+    "x-request-id": "request_id",
+    "x-request-timeout-ms": "timeout",
+    "x-priority": "priority",
+    "x-npu-require-device": "require_device",
+}
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INVALID = object()
@@ -127,6 +138,14 @@ def _headers(value: object) -> None:
         raise InvalidArgument(
             "extra_headers maps names of headers to texts of printable ASCII characters", param="extra_headers"
         )
+    for name in value:
+        plain = name.lower()
+        if plain in _OPTION_OF_HEADER:
+            raise InvalidArgument(
+                f"extra_headers has {plain}: give the option {_OPTION_OF_HEADER[plain]}", param="extra_headers"
+            )
+        if plain in _OWN_HEADERS or plain.startswith("proxy-"):
+            raise InvalidArgument(f"extra_headers has {plain}, which the client sets itself", param="extra_headers")
 
 
 def plain_function(value: object, name: str) -> None:

@@ -16,7 +16,7 @@ from backend_client._api.status import ClientStatus, NodeStatus, client_status, 
 from backend_client._fleet.bindings import Bindings
 from backend_client._fleet.discovery import source_of
 from backend_client._fleet.pool import Pool
-from backend_client._protocol.identity import Identity, keys_by_node, tls_context
+from backend_client._protocol.identity import Identity, keys_by_node, proxy_url, tls_context
 from backend_client._protocol.node_addresses import NodeAddress, parse_nodes
 from backend_client._protocol.node_api import Transport
 from backend_client._protocol.transport import HttpTransport
@@ -27,6 +27,7 @@ from backend_client.errors import ConfigurationError
 from backend_client.options import ClientOptions
 from backend_client.settings import ClientSettings
 from backend_client.settings.cloud import checked_key
+from backend_client.settings.sections import options_problem
 
 
 class NPUClient(BaseClient):
@@ -69,7 +70,7 @@ class NPUClient(BaseClient):
             key=key.get_secret_value() if key else "",
             node_keys=keys_by_node(node_keys),
             tls=tls_context(ssl_context, ca_file, client_cert, client_key),
-            proxy=proxy,
+            proxy=proxy_url(proxy),
         )
         self._pool = Pool(options, clock, rng)
         urls, lists = _parsed(nodes)
@@ -161,4 +162,6 @@ def _problem(nodes: object, api_key: object, spaces: object, options: object) ->
         isinstance(spaces, Mapping) and all(isinstance(part, str) and part for item in spaces.items() for part in item)
     ):
         return "spaces maps names of models to vector spaces (the `space` of a result)"
-    return None if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"
+    return (
+        options_problem(options) if isinstance(options, ClientOptions) else "options is a backend_client.ClientOptions"
+    )

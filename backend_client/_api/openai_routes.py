@@ -63,6 +63,8 @@ class OpenAIRoutes:
                 return await self._models(path.removeprefix("/v1/models").strip("/"))
             if method != "POST" or _STORED.fullmatch(path):
                 return await self._stored(method, path, options, timeout, refused)
+            if path.startswith("/v1/audio/"):
+                return _error(404, "not_found", f"the SDK over the fleet has no {path}: call transcribe of the client")
             data = _json_object(body)
             if path in FORMS or path in _WHOLE:
                 return await self._post(path, data, options, timeout, refused)

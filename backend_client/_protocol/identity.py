@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from yarl import URL
 
 from backend_client._protocol.node_addresses import node_url
 from backend_client.errors import ConfigurationError
@@ -33,10 +36,34 @@ class Identity:
         return bool(self.node_keys.get(node, self.key))
 
 
+def sendable_key(key: str) -> str:
+    """`key`, if it can be sent in a header. Raises ValueError, which does not repeat it."""
+    if not re.fullmatch(r"[!-~]*", key):
+        raise ValueError("an API key holds no white space and ASCII only; is there a line end in its file?")
+    return key
+
+
+def proxy_url(proxy: str | None) -> str | None:
+    """`proxy`, if it is the URL of one. Raises ConfigurationError, which does not repeat it: it may hold a password."""
+    if proxy is None:
+        return None
+    try:
+        url = URL(proxy)
+    except (TypeError, ValueError):
+        url = URL()
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigurationError("proxy is given as http://host:port")
+    return proxy
+
+
 def keys_by_node(keys: Mapping[str, str] | None) -> dict[str, str]:
     """The keys by the nodes' URLs in their one form. Raises ConfigurationError, which repeats no key."""
+    if keys is not None and not (
+        isinstance(keys, Mapping) and all(isinstance(part, str) for item in keys.items() for part in item)
+    ):
+        raise ConfigurationError("node_keys maps URLs of nodes to API keys")
     try:
-        return {node_url(url): key for url, key in (keys or {}).items()}
+        return {node_url(url): sendable_key(key) for url, key in (keys or {}).items()}
     except ValueError as error:
         problem = str(error)
     raise ConfigurationError(f"node_keys: {problem}")
@@ -58,6 +85,8 @@ def tls_context(
         return context
     if not (ca_file or cert or key):
         return None
+    if not all(value is None or isinstance(value, str | Path) for value in (ca_file, cert, key)):
+        raise ConfigurationError("ca_file, client_cert and client_key are paths")
     if key and not cert:
         raise ConfigurationError("client_key is given without client_cert")
     try:

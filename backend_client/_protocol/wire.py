@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from backend_client._resilience.deadline import Deadline
-from backend_client.errors import BadReply, RequestRejected
+from backend_client.errors import BadReply, InvalidArgument
 from backend_client.results import Timing, Usage
 
 _FLOAT32 = np.dtype("<f4")
@@ -112,13 +112,13 @@ class Done:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """The body as JSON. Raises RequestRejected for what JSON or UTF-8 cannot carry."""
+    """The body as JSON. Raises InvalidArgument for what JSON or UTF-8 cannot carry."""
     try:
         return _JSON.encode(body).encode()
     except (TypeError, ValueError):
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
-    raise RequestRejected("the request has a value that JSON cannot carry, or text that is not Unicode")
+    raise InvalidArgument("the request has a value that JSON cannot carry, or text that is not Unicode")
 
 
 def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> bytes:
@@ -130,7 +130,7 @@ def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> 
         return f'{{"texts":[{",".join(map(_TEXT, texts))}]{more}}}'.encode()
     except UnicodeEncodeError:
         pass
-    raise RequestRejected("a text or the model's name is not Unicode")
+    raise InvalidArgument("a text or the model's name is not Unicode")
 
 
 def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:

@@ -157,6 +157,10 @@ class ClientSettings(BaseSettings):
         """The settings, or those of file and environment, with these values instead. Raises ConfigurationError."""
         if settings is None:
             return cls.load(**values)
+        if not isinstance(settings, ClientSettings):
+            raise ConfigurationError(
+                f"settings is a ClientSettings, not {type(settings).__name__}; give values by name"
+            )
         if not values:
             return settings
         given = {name: getattr(settings, name) for name in cls.model_fields}

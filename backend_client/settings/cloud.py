@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from urllib.parse import urlsplit
 
@@ -15,11 +14,13 @@ from pydantic import (
     model_validator,
 )
 
+from backend_client._protocol.identity import sendable_key
+
 
 def checked_key(key: SecretStr | None) -> SecretStr | None:
     """An API key that can be sent in a header. Raises ValueError, which does not repeat it."""
-    if key is not None and not re.fullmatch(r"[!-~]*", key.get_secret_value()):
-        raise ValueError("an API key holds no white space and ASCII only; is there a line end in its file?")
+    if key is not None:
+        sendable_key(key.get_secret_value())
     return key
 
 
@@ -59,6 +60,9 @@ class CloudSettings(BaseModel):
         """Errors and attempts name the URL."""
         if value is not None and "@" in urlsplit(value).netloc:
             raise ValueError("the cloud's URL holds no user or password: URLs are logged; use cloud.api_key")
+        # An empty one would mean OpenAI's own: what a variable without a value must not decide.
+        if value is not None and (urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).netloc):
+            raise ValueError("the cloud's URL is given as https://host/v1; without one it is OpenAI's")
         return value
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from pydantic import (
@@ -69,3 +69,19 @@ class BatchSettings(_section(BatchOptions)):  # type: ignore[misc]  # a model ma
 
 class FallbackSettings(_section(FallbackOptions, share={"ge": 0, "lt": 1}, longest={"ge": 0})):  # type: ignore[misc]  # a model made from the options
     """See `options.FallbackOptions`."""
+
+
+def options_problem(options: ClientOptions) -> str | None:
+    """What cannot be meant in options that were not made from settings, or None."""
+    for item in fields(options):
+        group, default = getattr(options, item.name), getattr(DEFAULTS, item.name)
+        values = {item.name: group}
+        if is_dataclass(default):
+            if not isinstance(group, type(default)):
+                return f"options.{item.name} is {type(group).__name__}, not {type(default).__name__}"
+            values = {f"{item.name}.{part.name}": getattr(group, part.name) for part in fields(group)}
+        for name, value in values.items():
+            # Infinity switches a limit off.
+            if value is not None and (not isinstance(value, int | float) or not value >= 0):
+                return f"options.{name} is not a number of at least 0"
+    return None

@@ -13,7 +13,15 @@ from backend_client.testing import answers
 from backend_client.testing.answers import EMBEDDER, LISTENER, RERANKER, WORD, WRITER, Answer
 from backend_client.testing.steps import Sent, Step
 
-PATHS = ("/embeddings", "/inference", "/v1/chat/completions", "/tokenize", "/v1/rerank", "/v1/audio/transcriptions")
+_KIND_OF = {
+    "/embeddings": "embedding",
+    "/inference": "generation",
+    "/v1/chat/completions": "generation",
+    "/tokenize": "generation",
+    "/v1/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription",
+}
+PATHS = tuple(_KIND_OF)
 
 
 class FakeNode:
@@ -31,6 +39,7 @@ class FakeNode:
         self.transcript = "It is raining in Paris."
         self.health_status = "ready"
         self.offers = {"embedding", "generation", "rerank", "transcription"}
+        self._models = {"embedding": EMBEDDER, "generation": WRITER, "rerank": RERANKER, "transcription": LISTENER}
         self._record = record
         self._dimensions = dimensions
         self._steps: deque[Step | None] = deque()
@@ -46,8 +55,7 @@ class FakeNode:
     def health(self) -> Answer:
         """The reply of /health."""
         common: dict[str, Any] = {"state": "ready", "device": "CPU", "placements": ["CPU"], "context_limit": 8192}
-        kinds = {"embedding": EMBEDDER, "generation": WRITER, "rerank": RERANKER, "transcription": LISTENER}
-        models = [{"id": name, "kind": kind, **common} for kind, name in kinds.items() if kind in self.offers]
+        models = [{"id": name, "kind": kind, **common} for kind, name in self._models.items() if kind in self.offers]
         for model in models:
             if model["kind"] == "embedding":
                 model |= {"dimensions": self._dimensions, "space": self.space}
@@ -58,12 +66,21 @@ class FakeNode:
     def take(self, path: str, headers: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         """A request: its step, and the reply, which a step may keep from the caller."""
         given = {name.lower(): value for name, value in headers.items()}
-        body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
+        try:
+            body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
+        except (KeyError, ValueError):
+            return None, answers.refusal(Step("status", 400, "invalid_request"))
         self._record(Sent(self.url, path, body, given))
         step = self._steps.popleft() if self._steps else None
         if step is not None and step.kind == "status":
             return step, answers.refusal(step)
-        return step, self._answer(path, body)
+        if body.get("model", self._models[_KIND_OF[path]]) != self._models[_KIND_OF[path]]:
+            return step, answers.refusal(Step("status", 404, "model_not_found"))
+        try:
+            return step, self._answer(path, body)
+        except (KeyError, TypeError, AttributeError):
+            # A field is missing, or of another type.
+            return step, answers.refusal(Step("status", 400, "invalid_request"))
 
     def _answer(self, path: str, body: Mapping[str, Any]) -> Answer:
         if path == "/embeddings":

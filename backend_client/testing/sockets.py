@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from aiohttp import web
 
@@ -36,11 +37,13 @@ def _whole(answer: Answer) -> web.Response:
 
 async def _stream(request: web.Request, answer: Answer, step: Step | None) -> web.StreamResponse:
     response = web.StreamResponse(headers=answer.headers)
-    await response.prepare(request)
-    for index, (name, data) in enumerate(answer.events or ()):
-        if step is not None and step.kind == "cut" and index == step.after and request.transport is not None:
-            request.transport.abort()
-            return response
-        await response.write(event_bytes(name, data))
-    await response.write_eof()
+    # The caller may leave at any time, as callers of nodes do.
+    with contextlib.suppress(ConnectionResetError):
+        await response.prepare(request)
+        for index, (name, data) in enumerate(answer.events or ()):
+            if step is not None and step.kind == "cut" and index == step.after and request.transport is not None:
+                request.transport.abort()
+                return response
+            await response.write(event_bytes(name, data))
+        await response.write_eof()
     return response

@@ -7,6 +7,7 @@ import pytest
 
 import backend_client
 from backend_client import ClientSettings, sync
+from backend_client.testing import FakeFleet
 from tests.faults.chat_node import TOOL, ChatNode
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
@@ -187,3 +188,10 @@ def test_the_blocking_sdk_does_the_same():
         stream = openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == TEXT
         assert openai.embeddings.create(model=EMBEDDER, input="one").data[0].embedding
+
+
+def test_an_upload_through_the_sdk_is_told_where_to_go():
+    with FakeFleet(1) as fleet, sync.openai(fleet.settings()) as client:
+        with pytest.raises(sdk.NotFoundError, match="transcribe of the client"):
+            client.audio.transcriptions.create(model="fake-listener", file=("a.wav", b"RIFF"))
+        fleet.assert_nothing_sent()

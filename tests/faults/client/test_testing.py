@@ -1,5 +1,6 @@
 """The test doubles that users of the package get."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -63,6 +64,20 @@ async def test_the_faults_are_those_that_clients_meet(fleet):
             await client.embed("text", timeout=0.2)
         for node in fleet:
             node._steps.clear()
+
+
+async def test_callers_who_leave_are_no_errors_in_the_log_of_a_test(fleet, caplog):
+    async with fleet.async_client() as client:
+        await client.health()
+        for turns in range(40):
+            call = asyncio.ensure_future(client.chat(QUESTION))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        # All that was sent has been answered, as far as anybody waited.
+        await client.embed("text")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_answers_and_tool_calls_are_chosen(fleet):

@@ -1,0 +1,125 @@
+"""What a caller may get wrong when a client is made, and in headers: refused at once, and no node suffers for it."""
+
+import ssl
+
+import pytest
+
+import backend_client
+from backend_client import (
+    ClientOptions,
+    CloudSettings,
+    ConfigurationError,
+    InferenceClient,
+    InvalidArgument,
+    ModelNotFound,
+    NPUClient,
+    RequestRejected,
+)
+from backend_client.options import BatchOptions, Timeouts
+from backend_client.testing import FakeFleet
+
+NODE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def fleet():
+    with FakeFleet(2) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Host",
+        "Content-Length",
+        "transfer-encoding",
+        "Connection",
+        "Content-Type",
+        "Accept",
+        "Expect",
+        "Proxy-Connection",
+    ],
+)
+async def test_a_header_that_frames_the_request_reaches_no_node(fleet, header):
+    async with fleet.async_client() as client:
+        for call in (client.embed, client.generate):
+            with pytest.raises(InvalidArgument, match=header.lower()):
+                await call("text", extra_headers={header: "3"})
+        with pytest.raises(InvalidArgument):
+            client.with_options(extra_headers={header: "3"})
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    ("header", "option"),
+    [
+        ("X-Request-ID", "request_id"),
+        ("X-Request-Timeout-Ms", "timeout"),
+        ("x-priority", "priority"),
+        ("X-NPU-Require-Device", "require_device"),
+    ],
+)
+async def test_a_header_for_which_there_is_an_option_names_it(fleet, header, option):
+    async with fleet.async_client() as client:
+        with pytest.raises(InvalidArgument, match=f"give the option {option}"):
+            await client.embed("text", extra_headers={header: "1"})
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"node_keys": 5}, "node_keys"),
+        ({"node_keys": {NODE: 5}}, "node_keys"),
+        ({"node_keys": {NODE: "secret\n"}}, "line end"),
+        ({"ca_file": 5}, "paths"),
+        ({"client_cert": b"x"}, "paths"),
+        ({"proxy": 5}, "proxy"),
+        ({"proxy": "secret:password"}, "proxy"),
+        ({"ssl_context": ssl.PROTOCOL_TLS_CLIENT}, "ssl_context"),
+        ({"options": ClientOptions(timeouts=5)}, "options.timeouts is int, not Timeouts"),
+        ({"options": ClientOptions(timeouts=Timeouts(embed=-1))}, "options.timeouts.embed"),
+        ({"options": ClientOptions(timeouts=Timeouts(connect=float("nan")))}, "options.timeouts.connect"),
+        ({"options": ClientOptions(batch=BatchOptions(texts="64"))}, "options.batch.texts"),
+        ({"options": ClientOptions(connections_per_node=-1)}, "options.connections_per_node"),
+    ],
+)
+def test_a_client_is_not_made_of_what_cannot_be_meant(options, why):
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        NPUClient([NODE], **options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [NPUClient.from_settings, InferenceClient.from_settings, backend_client.openai])
+@pytest.mark.parametrize("settings", [5, {"nodes": [NODE]}, [NODE]])
+def test_settings_are_settings(make, settings):
+    with pytest.raises(ConfigurationError, match="ClientSettings"):
+        make(settings)
+
+
+@pytest.mark.parametrize("url", ["", "api.example.org/v1", "ftp://example.org", "https://"])
+def test_the_clouds_address_is_one(url):
+    # An empty one would mean OpenAI: a variable without a value must not decide where prompts go.
+    with pytest.raises(ValueError, match="https://host/v1"):
+        CloudSettings(api_key="k", base_url=url)
+
+
+async def test_what_json_cannot_carry_is_an_argument_that_is_wrong(fleet):
+    async with fleet.async_client() as client:
+        for call in (
+            client.chat([{"role": "user", "content": b"bytes"}]),
+            client.chat([{"role": "user", "content": "a"}], response_format=int),
+            client.post("/v1/chat/completions", {"messages": {1}}),
+        ):
+            with pytest.raises(InvalidArgument):
+                await call
+    fleet.assert_nothing_sent()
+
+
+async def test_a_fake_node_refuses_as_nodes_do(fleet):
+    async with fleet.async_client() as client:
+        with pytest.raises(ModelNotFound):
+            await client.embed("text", model="unknown")
+        with pytest.raises(RequestRejected):
+            await client.post("/v1/chat/completions", {"model": "fake-writer"})
+        assert [node.usable for node in client.status()] == [True, True]
