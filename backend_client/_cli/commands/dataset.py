@@ -53,9 +53,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-columns", metavar="A,B", help="the input's columns to pass through (all)")
     parser.add_argument("--model", help="model; else the nodes' default")
     parser.add_argument("--require-device", choices=("NPU", "GPU", "CPU"), help="no other device may run it")
-    parser.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--shard", metavar="I/N", help="do part I of N, counted from 0")
+    where.add_argument("--ray", metavar="ADDRESS", help="work on the actors of this Ray cluster")
+    parser.add_argument("--start-nodes", action="store_true", help="with --ray: each actor starts a node of its own")
     parser.add_argument("--rows-per-fragment", type=int, metavar="ROWS", help="rows that are committed at once")
-    parser.add_argument("--window", type=int, default=2, help="fragments under way at once (2)")
+    parser.add_argument("--window", type=int, default=2, help="fragments under way at once, on Ray for each actor (2)")
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
     parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
@@ -76,8 +79,14 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     if args.dry_run:
         show_estimate(await estimate(request, settings), as_json=args.json)
         return int(ExitCode.COMPLETE)
+    executor = None
+    if args.ray is not None:
+        # Imported lazily: Ray is an extra, and takes seconds to import.
+        from backend_client.bulk.ray_executor import RayExecutor  # noqa: PLC0415
+
+        executor = await RayExecutor.connect(args.ray, request, settings, start_nodes=args.start_nodes)
     with _interruptible(), Bar(as_json=args.json) as bar:
-        report = await run_job(request, settings, on_progress=bar.update)
+        report = await run_job(request, settings, executor=executor, on_progress=bar.update)
     show_report(report, as_json=args.json)
     return int(report.exit_code)
 
@@ -108,6 +117,8 @@ def _interruptible() -> Iterator[None]:
 
 
 def _request(args: argparse.Namespace) -> BulkRequest:
+    if args.start_nodes and args.ray is None:
+        raise ConfigurationError("--start-nodes needs --ray")
     messages = args.kind == "generate" and args.messages_column is not None
     if args.kind == "embed":
         column, options = args.text_column, {"truncate": True} if args.truncate else {}

@@ -1,0 +1,299 @@
+"""Fragments on the actors of a Ray cluster. The only file that imports Ray.
+
+One actor for each `intel_npu` of the cluster, so on the machines that have a node. Ray starts an actor that died again,
+where the resource is; the driver counts attempts, so a fragment that kills its actor is not tried for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from backend_client._api.npu_client import NPUClient
+from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk.executors import WorkerLost
+from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.job import BulkJob
+from backend_client.bulk.optional import need
+from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.request import BulkRequest
+from backend_client.bulk.tied_node import TiedNode
+from backend_client.bulk.worker import Probe, Worker
+from backend_client.errors import ConfigurationError, NPUUnavailableError
+from backend_client.settings import ClientSettings
+from backend_client.settings.variables import CONFIG_VARIABLE
+
+RESOURCE = "intel_npu"
+"""The custom resource of machines with a node. Not `NPU`: to Ray that is another maker's."""
+
+OPTIONS = {"num_cpus": 0, "resources": {RESOURCE: 1}, "max_restarts": -1, "max_task_retries": 0}
+"""Of each actor. Ray retries no fragment: the driver counts attempts, and Ray would go on for ever."""
+
+# How often the cluster is looked at for machines that came or went.
+_LOOK_S = 2.0
+_READY_S = 300.0
+
+
+class Actor:
+    """Runs in a process of the cluster: a worker, and its own node if it was told to start one."""
+
+    def __init__(self, request: BulkRequest, nodes: tuple[str, ...], *, start_node: bool) -> None:
+        self._request = request
+        self._nodes = nodes
+        self._start_node = start_node
+        self._one = asyncio.Lock()
+        self._node: TiedNode | None = None
+        self._worker: Worker | None = None
+        self._job: BulkJob | None = None
+
+    async def ready(self, job: BulkJob | None) -> int:
+        """Make ready for a job; returns the process id. Started again by Ray, an actor knows nothing of its past."""
+        if self._worker is None:
+            self._worker = Worker(self._request, await self._settings())
+        if job is not None and self._job != job:
+            await self._worker.begin(job)
+            self._job = job
+        return os.getpid()
+
+    async def probe(self, job: BulkJob | None) -> Probe:
+        """See Executor."""
+        await self.ready(None)
+        return await self._used.probe(job)
+
+    async def process(self, fragment: Fragment) -> Receipt:
+        """See Executor: one after another, so that one death loses the work of one fragment."""
+        async with self._one:
+            return await self._used.process(fragment)
+
+    async def close(self) -> None:
+        """End the node and the client."""
+        if self._worker is not None:
+            await self._worker.close()
+        if self._node is not None:
+            self._node.stop()
+
+    async def _settings(self) -> ClientSettings:
+        """The client's settings of this machine, keys among them; the driver's nodes where it names none."""
+        if self._start_node:
+            self._node = await in_daemon_thread(TiedNode.start, "start node")
+            settings = ClientSettings.load(nodes=(self._node.url,))
+            await _until_usable(settings)
+            return settings
+        own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
+        return ClientSettings.load() if own else ClientSettings.load(nodes=self._nodes)
+
+    @property
+    def _used(self) -> Worker:
+        if self._worker is None:
+            raise WorkerLost("the actor was started again and has no job yet")
+        return self._worker
+
+
+class _NotBegun(Exception):
+    """The actor died before it began with this fragment."""
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    """An actor as the driver sees it; `ready` once it has answered, until one of its fragments is lost."""
+
+    actor: Any
+    ready: bool = False
+    queue: list[object] = field(default_factory=list)
+    """What it has been given, in that order: it works on the first, and has not begun the others."""
+    blamed: object = None
+    """What it worked on when it died last."""
+    preparing: asyncio.Task[None] | None = None
+
+
+class RayExecutor:
+    """See Executor. `per_actor` fragments are given to each actor, so that it never waits for the driver."""
+
+    def __init__(self, make: Callable[[], Any], count: Callable[[], int], per_actor: int) -> None:
+        self.lost = 0
+        self._make = make
+        self.count = count
+        self._per_actor = per_actor
+        self._actors: list[_Handle] = []
+        self._job: BulkJob | None = None
+        self._changed = asyncio.Event()
+        self._look: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls, address: str, request: BulkRequest, settings: ClientSettings, *, start_nodes: bool = False
+    ) -> Self:
+        """Join the cluster at an address. Raises ConfigurationError for none, or one that asks for no token.
+
+        Whoever reaches a cluster without a token runs code on all its machines.
+        """
+        if not address or address == "local":
+            raise ConfigurationError("--ray takes the address of a cluster, such as 10.0.0.1:6379")
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            raise ConfigurationError("--ray needs RAY_AUTH_MODE=token on this machine and in the cluster")
+        ray = need("ray", "ray")
+        try:
+            await in_daemon_thread(lambda: _join(ray, address), "join cluster")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            problem = f"the Ray cluster at {address} cannot be joined: {error}"
+        else:
+            remote = ray.remote(Actor).options(**OPTIONS)
+            return cls(
+                lambda: remote.remote(request, settings.nodes, start_node=start_nodes),
+                lambda: round(ray.cluster_resources().get(RESOURCE, 0)),
+                request.window,
+            )
+        raise ConfigurationError(problem)
+
+    @property
+    def slots(self) -> int:
+        """See Executor."""
+        return sum(self._per_actor for handle in self._actors if handle.ready)
+
+    async def probe(self, job: BulkJob | None) -> Probe:
+        """See Executor: the first actor that is ready answers."""
+        await self._started()
+        while True:
+            handle = self._least()
+            if handle is not None:
+                with contextlib.suppress(WorkerLost, _NotBegun):
+                    probe: Probe = await self._call(handle, handle.actor.probe.remote(job))
+                    return probe
+            else:
+                await self.changed()
+
+    async def begin(self, job: BulkJob) -> None:
+        """See Executor. Actors make ready again, each with the job."""
+        await self._started()
+        self._job = job
+        for handle in self._actors:
+            self._prepare(handle)
+        while not any(handle.ready for handle in self._actors):
+            await self.changed()
+
+    async def submit(self, fragment: Fragment) -> Receipt:
+        """See Executor."""
+        alone = False
+        while True:
+            handle = self._least()
+            # The actor that the slot was counted for may have died since: that is no attempt.
+            if handle is None or (alone and handle.queue):
+                await self.changed()
+                continue
+            try:
+                receipt: Receipt = await self._call(handle, handle.actor.process.remote(fragment))
+            except _NotBegun:
+                # Nothing says that it is harmless: it goes on where nothing else can be blamed.
+                alone = True
+            else:
+                return receipt
+
+    async def changed(self) -> None:
+        """See Executor."""
+        await self._changed.wait()
+
+    async def close(self) -> None:
+        """See Executor: nodes that actors started end with them."""
+        ray = need("ray", "ray")
+        tasks = [handle.preparing for handle in self._actors if handle.preparing is not None]
+        tasks += [self._look] if self._look is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        closing = [handle.actor.close.remote() for handle in self._actors if handle.ready]
+        if closing:
+            await in_daemon_thread(lambda: ray.wait(closing, num_returns=len(closing), timeout=10), "close actors")
+        for handle in self._actors:
+            ray.kill(handle.actor, no_restart=True)
+        await in_daemon_thread(ray.shutdown, "leave cluster")
+
+    async def _started(self) -> None:
+        if self._look is None:
+            self._grow()
+            self._look = asyncio.create_task(self._watch())
+            if not self._actors:
+                logging.getLogger(__name__).warning("no machine of the cluster has the resource %s yet", RESOURCE)
+
+    async def _watch(self) -> None:
+        """Make an actor for each machine that joins. What Ray cannot place waits until it can."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._grow()
+
+    def _grow(self) -> None:
+        for _ in range(self.count() - len(self._actors)):
+            handle = _Handle(self._make())
+            self._actors.append(handle)
+            self._prepare(handle)
+
+    def _prepare(self, handle: _Handle) -> None:
+        handle.ready = False
+        if handle.preparing is not None:
+            handle.preparing.cancel()
+        handle.preparing = asyncio.create_task(self._ready(handle))
+
+    async def _ready(self, handle: _Handle) -> None:
+        """Ask until the actor answers: it may be starting, or waiting for a machine."""
+        ray = need("ray", "ray")
+        while True:
+            try:
+                await asyncio.wait_for(handle.actor.ready.remote(self._job), _READY_S)
+            except (ray.exceptions.RayError, TimeoutError, NPUUnavailableError):
+                await asyncio.sleep(_LOOK_S / 4)
+            else:
+                handle.ready = True
+                self._notify()
+                return
+
+    def _least(self) -> _Handle | None:
+        ready = [handle for handle in self._actors if handle.ready]
+        return min(ready, key=lambda handle: len(handle.queue), default=None)
+
+    async def _call(self, handle: _Handle, reference: Any) -> Any:
+        ray = need("ray", "ray")
+        place = object()
+        handle.queue.append(place)
+        try:
+            return await reference
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else None
+            if isinstance(cause, WorkerLost):
+                self._prepare(handle)
+            raise (cause or OSError(str(error).splitlines()[-1])) from None
+        except ray.exceptions.RayError:
+            self._died(handle)
+            begun = handle.blamed is place
+        finally:
+            handle.queue.remove(place)
+            self._notify()
+        raise WorkerLost("the actor died") if begun else _NotBegun
+
+    def _died(self, handle: _Handle) -> None:
+        """Several fragments of an actor fail with it: it is counted once."""
+        if handle.ready:
+            self.lost += 1
+            handle.blamed = handle.queue[0]
+            self._prepare(handle)
+            self._notify()
+
+    def _notify(self) -> None:
+        """Wake all who wait now; who waits from here on waits for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _join(ray: Any, address: str) -> None:
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=None)
+
+
+async def _until_usable(settings: ClientSettings) -> None:
+    """Wait until the node that was started serves a model."""
+    async with NPUClient.from_settings(settings) as client:
+        await client.health()
+        while not any(node.usable for node in client.status()):  # noqa: ASYNC110  (a client has no event for this)
+            await asyncio.sleep(_LOOK_S / 4)

@@ -1,0 +1,125 @@
+"""`npu-client embed-dataset` and `generate-dataset`: what they print, how they end, and wrong usage."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from backend_client._cli.commands.dataset_progress import bar_line, clock_time
+from backend_client._cli.main import main
+from backend_client.bulk import Progress
+from backend_client.bulk.receipts import Receipt
+from backend_client.testing import FakeFleet, status
+from tests.faults.bulk.data_sets import make_input
+
+ARGUMENTS = ["--rows-per-fragment", "100", "--max-rejected", "0.1"]
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    monkeypatch.delenv("NPU_CLIENT_CONFIG", raising=False)
+    with FakeFleet(2) as fleet:
+        for name, value in fleet.environment().items():
+            monkeypatch.setenv(name, value)
+        yield fleet
+
+
+@pytest.fixture
+def source(tmp_path):
+    make_input(tmp_path / "in")
+    return str(tmp_path / "in")
+
+
+@pytest.mark.usefixtures("fleet")
+def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--json"]) == 0
+    *progress, report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {event["event"] for event in progress} == {"progress"}
+    assert (report["event"], report["exit_code"], report["success"]) == ("report", 0, True)
+    assert (report["rows"], report["rejected"], report["done"]) == (1000, 3, report["fragments"])
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status"]) == 0
+    assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
+
+
+def test_a_dry_run_estimates_and_writes_nothing(fleet, source, tmp_path, capsys):
+    assert main(["embed-dataset", source, str(tmp_path / "out"), *ARGUMENTS, "--dry-run", "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "out").exists()
+    assert estimate["files"] == 2
+    assert estimate["rows"] >= 700
+    assert estimate["seconds"] > 0
+    assert estimate["cloud_cost"] == "0"
+    assert sum(len(request.body["texts"]) for request in fleet.sent("/embeddings")) < 600
+
+
+@pytest.mark.usefixtures("fleet")
+def test_status_of_nothing_says_so(tmp_path, capsys):
+    assert main(["embed-dataset", "x", str(tmp_path / "none"), "--status"]) == 1
+    assert "holds no job" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--shard", "3"], "--shard is I/N"),
+        (["--shard", "3/3"], "shard 3/3 does not exist"),
+        (["--window", "0"], "window must be more than 0"),
+        (["--max-rejected", "7"], "a share of the rows"),
+        (["--start-nodes"], "--start-nodes needs --ray"),
+        (["--ray", "127.0.0.1:6379"], "RAY_AUTH_MODE=token"),
+        (["--keep-columns", "text,device"], "adds a column device"),
+    ],
+)
+def test_wrong_usage_is_explained(source, tmp_path, capsys, monkeypatch, more, message):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert main(["embed-dataset", source, str(tmp_path / "out"), *more]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_prompts_and_conversations_are_answered(fleet, tmp_path):
+    fleet[0].answer = fleet[1].answer = lambda body: json.dumps({"asked": body.get("prompt") or body["messages"]})
+    lines = [{"prompt": f"p{number}", "messages": [{"role": "user", "content": f"m{number}"}]} for number in range(20)]
+    lines.append({"prompt": "good", "messages": []})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for column, count in (("prompt", 21), ("messages", 20)):
+        out = tmp_path / column
+        command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(out), f"--{column}-column", column]
+        assert main([*command, "--max-tokens", "9", "--max-rejected", "0.5"]) == 0
+        (path,) = out.glob("part-*")
+        rows = pq.read_table(path).to_pylist()
+        assert len(rows) == count
+        for row in rows:
+            asked = row["prompt"] if column == "prompt" else json.loads(row["messages"])
+            assert json.loads(row["generated_text"])["asked"] == asked
+    fleet.assert_sent("/inference", max_new_tokens=9)
+    fleet.assert_sent("/v1/chat/completions", max_tokens=9)
+
+
+def test_an_answer_that_breaks_the_schema_is_set_aside(fleet, tmp_path):
+    fleet[0].answer = fleet[1].answer = lambda body: "{}" if "good" in str(body) else "no json"
+    (tmp_path / "in.jsonl").write_text('{"prompt": "good"}\n{"prompt": "bad"}\n')
+    (tmp_path / "schema.json").write_text("{}")
+    command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
+    assert main([*command, "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.5"]) == 0
+    (rejected,) = (tmp_path / "out" / "rejected").iterdir()
+    assert json.loads(rejected.read_text())["reason"] == "the answer does not match the schema"
+    assert fleet.assert_sent("/v1/chat/completions").body["response_format"]["type"] == "json_schema"
+
+
+def test_a_node_that_refuses_the_key_ends_the_job_at_once(fleet, source, tmp_path, capsys):
+    fleet[0].script(*[status(401, "invalid_api_key")] * 50)
+    fleet[1].script(*[status(401, "invalid_api_key")] * 50)
+    assert main(["embed-dataset", source, str(tmp_path / "out"), *ARGUMENTS]) == 1
+    assert "API key" in capsys.readouterr().err
+
+
+def test_the_bar_tells_rate_time_left_and_failures():
+    progress = Progress(10)
+    for number in range(4):
+        progress.add(Receipt(fragment=str(number), rows=50, rejected=number % 2))
+    progress.failures = 1
+    line = bar_line(progress, 25.0, 133.0)
+    assert line == "[##########..............] 4/10 fragments, 25 rows/s, 2:13 left, 2 rejected, 1 failed"
+    assert [clock_time(seconds) for seconds in (5, 3723)] == ["0:05", "1:02:03"]
