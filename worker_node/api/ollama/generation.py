@@ -44,10 +44,14 @@ class _Common(DialectBody):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
+    shift: bool | None = None
 
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
         options = self.options or OllamaOptions()
+        if self.shift:
+            # False is what always happens here: an answer ends where the context does.
+            context.note_ignored("shift")
         return GenerationRequest(
             context,
             sampling=options.sampling(),

@@ -37,7 +37,7 @@ OPTIONS: Table = {
 }
 
 GENERATE: Table = {
-    **hints("shift", "truncate"),
+    **hints("truncate"),
     "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
     "images": Unsupported(_NO_IMAGES),
     "logprobs": Unsupported("use /v1/completions"),
@@ -47,7 +47,6 @@ GENERATE: Table = {
 }
 
 CHAT: Table = {
-    **hints("shift"),
     "logprobs": Unsupported("use /v1/chat/completions"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field
@@ -13,7 +13,6 @@ from worker_node.api.leniency import Table
 from worker_node.api.openai.kinds import only_text
 from worker_node.api.openai.table import MESSAGE
 from worker_node.domain import Message, ToolCall
-from worker_node.errors import BadRequest
 
 
 class TextPart(DialectBody):
@@ -87,15 +86,16 @@ ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMes
 def conversation(
     messages: Sequence[SystemMessage | UserMessage | AssistantMessage | ToolMessage],
 ) -> tuple[Message, ...]:
-    """The messages as the node has them. Raises BadRequest for arguments that are no object."""
+    """The messages as the node has them."""
     called: dict[str, str] = {}
     turns: list[Message] = []
-    for index, message in enumerate(messages):
+    for message in messages:
         text = text_of(message.content)
         if isinstance(message, AssistantMessage):
             calls = message.tool_calls or []
             called |= {call.id: call.function.name for call in calls}
-            turns.append(Message("assistant", text, tuple(_past_call(call, index) for call in calls)))
+            past = tuple(ToolCall(call.function.name, past_arguments(call.function.arguments)) for call in calls)
+            turns.append(Message("assistant", text, past))
         elif isinstance(message, ToolMessage):
             turns.append(Message("tool", text, tool_name=message.name or called.get(message.tool_call_id)))
         else:
@@ -103,15 +103,13 @@ def conversation(
     return tuple(turns)
 
 
-def _past_call(call: PastCall, index: int) -> ToolCall:
+def past_arguments(text: str | None) -> dict[str, Any]:
+    """The arguments of a call that a model made. They may be cut off or malformed: then the template shows the text."""
     try:
-        arguments = orjson.loads(call.function.arguments or "{}")
+        arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
         arguments = None
-    if not isinstance(arguments, dict):
-        where = f"messages[{index}].tool_calls"
-        raise BadRequest(f"{where}: the arguments of a call are a JSON object in a string", param=where)
-    return ToolCall(call.function.name, arguments)
+    return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
 
 
 def text_of(content: Content | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import BeforeValidator, Field
 
 from worker_node.api import parameters
@@ -13,6 +12,7 @@ from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.openai.fields import NumberOf, Penalty
 from worker_node.api.openai.kinds import only_functions, only_text
+from worker_node.api.openai.messages import past_arguments
 from worker_node.api.openai.table import RESPONSES, STYLE
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
 from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
@@ -184,11 +184,9 @@ class ResponsesBody(DialectBody):
     def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
         called = {item.call_id: item.name for item in items if isinstance(item, CallItem)}
-        # Of the input that was sent with this request; earlier items are known to be sound.
-        first = len(items) - len(self.items)
-        for index, item in enumerate(items):
+        for item in items:
             if isinstance(item, CallItem):
-                turns.append(Message("assistant", "", (_past_call(item, index - first),)))
+                turns.append(Message("assistant", "", (ToolCall(item.name, past_arguments(item.arguments)),)))
             elif isinstance(item, OutputItem):
                 turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
             elif isinstance(item, MessageItem):
@@ -229,14 +227,3 @@ class ResponsesBody(DialectBody):
 
 def _text(content: str | Sequence[ResponsesTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _past_call(item: CallItem, index: int) -> ToolCall:
-    try:
-        arguments = orjson.loads(item.arguments or "{}")
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        where = f"input[{index}].arguments"
-        raise BadRequest(f"{where}: a JSON object in a string", param=where)
-    return ToolCall(item.name, arguments)

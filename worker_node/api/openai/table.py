@@ -149,9 +149,10 @@ RESPONSES: Table = {
     **STYLE,
     **_SAMPLING,
     **hints("include", "stream_options"),
+    # It bounds the calls of tools that a server runs, and there are none here.
+    **hints("max_tool_calls"),
     "background": Unsupported("a response is made while the client waits"),
     "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
-    "max_tool_calls": Unsupported("this node calls no tools by itself"),
     "prompt": Unsupported("no prompts are stored here"),
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }

@@ -156,6 +156,39 @@ async def test_a_long_conversation_is_cut_as_ollama_cuts_it(store):
     assert "num_ctx" in body["error"]
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "no JSON", "null"])
+async def test_a_past_call_may_have_malformed_arguments(store, arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    told = {"role": "tool", "tool_call_id": "c", "content": "the arguments are no JSON object"}
+    turns = [*TURNS, {"role": "assistant", "tool_calls": [call]}, told]
+    item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+    output = {"type": "function_call_output", "call_id": "c", "output": "the arguments are no JSON object"}
+    async with writing(store) as (client, _, engine):
+        reply, body = await post(client, CHAT, messages=turns)
+        assert reply.status == 200, body
+        async with client.post("/v1/responses", json={"model": WRITER, "input": [item, output]}) as answer:
+            assert answer.status == 200
+        for job in engine.jobs:
+            prompt = engine.tokenizer.decode(list(memoryview(job.tokens).cast("i")))
+            assert json.dumps(arguments) in prompt
+
+
+async def test_only_a_context_that_should_shift_is_listed_as_ignored(store):
+    async with writing(store) as (client, *_):
+        for shift, ignored in ((True, "shift"), (False, None), (None, None)):
+            reply, _ = await post(client, OLLAMA, shift=shift, stream=False)
+            assert reply.status == 200
+            assert reply.headers.get("X-NPU-Node-Ignored") == ignored
+
+
+async def test_a_bound_on_the_calls_of_a_servers_own_tools_is_a_hint(store):
+    async with writing(store) as (client, *_):
+        body = {"model": WRITER, "input": "Hello", "max_tool_calls": 3}
+        async with client.post("/v1/responses", json=body) as reply:
+            assert reply.status == 200
+            assert reply.headers["X-NPU-Node-Ignored"] == "max_tool_calls"
+
+
 async def test_responses_take_the_sampling_of_local_servers(store):
     async with writing(store) as (client, _, engine):
         fields = {"top_k": 3, "min_p": 0.1, "seed": 7, "repetition_penalty": 1.5, "presence_penalty": 0.5, "stop": "x"}
