@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "manager": {"devices", "routing", "scheduling", "hosting", "engines", "models"},
     "failures": set(),
     "serving": {
+        "encoders",
         "manager",
         "tracing",
         "dialogue",
@@ -105,12 +106,13 @@ MAY_IMPORT = {
 }
 # What the version stands in is for everybody.
 HTTP_ROOMS = {"api", "tasks.api", "app", "server", "sidecar"}
-# A task is one package with parts in three layers. What an engine process runs stands below hosting; its `serving` and
-# its `api` (a file or a package each) stand just above the rooms of that name. They are found by name, through the
-# registration, so no room has to know of a task.
-LAYERS_OF_TASKS = ("serving", "api")
-for layer in LAYERS_OF_TASKS:
-    MAY_IMPORT[f"tasks.{layer}"] = MAY_IMPORT[layer] | {layer, "tasks", "options", "scheduling", "telemetry"}
+# A task is one package with parts in four layers. What an engine process runs stands below hosting; its `files`,
+# `serving` and `api` (a file or a package each) stand just above the rooms of models, serving and HTTP. They are found
+# by name, through the registration, so no room has to know of a task.
+LAYERS_OF_TASKS = {"files": "models", "serving": "serving", "api": "api"}
+for part, layer in LAYERS_OF_TASKS.items():
+    MAY_IMPORT[f"tasks.{part}"] = MAY_IMPORT[layer] | {layer, "tasks"}
+MAY_IMPORT["tasks.serving"] |= {"tasks.files"}
 MAY_IMPORT["tasks.api"] |= {"tasks.serving"}
 
 

@@ -63,6 +63,7 @@ class DynamicEncoder:
         )
         self._on_cpu = on_cpu
         self._jobs = RowJobs(self.result)
+        self._names: frozenset[str] = frozenset()
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
@@ -95,6 +96,7 @@ class DynamicEncoder:
         core = ov.Core()
         streams = {"NUM_STREAMS": str(self._options.streams)} if self._options.streams else {}
         merged = self._compile(core, {"PERFORMANCE_HINT": "THROUGHPUT"} | streams)
+        self._names = frozenset(port.any_name for port in merged.inputs)
         running = int(merged.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         # One more than can run, so that the device has its next batch while the last one's vectors are given out.
         self._slots = [self._slot(merged) for _ in range(running + 1)]

@@ -40,6 +40,7 @@ class StaticEncoder:
             max_tokens=longest * self._options.npu_batch_size, max_rows=self._options.npu_batch_size
         )
         self._jobs = RowJobs(self.result)
+        self._names: frozenset[str] = frozenset()
         self._requests: dict[int, ov.InferRequest] = {}
 
     @property
@@ -62,6 +63,7 @@ class StaticEncoder:
         config = npu_properties(emulated=emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config)
         for length in options.npu_buckets:
             model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
+            self._names = frozenset(port.any_name for port in model.inputs)
             model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
             self._requests[length] = core.compile_model(model, NPU, config).create_infer_request()
         self._meter.rest()

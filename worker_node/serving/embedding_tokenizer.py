@@ -13,9 +13,9 @@ from worker_node.errors import ContextLengthExceeded
 from worker_node.serving.vocabulary import check_ids
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
-_INLINE_CHARACTERS = 8_000
+INLINE_CHARACTERS = 8_000
 # Of its own, so that large requests hold up one another and nothing else that the node does in threads.
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
 
 class EmbeddingTokenizer:
@@ -38,10 +38,10 @@ class EmbeddingTokenizer:
         """
         tokenizer = self._cut if truncate else self._whole
         words = [text for text in texts if isinstance(text, str)]
-        if sum(map(len, words)) <= _INLINE_CHARACTERS:
+        if sum(map(len, words)) <= INLINE_CHARACTERS:
             encodings = tokenizer.encode_batch_fast(words)
         else:
-            encodings = await asyncio.get_running_loop().run_in_executor(_THREADS, tokenizer.encode_batch_fast, words)
+            encodings = await asyncio.get_running_loop().run_in_executor(THREADS, tokenizer.encode_batch_fast, words)
         encoded = iter(encodings)
         rows: list[list[int]] = []
         for index, text in enumerate(texts):

@@ -80,10 +80,13 @@ def toml_of_the_node() -> str:
 
 def toml_of_a_model() -> str:
     """Every key that a table `[[models]]` may have, as a comment that sets its default."""
-    lines = []
+    lines, shown = [], set[str]()
     for title, entries in list(sections())[1:]:
-        if not title.startswith("A placement"):
-            lines += ["", f"# {title.partition(' (')[0].replace('`', '')}", *map(_toml, entries)]
+        # Engines of several tasks have options in common, which a table has once.
+        new = [entry for entry in entries if entry.key not in shown]
+        if new and not title.startswith("A placement"):
+            lines += ["", f"# {title.partition(' (')[0].replace('`', '')}", *map(_toml, new)]
+            shown |= {entry.key for entry in new}
     return "\n".join(lines[1:])
 
 

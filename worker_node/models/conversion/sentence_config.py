@@ -83,13 +83,15 @@ class _SentenceTransformers(msgspec.Struct, frozen=True):
     default_prompt_name: str | None = None
 
 
-def read_bert_config(directory: Path) -> BertConfig:
-    """Read `config.json`; raises ConversionFailed, naming the option, for anything but a plain BERT encoder."""
+def read_bert_config(
+    directory: Path, model_type: str = "bert", architecture: str = "BertModel", what: str = "plain BERT encoders"
+) -> BertConfig:
+    """Read `config.json`; raises ConversionFailed, naming the option, for anything but that architecture (`what`)."""
     path = directory / "config.json"
     config = read_json(path, BertConfig)
     demands = {
-        "model_type": (config.model_type, config.model_type == "bert"),
-        "architectures": (config.architectures, config.architectures == ("BertModel",)),
+        "model_type": (config.model_type, config.model_type == model_type),
+        "architectures": (config.architectures, config.architectures == (architecture,)),
         "hidden_act": (config.hidden_act, config.hidden_act in GELU_MODES),
         "position_embedding_type": (config.position_embedding_type, config.position_embedding_type == "absolute"),
         "is_decoder": (config.is_decoder, not config.is_decoder),
@@ -101,9 +103,7 @@ def read_bert_config(directory: Path) -> BertConfig:
     }
     for option, (value, known) in demands.items():
         if not known:
-            raise ConversionFailed(
-                f"{path}: {option} = {value!r} is not known; only plain BERT encoders (BertModel) are"
-            )
+            raise ConversionFailed(f"{path}: {option} = {value!r} is not known; only {what} ({architecture}) are")
     return config
 
 
@@ -132,7 +132,7 @@ def sentence_config_of(directory: Path, job: ConversionJob) -> SentenceConfig:
         raise ConversionFailed(
             f"{directory}: no modules.json says how token vectors become one vector; set pooling = {known}"
         )
-    return SentenceConfig(Pooling(job.pooling), job.normalize is not False, _token_limit(directory, None))
+    return SentenceConfig(Pooling(job.pooling), job.normalize is not False, token_limit(directory, None))
 
 
 def read_sentence_config(directory: Path) -> SentenceConfig:
@@ -157,11 +157,11 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
     return SentenceConfig(
         pooling=_read_pooling(directory / modules[1].path / "config.json"),
         normalise="Normalize" in kinds,
-        max_tokens=_token_limit(directory, limits.max_seq_length),
+        max_tokens=token_limit(directory, limits.max_seq_length),
     )
 
 
-def _token_limit(directory: Path, stated: int | None) -> int:
+def token_limit(directory: Path, stated: int | None) -> int:
     """The most tokens of a text: as stated, else what the tokenizer says, and never more than there are positions."""
     positions = read_json(directory / "config.json", _Positions).max_position_embeddings
     path = directory / "tokenizer_config.json"

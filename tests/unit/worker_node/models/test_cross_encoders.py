@@ -1,0 +1,152 @@
+"""Cross-encoders become reranking models that compute what their files say, against BERT in plain numpy."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.cross_encoders import HEADS, minilm_body, write_minilm, write_tiny
+from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
+from worker_node.errors import ConversionFailed
+from worker_node.models.catalog import SourceFormat
+from worker_node.models.conversion.__main__ import perform
+from worker_node.models.conversion.job import ConversionJob
+from worker_node.models.manifest import read_model
+from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, read_rerank_canary
+
+REFERENCE = Path(__file__).parents[3] / "data/minilm-reference.json"
+PAIRS = [("how tall is it", "the tower is 330 metres tall"), ("cats", "the cat sat."), ("a", "b c d e f g h")]
+# What numpy gave for PAIRS with MiniLM's body and the fixed random head of seed 1.
+STORED = [[-2.65641001], [0.544723], [0.20146312]]
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """Converts a directory in this process, and reads the model."""
+
+    def convert(source, **more):
+        target, scratch = tmp_path / f"{source.name}-model", tmp_path / "scratch"
+        target.mkdir()
+        scratch.mkdir(exist_ok=True)
+        perform(
+            ConversionJob(
+                source=str(source),
+                target=str(target),
+                scratch=str(scratch),
+                id="reranker",
+                format=SourceFormat.TASK,
+                licence="mit",
+                origin="a test",
+                source_sha256={},
+                **more,
+            ),
+            lambda _stage: None,
+        )
+        return read_model(target)
+
+    return convert
+
+
+def encoded(model, query, document):
+    return Tokenizer.from_file(str(model.path / "tokenizer.json")).encode(query, document)
+
+
+def logits(model, pairs, *, length=None):
+    """The logits of pairs as the model's graph computes them in float32: all in one batch, padded to `length`."""
+    rows = [encoded(model, *pair) for pair in pairs]
+    length = length or max(len(row.ids) for row in rows)
+    graph = ov.Core().read_model(model.path / "openvino_model.xml")
+    names = {port.any_name for port in graph.inputs}
+    values = {name: np.zeros((len(rows), length), np.int64) for name in names}
+    for index, row in enumerate(rows):
+        count = len(row.ids)
+        known = {"input_ids": row.ids, "attention_mask": [1] * count, "token_type_ids": row.type_ids}
+        for name in names:
+            values[name][index, :count] = known[name]
+    compiled = ov.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return compiled(values)["logits"]
+
+
+def test_the_oracle_computes_the_vectors_of_sentence_transformers(store):
+    """That the body taken from the installed graph is MiniLM's, and that numpy's BERT is BERT."""
+    installed = store.get("all-minilm-l6-v2").path
+    tokenizer = Tokenizer.from_file(str(installed / "tokenizer.json"))
+    body, reference = minilm_body(installed), json.loads(REFERENCE.read_text())
+    for text, known in [(reference["texts"][index], reference["vectors"][index]) for index in (1, 3)]:
+        ids = tokenizer.encode(text).ids[:256]
+        vector = hidden_states(body, HEADS, ids, [0] * len(ids)).mean(0)
+        assert vector / np.linalg.norm(vector) == pytest.approx(known, abs=2e-6)
+
+
+def test_logits_over_the_real_body_equal_the_reference(store, tmp_path, converted):
+    tensors = write_minilm(tmp_path / "source", store.get("all-minilm-l6-v2").path)
+    model = converted(tmp_path / "source")
+    assert (model.kind, model.context_limit, model.family) == ("rerank", 512, "bert")
+    rows = [encoded(model, *pair) for pair in PAIRS]
+    expected = np.stack([bert_logits(tensors, HEADS, row.ids, row.type_ids) for row in rows])
+    assert expected == pytest.approx(np.array(STORED), abs=1e-6)
+    for length in (None, 64):
+        assert logits(model, PAIRS, length=length) == pytest.approx(expected, abs=1e-4)
+    canary = read_rerank_canary(model.path)
+    assert np.asarray(canary.logits) == pytest.approx(logits(model, CANARY_PAIRS), abs=1e-4)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize(
+    "architecture",
+    ["BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"],
+)
+def test_every_architecture_is_built_as_its_paper_says(tmp_path, converted, architecture, labels):
+    tensors = write_tiny(tmp_path / "source", architecture=architecture, labels=labels)
+    model = converted(tmp_path / "source")
+    rows = [encoded(model, *pair) for pair in PAIRS]
+    if architecture == "BertForSequenceClassification":
+        expected = [bert_logits(tensors, 4, row.ids, row.type_ids) for row in rows]
+        assert model.context_limit == 64
+    else:
+        expected = [roberta_logits(tensors, 4, row.ids) for row in rows]
+        assert model.context_limit == 62, "the first two positions are the padding's"
+    found = logits(model, PAIRS)
+    assert found.shape == (3, labels)
+    assert found == pytest.approx(np.stack(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_an_export_in_openvino_form_is_taken_as_it_is(tmp_path, converted, labels):
+    write_tiny(tmp_path / "published", labels=labels)
+    built = converted(tmp_path / "published")
+    export = tmp_path / "export"
+    export.mkdir()
+    for name in ("openvino_model.xml", "openvino_model.bin", "tokenizer.json"):
+        (export / name).write_bytes((built.path / name).read_bytes())
+    (export / "config.json").write_bytes((tmp_path / "published/config.json").read_bytes())
+    model = converted(export)
+    assert model.kind == "rerank"
+    assert logits(model, PAIRS) == pytest.approx(logits(built, PAIRS), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id2label": {"0": "no", "1": "perhaps", "2": "yes"}}, "3 labels; a reranker has one, or two"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not known"),
+        ({"num_hidden_layers": 1}, r"tensors without a place .*bert.encoder.layer.1"),
+        ({"num_hidden_layers": 3}, "no tensor bert.encoder.layer.2"),
+        ({"hidden_size": 64}, "has shape .* its configuration says"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_its_option(tmp_path, converted, change, message):
+    write_tiny(tmp_path / "source")
+    config = json.loads((tmp_path / "source/config.json").read_text())
+    (tmp_path / "source/config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ConversionFailed, match=message):
+        converted(tmp_path / "source")
+
+
+def test_pooling_and_quantization_are_not_for_rerankers(tmp_path, converted):
+    write_tiny(tmp_path / "source")
+    with pytest.raises(ConversionFailed, match="remove pooling"):
+        converted(tmp_path / "source", pooling="mean")

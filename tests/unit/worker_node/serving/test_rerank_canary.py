@@ -1,0 +1,53 @@
+"""A device that computes a reranker wrongly is not called ready."""
+
+import numpy as np
+import pytest
+
+from worker_node.hosting.life import CanaryFailed
+from worker_node.tasks.rerank.files.canary import canary_of
+from worker_node.tasks.rerank.messages import Pair, Scored
+from worker_node.tasks.rerank.serving.canary import rerank_canary
+
+PAIRS = (("a", "b"), ("a", "c"), ("d", "e"))
+KNOWN = np.array([[8.0], [-3.0], [0.5]], "<f4")
+
+
+class Tokenizer:
+    async def encode(self, query, documents, *, truncate):
+        return [Pair([1, 2], 1) for _ in documents]
+
+
+class Engine:
+    def __init__(self, logits):
+        self.logits = np.asarray(logits, "<f4")
+
+    async def run(self, job, result):
+        assert job.lengths == [2, 2, 2]
+        yield Scored(job.id, self.logits.tobytes(), 0.0, 0.0)
+
+
+async def examine(logits):
+    await rerank_canary(canary_of(PAIRS, KNOWN), Tokenizer())(Engine(logits))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003, -0.3])
+async def test_rounding_is_right(noise):
+    await examine(KNOWN + noise)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((3, 1)),
+        np.full((3, 1), KNOWN.mean()),
+        KNOWN[::-1],
+        -KNOWN,
+        np.full((3, 1), np.nan),
+        np.full((3, 1), np.inf),
+        np.zeros((3, 2)),
+    ],
+    ids=["zeros", "constant", "mixed up", "negated", "no numbers", "infinite", "another shape"],
+)
+async def test_garbage_is_not(wrong):
+    with pytest.raises(CanaryFailed):
+        await examine(wrong)

@@ -1,0 +1,58 @@
+"""What serving models on encoder engines has in common, whatever the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker_node.domain import Device
+from worker_node.encoders.options import DynamicEncoderOptions, StaticEncoderOptions
+from worker_node.models.manifest import InstalledModel
+from worker_node.options.declaration import EngineOptions
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.backlog import Capacity
+from worker_node.serving.shapes import bucket_shapes
+from worker_node.serving.task import EnginePlan, Footprint, ServedTask, Shapes
+from worker_node.settings import ModelSettings
+
+MAX_OUTSTANDING_TEXTS = 8192
+# Of the engine on a CPU, where the settings leave it open.
+BATCH_TOKENS = 512
+
+
+class EncoderTask(ServedTask):
+    """A task whose models run on `encoders.dynamic` and `encoders.static`. Units at admission are texts."""
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:
+        """See `ServedTask.admission`."""
+        match options:
+            case StaticEncoderOptions(npu_buckets=buckets, npu_batch_size=rows):
+                return AdmissionLimits(
+                    MAX_OUTSTANDING_TEXTS, capacity=Capacity(step_tokens=buckets[-1] * rows), sizes=buckets
+                )
+            case DynamicEncoderOptions(max_batch_tokens=tokens):
+                return AdmissionLimits(
+                    MAX_OUTSTANDING_TEXTS, parallel=16, capacity=Capacity(step_tokens=tokens or BATCH_TOKENS)
+                )
+        raise TypeError(f"{type(options).__name__} is no encoder engine's")
+
+    def static_shapes(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        *,
+        emulated: bool,  # noqa: ARG002
+    ) -> Shapes:
+        """See `ServedTask.static_shapes`."""
+        return bucket_shapes(installed.context_limit, wanted, values)
+
+    def footprint(self, _installed: InstalledModel, plan: EnginePlan) -> Footprint:
+        """See `ServedTask.footprint`."""
+        if isinstance(plan.options, StaticEncoderOptions):
+            # Each static shape is compiled with a copy of the weights.
+            return Footprint(weights=float(len(plan.options.npu_buckets)))
+        return Footprint()
+
+    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:
+        """On the emulated NPU compiling takes half a second, and keeping it a copy of all weights for each bucket."""
+        return device is not Device.CPU and not emulated

@@ -1,0 +1,75 @@
+"""What a published cross-encoder says about itself in `config.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.sentence_config import BertConfig, read_bert_config, read_json, token_limit
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture: the prefix of its tensors, and whether its positions begin after the padding token's."""
+
+    model_type: str
+    prefix: str
+    offset: bool
+
+
+FAMILIES = {
+    "BertForSequenceClassification": Family("bert", "bert.", offset=False),
+    "RobertaForSequenceClassification": Family("roberta", "roberta.", offset=True),
+    "XLMRobertaForSequenceClassification": Family("xlm-roberta", "roberta.", offset=True),
+}
+
+
+class _Labels(msgspec.Struct, frozen=True):
+    # Hugging Face leaves them out where there are two.
+    id2label: dict[str, Any] | None = None
+    num_labels: int | None = None
+    pad_token_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEncoderConfig:
+    """The encoder's sizes, the number of labels, the position of the first token, and the limit in tokens of a pair."""
+
+    family: Family
+    bert: BertConfig
+    labels: int
+    first_position: int
+    max_tokens: int
+
+
+def architecture_of(directory: Path) -> str | None:
+    """The one architecture that `config.json` names; None where there is no readable one."""
+    try:
+        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None
+    match config.get("architectures"):
+        case [str(name)]:
+            return name
+    return None
+
+
+def read_cross_encoder_config(directory: Path) -> CrossEncoderConfig:
+    """Read the configuration. Raises ConversionFailed, naming the file and the option, for what cannot be built."""
+    architecture = architecture_of(directory)
+    path = directory / "config.json"
+    if architecture not in FAMILIES:
+        raise ConversionFailed(f"{path}: architectures = {architecture!r}; known are {', '.join(FAMILIES)}")
+    family = FAMILIES[architecture]
+    bert = read_bert_config(directory, family.model_type, architecture, "cross-encoders")
+    stated = read_json(path, _Labels)
+    labels = stated.num_labels or (2 if stated.id2label is None else len(stated.id2label))
+    if labels not in {1, 2}:
+        raise ConversionFailed(f"{path}: the model has {labels} labels; a reranker has one, or two (no, yes)")
+    first = stated.pad_token_id + 1 if family.offset else 0
+    limit = min(token_limit(directory, None), bert.max_position_embeddings - first)
+    return CrossEncoderConfig(family, bert, labels, first, limit)

@@ -1,0 +1,3 @@
+"""The kind of the models."""
+
+RERANK = "rerank"
