@@ -35,6 +35,27 @@ CALLERS = 4
 _LAG = "npu_node_event_loop_lag_seconds"
 
 
+@dataclass(frozen=True)
+class LoopTime:
+    """Seconds that the thread of the event loop ran, and waited for a CPU that others had.
+
+    A loop that is late although its thread neither ran nor waited was blocked.
+    """
+
+    ran: float
+    waited: float
+
+    @classmethod
+    def of(cls, pid: int) -> LoopTime:
+        """The times of a process's first thread so far."""
+        ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()
+        return cls(int(ran) / 1e9, int(waited) / 1e9)
+
+    def since(self, before: LoopTime) -> LoopTime:
+        """What was added."""
+        return LoopTime(self.ran - before.ran, self.waited - before.waited)
+
+
 @dataclass
 class Outcome:
     """Answers by kind; `lost` are those that nothing justifies. Seconds and bytes."""
@@ -45,7 +66,7 @@ class Outcome:
     most: int = 0
     over: float = 0.0
     lag_p999: float = 0.0
-    loads: int = 0
+    loop: LoopTime = field(default_factory=lambda: LoopTime(0.0, 0.0))
 
 
 def copy_models(root: Path) -> None:
@@ -132,7 +153,10 @@ def measure(seconds: float, seed: int = 1) -> Outcome:
         copy_models(root)
         settings = {"NPU_NODE_MODEL_STORE": directory, "NPU_NODE_MODELS": "[]", "NPU_NODE_MEMORY_BUDGET": str(BUDGET)}
         with start_node(ready=False, **settings) as node:
-            return asyncio.run(run(node.url, seconds, seed))
+            before = LoopTime.of(node.process.pid)
+            seen = asyncio.run(run(node.url, seconds, seed))
+            seen.loop = LoopTime.of(node.process.pid).since(before)
+            return seen
 
 
 def main() -> int:
@@ -145,6 +169,7 @@ def main() -> int:
     print(f"answers: {dict(seen.answers)}; lost: {len(seen.lost)} {seen.lost[:5]}")
     print(f"most memory: {seen.most / 1e6:.0f} MB of {BUDGET / 1e6:.0f} ({seen.most / BUDGET:.0%})")
     print(f"event loop lag p99.9: at most {seen.lag_p999 * 1e3:.0f} ms")
+    print(f"the loop's thread ran {seen.loop.ran:.1f} s and waited {seen.loop.waited:.1f} s for a CPU")
     return int(bool(seen.lost) or seen.most > 1.1 * BUDGET or seen.lag_p999 > 0.05)
 
 
