@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -44,6 +45,24 @@ async def pieces(client: InferenceClient, question: str) -> AsyncIterator[str]:
             yield delta.text
     if stream.result is not None:
         print(stream.result.usage.completion_tokens)
+
+
+async def captions(client: NPUClient, recording: Path) -> list[tuple[float, str]]:
+    heard = await client.transcribe(recording, timestamp_granularities=["word"], timeout=600)
+    with recording.open("rb") as file:
+        again = await client.transcribe(file, language=heard.language)
+    return [(word.start, word.word) for word in again.words] or [(part.start, part.text) for part in heard.segments]
+
+
+async def best(client: NPUClient, question: str, passages: list[str]) -> str:
+    ranking = await client.rerank(question, passages, top_n=1)
+    return ranking.documents[0].text
+
+
+async def in_memory(question: str) -> str:
+    with FakeFleet(2, memory=True) as fleet:
+        async with fleet.async_client() as client:
+            return (await client.chat([{"role": "user", "content": question}])).text
 
 
 async def through_the_sdk(question: str) -> str | None:
