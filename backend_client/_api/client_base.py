@@ -73,9 +73,16 @@ class ClientBase:
         return Deadline.after(given.get("timeout", default), self._core.clock)
 
     async def _exchange(
-        self, path: str, body: Mapping[str, Any], given: Mapping[str, Any], timeout: float, *, kind: Any = "generation"
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        given: Mapping[str, Any],
+        timeout: float,
+        *,
+        kind: Any = "generation",
+        check: Callable[[Any], bool] | None = None,
     ) -> RawReply:
         common, _ = split_options(given)
-        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
+        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, check=check, **common)
         wire.encode(body)
         return await self._core.backend.exchange(job)

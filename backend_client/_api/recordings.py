@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from backend_client._api.chat_reply import origin_fields
 from backend_client._resilience.threads import in_daemon_thread
-from backend_client.errors import BadReply, InvalidArgument
-from backend_client.results import RawReply, Transcription, TranscriptionSegment, TranscriptionWord
+from backend_client.errors import InvalidArgument
+from backend_client.results import TranscriptionSegment, TranscriptionWord
 
 Audio: TypeAlias = str | Path | bytes | BinaryIO
 
@@ -51,27 +50,24 @@ async def _read(read: Callable[[], Any]) -> bytes:
     raise InvalidArgument(f"audio cannot be read: {problem}", param="audio")
 
 
-def transcription_of(reply: RawReply) -> Transcription:
-    """The reply of /v1/audio/transcriptions as `verbose_json`. Raises BadReply."""
-    body = reply.body
+def transcription_fields(body: Any) -> dict[str, Any] | None:
+    """What a reply of /v1/audio/transcriptions (`verbose_json`) says; None for what is none."""
     try:
-        return Transcription(
-            text=_typed(body["text"], str),
-            language=_typed(body.get("language"), str, none=True),
-            duration=_seconds(body.get("duration"), none=True),
-            segments=tuple(
+        return {
+            "text": _typed(body["text"], str),
+            "language": _typed(body.get("language"), str, none=True),
+            "duration": _seconds(body.get("duration"), none=True),
+            "segments": tuple(
                 TranscriptionSegment(_seconds(part["start"]), _seconds(part["end"]), _typed(part["text"], str))
                 for part in _parts(body.get("segments"))
             ),
-            words=tuple(
+            "words": tuple(
                 TranscriptionWord(_seconds(part["start"]), _seconds(part["end"]), _typed(part["word"], str))
                 for part in _parts(body.get("words"))
             ),
-            **origin_fields(reply),
-        )
+        }
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        pass
-    raise BadReply("the reply is not a transcription: this is not a node's /v1/audio/transcriptions", node=reply.node)
+        return None
 
 
 def _parts(value: Any) -> Iterator[dict[str, Any]]:

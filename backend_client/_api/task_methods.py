@@ -11,9 +11,9 @@ from typing import Any, Unpack
 from backend_client._api import arguments
 from backend_client._api.chat_reply import origin_fields
 from backend_client._api.client_base import ClientBase
-from backend_client._api.recordings import Audio, read_recording, transcription_of
+from backend_client._api.recordings import Audio, read_recording, transcription_fields
 from backend_client._protocol.jobs import Exchange, split_options
-from backend_client.errors import BadReply, DeadlineExceeded, InvalidArgument
+from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.results import RankedDocument, RerankOptions, RerankResult, TranscribeOptions, Transcription
 
 _LARGEST = sys.float_info.max
@@ -35,10 +35,16 @@ class TaskMethods(ClientBase):
         for name in ("top_n", "max_tokens_per_doc"):
             if name in given:
                 body[name] = arguments.positive(given.pop(name), name)
-        reply = await self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
-        ranked = _ranked(reply.body, texts, body.get("top_n", len(texts)))
-        if ranked is None:
-            raise BadReply("the reply is not a ranking of the documents sent: not a node's /v1/rerank", node=reply.node)
+        most = body.get("top_n", len(texts))
+        reply = await self._exchange(
+            "/v1/rerank",
+            body,
+            given,
+            self._core.options.timeouts.embed,
+            kind="rerank",
+            check=lambda found: _ranked(found, texts, most) is not None,
+        )
+        ranked = _ranked(reply.body, texts, most) or ()
         return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
 
     async def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
@@ -70,9 +76,11 @@ class TaskMethods(ClientBase):
             deadline=deadline,
             body=body,
             file=(name, content),
+            check=lambda found: transcription_fields(found) is not None,
             **common,
         )
-        return transcription_of(await self._core.backend.exchange(job))
+        reply = await self._core.backend.exchange(job)
+        return Transcription(**(transcription_fields(reply.body) or {}), **origin_fields(reply))
 
 
 def _ranked(body: Any, texts: Sequence[str], most: int) -> tuple[RankedDocument, ...] | None:

@@ -113,6 +113,8 @@ class FleetExchanges:
             body = wire.parse_json(node, reply.body)
         if job.kind == "embedding":
             self._check_space(lease, reply, body)
+        if job.check is not None and not job.check(body):
+            raise BadReply(f"the reply is not an answer of {job.path}", node=node)
         return reply, body
 
     async def _open(
