@@ -54,6 +54,9 @@ class LoadedPlacement:
     async def settled(self, deadline, *, patient):
         pass
 
+    async def returned(self, deadline):
+        pass
+
 
 @pytest.fixture
 def run(monkeypatch):
