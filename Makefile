@@ -13,7 +13,7 @@ PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check insta
 # pytest and each process of the tests would compile all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist bench clean
+.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -92,6 +92,9 @@ dist: install       ## build the sdist and the wheel into dist/, and check them
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	$(BIN)/python -m twine check --strict dist/*
+
+deb:                ## build the Debian package for the Debian that this runs on into dist/
+	packaging/deb/build.sh
 
 bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m worker_node pull --embedded

@@ -8,7 +8,8 @@ from worker_node.api import explain, health, metrics, openapi
 from worker_node.api.admin import routes as admin
 from worker_node.api.authorization import API_KEYS, ApiKeys
 from worker_node.api.dashboard import page as dashboard
-from worker_node.api.dashboard.history import History
+from worker_node.api.dashboard.events import EventLog
+from worker_node.api.dashboard.history import Histories
 from worker_node.api.dialects import also_below_v3
 from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import IGNORED_NAMES, NODE
@@ -64,7 +65,8 @@ def make_app(node: Node) -> web.Application:
 
     # Before the connections are closed: a reply with the progress of a pull ends with it.
     app.on_shutdown.append(close_manager)
-    app[dashboard.HISTORY] = History()
+    app[dashboard.HISTORIES] = Histories()
+    app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
     app[responses_stored.RESPONSES] = _response_store(node.settings)
     app.cleanup_ctx.append(responses_stored.forget_expired)

@@ -38,10 +38,15 @@ def ansible():
 
 
 @pytest.fixture(scope="session")
-def machines_possible(ansible):
+def containers_possible():
     """Skips where containers that boot systemd cannot be made."""
     if missing := missing_tools():
         pytest.skip(f"NOT RUN: {missing}")
+
+
+@pytest.fixture(scope="session")
+def machines_possible(containers_possible, ansible):
+    """Skips where such containers cannot be made, or not be provisioned."""
 
 
 def build_wheel(source, directory):
@@ -79,6 +84,16 @@ def wheelhouse(wheel):
         return kept(f"wheels-{python.replace('.', '')}", download, recipe)
 
     return supply
+
+
+@pytest.fixture(scope="session")
+def build_wheels():
+    """A directory with what builds the project's wheel, for builds without a network; downloaded once and kept."""
+
+    def download(part):
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, "hatchling>=1.27", timeout=300)
+
+    return kept("build-wheels", download)
 
 
 @pytest.fixture(scope="session")

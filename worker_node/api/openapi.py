@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from worker_node import __version__
 from worker_node.api import explain, native, replies
+from worker_node.api.dashboard import replies as dashboard_replies
 from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import replies as model_replies
 from worker_node.api.ollama import embeddings as ollama_embeddings
@@ -50,7 +51,8 @@ OPERATIONS = (
     ApiOperation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
     ApiOperation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
     ApiOperation("get", "/dashboard", "The dashboard's page", {_HTML: None}, open=True),
-    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {_JSON: replies.DashboardState}),
+    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {_JSON: dashboard_replies.DashboardState}),
+    ApiOperation("get", "/dashboard/history", "Its longer history", {_JSON: dashboard_replies.DashboardHistory}),
     ApiOperation("get", "/openapi.json", "This description", {_JSON: None}),
     ApiOperation(
         "post", "/route/explain", "Where a request would run", {_JSON: replies.ExplanationReply}, explain.ExplainBody

@@ -61,20 +61,6 @@ class Devices(Reply):
     npu_counters: dict[str, Any]
 
 
-class DashboardState(Health):
-    """GET /dashboard/state."""
-
-    kind: Literal["node"]
-    name: str
-    at: float
-    in_flight: int
-    requests: int
-    history: dict[str, Any]
-    first_token_ms: dict[str, Any]
-    routes: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
-
-
 class ExplanationReply(Reply):
     """POST /route/explain."""
 

@@ -55,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _node(args: argparse.Namespace) -> _Start:
+    from worker_node.settings.npu_proxy import notices
+
     source = settings_source(args)
     settings = source.read()
+    for notice in notices(os.environ):
+        logging.getLogger(__name__).warning("%s", notice)
 
     def start() -> Coroutine[Any, Any, None]:
         from worker_node.server import run as run_node

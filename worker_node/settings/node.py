@@ -102,6 +102,11 @@ class NodeSettings(BaseSettings):
     tracing: bool = Field(
         default=False, description="send OpenTelemetry spans of requests to where OTEL_* says (docs/monitoring.md)"
     )
+    grafana_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s\"'<>]+$",
+        description="address of a Grafana with this node's dashboards; the dashboard links to it",
+    )
     unknown_fields: Literal["ignore", "reject"] = Field(
         default="ignore",
         description="what to do with fields of OpenAI's and Ollama's dialects that have no effect here: ignore "

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from worker_node.settings import npu_proxy
 from worker_node.settings.model import Origin
 from worker_node.settings.node import NodeSettings
 from worker_node.settings.problems import Given, InvalidSettings, SettingProblem, explain
@@ -56,11 +57,18 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
     if file is not None:
         _anchor_paths(document, Path(file).parent)
     variables = given_variables(os.environ)
+    taken = {
+        name: found
+        for name, found in npu_proxy.inherited(os.environ).items()
+        if not (name in document or name in variables or name in flags)
+    }
+    variables |= {name: variable for name, (variable, _) in taken.items()}
     given = Given(file, text, document, variables, flags)
     problems = check_variables(os.environ)
     try:
         environment = EnvSettingsSource(NodeSettings)()
-        settings = NodeSettings(**{**document, **environment, **flags})
+        older = {name: value for name, (_, value) in taken.items()}
+        settings = NodeSettings(**{**older, **document, **environment, **flags})
     except SettingsError as error:
         field = _FIELD.search(str(error))
         problems.append(

@@ -1,4 +1,4 @@
-"""GET /dashboard and GET /dashboard/state.
+"""GET /dashboard, GET /dashboard/state and GET /dashboard/history.
 
 The page is a file of the client, which shows a whole fleet with it; the distribution always holds both packages. Here
 it is found by its place and read as bytes: nothing of the client is imported.
@@ -13,16 +13,20 @@ import hashlib
 import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
 
-from worker_node.api.dashboard.history import History, keep
+from worker_node import __version__
+from worker_node.api.dashboard.events import EventLog
+from worker_node.api.dashboard.history import Histories, keep
 from worker_node.api.dashboard.state import node_state
 from worker_node.api.keys import NODE
-from worker_node.errors import ConfigurationError
+from worker_node.errors import BadRequest, ConfigurationError
 
-HISTORY = web.AppKey("history", History)
+HISTORIES = web.AppKey("histories", Histories)
+EVENTS = web.AppKey("events", EventLog)
 
 
 def routes() -> list[web.RouteDef]:
@@ -33,12 +37,20 @@ def routes() -> list[web.RouteDef]:
     async def page(_request: web.Request) -> web.Response:
         return web.Response(body=html, content_type="text/html", charset="utf-8", headers=headers)
 
-    return [web.get("/dashboard", page), web.get("/dashboard/state", _state)]
+    return [
+        web.get("/dashboard", page),
+        web.get("/dashboard/state", _state),
+        web.get("/dashboard/history", _history),
+    ]
 
 
 async def keep_history(app: web.Application) -> AsyncIterator[None]:
     """For `app.cleanup_ctx`: the history is kept while the application runs."""
-    keeper = asyncio.create_task(keep(app[NODE], app[HISTORY]), name="dashboard history")
+    node, events = app[NODE], app[EVENTS]
+    events.add("the node", f"started, version {__version__}", "good")
+    if node.reloader is not None:
+        node.reloader.followers.append(lambda _settings: events.add("the node", "settings reloaded", "good"))
+    keeper = asyncio.create_task(keep(node, app[HISTORIES], events), name="dashboard history")
     yield
     keeper.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -46,8 +58,21 @@ async def keep_history(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _state(request: web.Request) -> web.Response:
+    app = request.app
+    return _json(node_state(app[NODE], app[HISTORIES].recent, app[EVENTS]))
+
+
+async def _history(request: web.Request) -> web.Response:
+    name = request.query.get("range", "15m")
+    history = request.app[HISTORIES].longer.get(name)
+    if history is None:
+        raise BadRequest("range: 15m or 24h", param="range")
+    return _json({"period_s": history.period_s, **history.series()})
+
+
+def _json(content: dict[str, Any]) -> web.Response:
     return web.Response(
-        body=orjson.dumps(node_state(request.app[NODE], request.app[HISTORY])),
+        body=orjson.dumps(content),
         content_type="application/json",
         charset="utf-8",
         headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},

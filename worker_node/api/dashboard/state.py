@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import deque
@@ -11,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from worker_node.api import health
+from worker_node.api.dashboard.events import EventLog
 from worker_node.api.dashboard.history import PERIOD_S, History, total
 from worker_node.node import Node
 
 FIRST_TOKEN_WINDOW_S = 900.0
 
 
-def node_state(node: Node, history: History) -> dict[str, Any]:
-    """What /health says, and besides it the history, the routes, the recent failures and the times to first token.
+def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]:
+    """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
+    events and what each model has made since the start (`made`: tokens or texts by model).
 
     `at`, and the times of failures, are Unix times by the node's clock.
     """
@@ -33,6 +36,10 @@ def node_state(node: Node, history: History) -> dict[str, Any]:
         "history": {"period_s": PERIOD_S, **history.series()},
         "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
         "routes": _routes(node),
+        "made": _made(node),
+        "cores": os.cpu_count(),
+        "grafana": node.settings.grafana_url,
+        "events": events.latest_first(),
         "failures": [asdict(failure) for failure in node.state.failures.latest_first()],
     }
 
@@ -47,6 +54,17 @@ def first_token_ms(latest: deque[tuple[float, float]], now: float) -> dict[str, 
         "p50": None if p50 is None else round(float(p50), 1),
         "p95": None if p95 is None else round(float(p95), 1),
     }
+
+
+def _made(node: Node) -> dict[str, dict[str, int]]:
+    made: dict[str, dict[str, int]] = {}
+    for what, counter in (("tokens", node.telemetry.generation_tokens), ("texts", node.telemetry.embedded_texts)):
+        for metric in counter.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    counts = made.setdefault(sample.labels["model"], {})
+                    counts[what] = counts.get(what, 0) + int(sample.value)
+    return made
 
 
 def _routes(node: Node) -> list[dict[str, Any]]:

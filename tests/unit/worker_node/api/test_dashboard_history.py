@@ -1,5 +1,6 @@
 """Two minutes of rates from cumulative counters, and the quantiles of the latest first tokens."""
 
+import os
 from collections import deque
 from dataclasses import replace
 
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.api.dashboard.history import SAMPLES, History, HistoryReading, total
+from worker_node.api.dashboard.history import RANGES, SAMPLES, Histories, History, HistoryReading, total
 from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
+from worker_node.api.dashboard.usage import usage
 from worker_node.domain import Device, Route
 from worker_node.telemetry import Telemetry
 
@@ -31,7 +33,47 @@ def test_a_sample_is_the_difference_of_two_readings_per_second():
         "npu": [None],
         "in_flight": [2],
         "queued": [3],
+        "errors": [0.0],
+        "embedding_ms": [None],
+        "cpu": [None],
+        "memory": [None],
     }
+
+
+def test_errors_cpu_memory_and_the_time_of_an_embedding():
+    history = History()
+    before = replace(NOTHING, cpu_s=10.0, memory_bytes=100)
+    history.add(before, 0.0)
+    history.add(replace(before, errors=3, embeddings=4, embedding_s=0.2, cpu_s=11.5, memory_bytes=120), 1.0)
+    # A process that ended took its CPU time with it.
+    history.add(replace(before, errors=3, embeddings=4, embedding_s=0.2, cpu_s=9.0, memory_bytes=80), 2.0)
+    series = history.series()
+    assert (series["errors"], series["embedding_ms"]) == ([3.0, 0.0], [50.0, None])
+    assert (series["cpu"], series["memory"]) == ([1.5, None], [120, 80])
+
+
+def test_the_longer_histories_are_means_over_their_own_periods_and_bounded():
+    histories = Histories()
+    for second in range(2000):
+        histories.add(replace(NOTHING, requests=float(2 * second)), float(second))
+    assert set(histories.longer["15m"].series()["requests"]) == {2.0}
+    assert len(histories.longer["15m"].series()["requests"]) == RANGES["15m"][1]
+    assert len(histories.longer["24h"].series()["requests"]) == 1999 // 300
+    assert len(histories.recent.series()["requests"]) == SAMPLES
+
+
+def test_a_clock_that_drifts_below_the_period_misses_no_sample():
+    histories = Histories()
+    for look in range(101):
+        histories.add(NOTHING, look * 0.999)
+    assert len(histories.longer["15m"].series()["requests"]) == 20
+
+
+def test_the_usage_of_this_process_is_read():
+    cpu, memory = usage([os.getpid(), 2**22 + 1])
+    assert cpu > 0
+    assert memory > 1 << 20
+    assert usage([2**22 + 1]) is None
 
 
 def test_the_npu_share_is_of_wall_time_and_unknown_when_the_counter_goes_backwards():

@@ -1,0 +1,188 @@
+"""The container image: built without a network from a base made here, run with a read-only root and without rights."""
+
+import hashlib
+import json
+import re
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ops.conftest import EMBEDDER, KEY
+from tests.ops.containers import DEBIAN_13, image, run
+
+# A build installs some 60 wheels into a new environment.
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "config" / "container"
+NAME = "localhost/npu-ops-node"
+
+
+def build(base, mounts, *arguments, tag=NAME, check=True):
+    """Build the image from wheels at hand."""
+    return run(
+        *("podman", "build", "--format=docker", f"--tag={tag}", f"--file={HERE / 'Containerfile'}"),
+        f"--build-arg=BASE={base}",
+        "--build-arg=PIP_OPTIONS=--no-index --find-links=/wheels --find-links=/build",
+        *(f"--volume={mount}:ro" for mount in mounts),
+        *arguments,
+        ROOT,
+        timeout=600,
+        check=check,
+    )
+
+
+@pytest.fixture(scope="module")
+def mounts(containers_possible, wheelhouse, build_wheels):
+    return [f"{wheelhouse(DEBIAN_13.python)}:/wheels", f"{build_wheels}:/build"]
+
+
+def driver_archive(directory):
+    """An archive with a package as Intel's releases hold them; its path and hash."""
+    tree = directory / "tree"
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN/control").write_text("Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n")
+    (tree / "usr/lib").mkdir(parents=True)
+    (tree / "usr/lib/libze_intel_npu.so.1").write_text("scripted")
+    run("dpkg-deb", "--root-owner-group", "--build", tree, directory / "driver.deb")
+    archive = directory / "driver.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(directory / "driver.deb", "intel-level-zero-npu.deb")
+    return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def built(mounts, tmp_path_factory):
+    """The image with a scripted driver."""
+    directory = tmp_path_factory.mktemp("driver")
+    archive, digest = driver_archive(directory)
+    base = image(DEBIAN_13)
+    build(
+        base,
+        [*mounts, f"{directory}:/driver-archive"],
+        f"--build-arg=NPU_DRIVER_URL=file:///driver-archive/{archive.name}",
+        f"--build-arg=NPU_DRIVER_SHA256={digest}",
+    )
+    sizes = [json.loads(run("podman", "image", "inspect", name).stdout)[0]["Size"] for name in (NAME, base)]
+    print(f"the image: {sizes[0] / 1e6:.0f} MB, of it the base {sizes[1] / 1e6:.0f} MB")
+    return NAME
+
+
+@pytest.fixture(scope="module")
+def container(built, store):
+    """A node of the image, with a read-only root; its URL."""
+    name = "npu-ops-image"
+    run("podman", "rm", "--force", "--ignore", name)
+    run(
+        *("podman", "run", "--detach", f"--name={name}", "--read-only", "--cap-drop=all"),
+        *("--security-opt=no-new-privileges", "--runtime=runc", "--publish=127.0.0.1::8081"),
+        # What a container within a container may set; and no timer of systemd: the test runs the check.
+        *("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable"),
+        f"--volume={store.root}:/var/lib/npu-node/models:ro",
+        f"--env=NPU_NODE_API_KEYS={KEY}",
+        f'--env=NPU_NODE_MODELS=[{{"name": "{EMBEDDER}"}}]',
+        built,
+    )
+    try:
+        yield name, "http://" + run("podman", "port", name, "8081").stdout.strip()
+    finally:
+        print(run("podman", "logs", name, check=False).stderr[-2000:])
+        run("podman", "rm", "--force", "--time=10", name, check=False)
+
+
+def once(built, argument, *options, check=True):
+    """Run the image with one argument until it ends."""
+    limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable")
+    return run("podman", "run", "--rm", "--runtime=runc", *limits, *options, built, argument, check=check)
+
+
+def call(url, body=None, key=KEY):
+    request = urllib.request.Request(  # noqa: S310
+        url,
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
+        return json.load(reply)
+
+
+def test_it_serves_with_a_read_only_root_and_without_rights(container):
+    name, url = container
+
+    def ready():
+        try:
+            return call(url + "/health")["status"] == "ready"
+        except (OSError, urllib.error.HTTPError):
+            return False
+
+    deadline = time.monotonic() + 90
+    while not ready():
+        assert time.monotonic() < deadline, "it was not ready within 90 s"
+        time.sleep(0.5)
+    assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
+    assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
+    assert run("podman", "exec", name, "touch", "/opt/x", check=False).returncode != 0
+    run("podman", "healthcheck", "run", name)
+
+
+def test_it_brings_the_driver_that_was_verified(built):
+    listed = once(built, "/usr/lib/libze_intel_npu.so.1", "--entrypoint=cat")
+    assert listed.stdout == "scripted"
+
+
+def test_without_a_key_it_does_not_serve_the_network(built):
+    done = once(built, "serve", "--read-only", check=False)
+    assert done.returncode == 1
+    assert "NPU_NODE_API_KEYS" in done.stderr
+
+
+def test_a_driver_with_another_hash_fails_the_build(mounts, tmp_path):
+    archive, _ = driver_archive(tmp_path)
+    done = build(
+        image(DEBIAN_13),
+        [*mounts, f"{tmp_path}:/driver-archive"],
+        f"--build-arg=NPU_DRIVER_URL=file:///driver-archive/{archive.name}",
+        f"--build-arg=NPU_DRIVER_SHA256={'0' * 64}",
+        tag=f"{NAME}-refused",
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "NPU_DRIVER_SHA256 is 000" in done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load((HERE / "compose.yaml").read_text(encoding="utf-8"))
+
+
+def test_every_file_that_compose_mounts_is_there(compose):
+    mounts = [mount.split(":")[0] for service in compose["services"].values() for mount in service["volumes"]]
+    named = {mount for mount in mounts if not mount.startswith(".")}
+    assert named <= set(compose["volumes"])
+    assert all((HERE / mount).exists() for mount in set(mounts) - named)
+
+
+def test_compose_publishes_on_loopback_alone_and_runs_the_node_without_rights(compose):
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    node = compose["services"]["node"]
+    assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
+
+
+def test_prometheus_accepts_its_file():
+    checked = run("promtool", "check", "config", "--syntax-only", HERE / "prometheus.yml")
+    assert "SUCCESS" in checked.stdout
+
+
+def test_grafana_reads_the_dashboards_where_compose_puts_them(compose):
+    [provider] = yaml.safe_load((HERE / "grafana/dashboards/npu-node.yml").read_text())["providers"]
+    targets = [mount.split(":")[1] for mount in compose["services"]["grafana"]["volumes"]]
+    assert [path for path in targets if path.startswith(provider["options"]["path"])]
+    [source] = yaml.safe_load((HERE / "grafana/datasources/prometheus.yml").read_text())["datasources"]
+    assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in compose["services"]
