@@ -2,7 +2,8 @@
 
 Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
 before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
-told), `on_load` (a file: while it says "wait" loading does not end, "die" kills the process in it, "error" refuses it).
+told), `on_load` (a file: while it says "wait" or "compute" loading does not end, "die" kills the process in it, "error"
+refuses it).
 A prompt's first token id picks the fault:
 
     CRASH   kills the process when the job arrives     HANG     stops its loop
@@ -47,8 +48,9 @@ class ScriptedRunner:
         self._note(f"load {os.getpid()}")
         time.sleep(self._options.get("load_s", 0))
         if path := self._options.get("on_load"):
-            while (order := Path(path).read_text()) == "wait":
-                time.sleep(0.01)
+            while (order := Path(path).read_text()) in {"wait", "compute"}:
+                if order == "wait":
+                    time.sleep(0.01)
             if order == "die":
                 die()
             if order == "error":

@@ -201,14 +201,14 @@ async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed
 async def test_an_engine_that_is_stopped_while_it_loads_is_killed_and_started_again(tmp_path):
     """SIGSTOP: it neither ends nor says anything, and kept its device and its turn at loading for ten minutes."""
     order, log = tmp_path / "order", tmp_path / "log"
-    order.write_text("wait")
+    order.write_text("compute")
     spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"on_load": str(order), "log": str(log)})
     limits = HostingLimits(liveness=LivenessLimits(watchdog_s=0.4), restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits)
     engine.start()
     try:
         async with asyncio.timeout(30):
-            while not log.exists():
+            while not (log.exists() and log.read_text().endswith("\n")):
                 await asyncio.sleep(0.01)
         os.kill(int(log.read_text().split()[1]), signal.SIGSTOP)
         async with asyncio.timeout(30):
