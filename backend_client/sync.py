@@ -123,6 +123,10 @@ class Blocking(Generic[C]):
         """See `BaseClient.embed_result`."""
         return self._thread.run(self._client.embed_result(text, **options))
 
+    def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
+        """See `BaseClient.embed_batch`."""
+        return self._thread.run(self._client.embed_batch(texts, **options))
+
     def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:

@@ -50,6 +50,11 @@ class BaseClient(ChatMethods, TaskMethods):
             **origin_fields(batch),
         )
 
+    async def embed_batch(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> EmbedBatch:
+        """The vectors of a few texts in one request, and who made them. Raises PayloadTooLarge for too many."""
+        given = self._given("embed_batch", options, EmbedOptions)
+        return await self._core.backend.embed(self._embed_job(arguments.text_list(texts), given))
+
     async def embed_many(
         self, texts: Iterable[str], *, progress: Progress | None = None, **options: Unpack[EmbedOptions]
     ) -> npt.NDArray[np.float32]:

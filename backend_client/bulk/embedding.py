@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from backend_client._api.batching import cut
 from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
-from backend_client.results import EmbedBatch, EmbedOptions
+from backend_client.results import EmbedOptions
 
 
 class Embedding:
@@ -27,24 +28,29 @@ class Embedding:
         self._options = options
         self._slots = asyncio.Semaphore(slots)
         self._patience = Patience(lambda: client.embed("canary", **options), patience)
-        # Of a batch that a node finds too large the client makes several; this is the most that one may be.
-        self._texts = client.npu.options.batch.texts
-        self.rows_ahead = 2 * slots * self._texts
+        self._batch = client.npu.options.batch
+        self.rows_ahead = 2 * slots * self._batch.texts
 
-    def problem(self, value: Any) -> str:
-        """Why a value cannot be sent; "" when it can."""
-        return text_problem(value)
+    def problems(self, values: Sequence[Any]) -> dict[int, str]:
+        """Which values cannot be sent, and why."""
+        return {
+            row: problem
+            for row, value in enumerate(values)
+            # Most texts pass without a call.
+            if not (type(value) is str and value.isascii()) and (problem := text_problem(value))
+        }
 
     async def run(self, inputs: Sequence[Any]) -> Results:
         """The vectors of the texts. Raises what `Patience.serve` raises."""
         results = Results(len(inputs), np.zeros((len(inputs), self._job.dimensions), np.float32))
 
         async def serve(rows: Sequence[int]) -> None:
-            batches = [part async for part in self._client.embed_stream([inputs[row] for row in rows], **self._options)]
-            done = 0
-            for batch in batches:
-                self._put(results, rows[done : done + len(batch.vectors)], batch)
-                done += len(batch.vectors)
+            start, stop = rows[0], rows[-1] + 1
+            batch = await self._client.embed_batch(inputs[start:stop], **self._options)
+            results.values[start:stop] = batch.vectors
+            results.tokens += batch.usage.prompt_tokens
+            results.put_origin(start, stop, batch)
+            results.space[start:stop] = [batch.space] * (stop - start)
 
         def refuse(row: int, reason: str) -> None:
             results.refused[row] = reason
@@ -53,16 +59,16 @@ class Embedding:
             async with self._slots:
                 await self._patience.serve(rows, serve, refuse)
 
-        whole = range(len(inputs))
-        await together(part(whole[start : start + self._texts]) for start in range(0, len(inputs), self._texts))
+        await together(part(range(start, stop)) for start, stop in self._batches(inputs))
         return results
 
-    def _put(self, results: Results, rows: Sequence[int], batch: EmbedBatch) -> None:
-        results.values[rows[0] : rows[-1] + 1] = batch.vectors
-        results.tokens += batch.usage.prompt_tokens
-        results.put_origin(rows, batch)
-        for row in rows:
-            results.space[row] = batch.space
+    def _batches(self, texts: Sequence[str]) -> list[tuple[int, int]]:
+        """The rows of each request, as (start, stop)."""
+        limit = self._batch.tokens * self._batch.bytes_per_token
+        if len(texts) and sum(map(len, texts)) / len(texts) * self._batch.texts > limit:
+            return cut(texts, self._batch)
+        size = self._batch.texts
+        return [(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
 
 
 def text_problem(value: Any) -> str:

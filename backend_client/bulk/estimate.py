@@ -56,7 +56,8 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
         await worker.begin(job)
         chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
         inputs = chunk.inputs[: _SAMPLE[request.kind]]
-        good = [value for value in inputs if not worker.work.problem(value)]
+        problems = worker.work.problems(inputs)
+        good = [value for row, value in enumerate(inputs) if row not in problems]
         began = time.monotonic()
         results = await worker.work.run(good)
         seconds = max(time.monotonic() - began, 1e-6)

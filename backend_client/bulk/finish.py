@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,13 +17,13 @@ SUCCESS = "_SUCCESS"
 _REBUILT_AT_ONCE = 8
 
 
-def finish(store: Store, fragments: Sequence[Fragment]) -> dict[str, Any]:
+def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> dict[str, Any]:
     """Write `_SUCCESS` for a job whose fragments are all committed; returns its content. Blocking. Raises OSError.
 
-    Any number of processes may do this at once.
+    `known` are receipts that were read already. Any number of processes may do this at once.
     """
     reached("all fragments committed")
-    receipts = read_receipts(store, fragments)
+    receipts = {**known, **read_receipts(store, [part for part in fragments if part.id not in known])}
     missing = [fragment for fragment in fragments if fragment.id not in receipts]
     with ThreadPoolExecutor(_REBUILT_AT_ONCE, "receipts") as pool:
         for receipt in pool.map(lambda fragment: rebuilt(store, fragment), missing):

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Form = Literal["parquet", "jsonl", "csv"]
@@ -44,12 +44,14 @@ class Fragment:
     stop: int
     rows: int | None = None
     problem: str = ""
+    id: str = field(init=False, compare=False)
+    """Names the fragment and its output: 32 hex digits of path, size, version and range."""
 
-    @property
-    def id(self) -> str:
-        """Names the fragment and its output: 32 hex digits of path, size, version and range."""
+    def __post_init__(self) -> None:
+        """Compute the id once: a run of many fragments asks for it often."""
         key = json.dumps([self.file.url, self.file.size, self.file.version, self.start, self.stop])
-        return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
+        object.__setattr__(self, "id", digest)
 
     @property
     def name(self) -> str:

@@ -38,8 +38,11 @@ class Generation:
     async def _canary(self) -> object:
         return await self._client.generate("a", max_new_tokens=1, **self._common)
 
-    def problem(self, value: Any) -> str:
-        """Why a value cannot be sent; "" when it can."""
+    def problems(self, values: Sequence[Any]) -> dict[int, str]:
+        """Which values cannot be sent, and why."""
+        return {row: problem for row, value in enumerate(values) if (problem := self._problem(value))}
+
+    def _problem(self, value: Any) -> str:
         if not self._job.messages:
             return text_problem(value)
         try:
@@ -93,7 +96,7 @@ class Generation:
         if self._schema is not None and answer.finish_reason == "length":
             results.error[row] = "the answer was cut at max_tokens, so it does not match the schema"
         results.tokens += answer.usage.prompt_tokens
-        results.put_origin([row], answer)
+        results.put_origin(row, row + 1, answer)
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ class Work(Protocol):
     rows_ahead: int
     """So many rows should be under way for the nodes never to wait."""
 
-    def problem(self, value: Any) -> str:
-        """Why a value cannot be sent; "" when it can."""
+    def problems(self, values: Sequence[Any]) -> dict[int, str]:
+        """Which values cannot be sent, and why."""
         ...
 
     async def run(self, inputs: Sequence[Any]) -> Results:
@@ -129,12 +129,9 @@ def _next(chunks: Iterator[Chunk]) -> Chunk | None:
 
 async def _serve(chunk: Chunk, work: Work) -> _Served:
     rejected = list(chunk.rejected)
-    sent: list[int] = []
-    for row, value in enumerate(chunk.inputs):
-        if problem := work.problem(value):
-            rejected.append(Rejection(chunk.rows[row], problem, chunk.id_of(row)))
-        else:
-            sent.append(row)
+    problems = work.problems(chunk.inputs)
+    rejected += [Rejection(chunk.rows[row], problem, chunk.id_of(row)) for row, problem in problems.items()]
+    sent = [row for row in range(len(chunk.inputs)) if row not in problems]
     results = await work.run([chunk.inputs[row] for row in sent])
     for place, reason in results.refused.items():
         rejected.append(Rejection(chunk.rows[sent[place]], reason, chunk.id_of(sent[place])))

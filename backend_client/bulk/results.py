@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,16 +39,15 @@ class Results:
         self.npu_busy_us = [None] * self.count
         self.error = [""] * self.count
 
-    def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
-        """Note who served the rows in one request. Its NPU time is divided among them so that the sum is exact."""
-        busy = origin.npu_busy_delta_us
-        share, rest = divmod(busy or 0, len(rows))
-        for place, row in enumerate(rows):
-            self.device[row] = origin.device
-            self.emulated[row] = origin.emulated
-            if busy is not None:
-                self.npu_busy_us[row] = share + (place < rest)
-        self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
+    def put_origin(self, start: int, stop: int, origin: Origin) -> None:
+        """Note who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
+        count = stop - start
+        self.device[start:stop] = [origin.device] * count
+        self.emulated[start:stop] = [origin.emulated] * count
+        if origin.npu_busy_delta_us is not None:
+            share, rest = divmod(origin.npu_busy_delta_us, count)
+            self.npu_busy_us[start:stop] = [share + 1] * rest + [share] * (count - rest)
+        self.served[f"{origin.node} {origin.device or origin.source}"] += count
 
     def columns(self) -> dict[str, Any]:
         """The columns of the output that are not the input's or the values', as Arrow arrays."""

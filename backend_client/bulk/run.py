@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backend_client._resilience.threads import in_daemon_thread
@@ -15,7 +15,7 @@ from backend_client.bulk.finish import SUCCESS, finish
 from backend_client.bulk.fragments import Fragment, listing_digest, of_shard
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.job import BulkJob
-from backend_client.bulk.receipts import read_receipts
+from backend_client.bulk.receipts import Receipt, read_receipts
 from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.steps import reached
@@ -37,6 +37,8 @@ class _Begun:
     fragments: list[Fragment]
     mine: list[Fragment]
     todo: list[Fragment]
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    """Of what was done before."""
 
 
 async def run_job(
@@ -174,7 +176,8 @@ def _progress(begun: _Begun) -> Progress:
     progress = Progress(len(begun.mine))
     todo = {fragment.id for fragment in begun.todo}
     done = [fragment for fragment in begun.mine if fragment.id not in todo]
-    for receipt in read_receipts(begun.store, done).values():
+    begun.receipts = read_receipts(begun.store, done)
+    for receipt in begun.receipts.values():
         progress.add(receipt, before=True)
     # A writer may have died before its receipt: the fragment is done all the same.
     progress.done = len(done)
@@ -188,7 +191,7 @@ def _finished(begun: _Begun) -> bool:
         return True
     if any(fragment.name not in present for fragment in begun.fragments):
         return False
-    finish(begun.store, begun.fragments)
+    finish(begun.store, begun.fragments, begun.receipts)
     return True
 
 
