@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 INSTALL_LIMIT_S = 400
+ATTEMPTS = 3
 RUN_LIMIT_S = 600
 
 
@@ -27,14 +28,23 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     finished = directory / "finished"
     with _lock(directory.with_name(f"{name}.lock")):
         if not finished.exists():
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir()
-            try:
-                make(directory)
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                pytest.skip(f"NOT RUN: {name} could not be installed: {error.stderr or error}"[:500])
+            _make(directory, make)
             finished.touch()
     return directory
+
+
+def _make(directory, make):
+    for _ in range(ATTEMPTS):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        try:
+            return make(directory)
+        except subprocess.CalledProcessError as error:  # an index may be busy, or a download break off
+            reason = error.stderr or error
+        except subprocess.TimeoutExpired as error:
+            reason = error.stderr or error
+            break
+    return pytest.skip(f"NOT RUN: {directory.name} could not be installed: {reason}"[:500])
 
 
 @contextlib.contextmanager
