@@ -264,6 +264,7 @@ def test_the_job_after_one_whose_engine_died_waits_for_the_restart_without_the_l
 
 def test_no_log_holds_what_was_sent_or_generated(sidecar):
     """Last, since it kills the engine."""
+    # More than 5 s: the engine is loaded a second time.
     texts = []
     body = {"job": "summary", "input": f"{CANARY} went home.", "max_new_tokens": 8}
     for path in ("generate", "extract-memory-candidates", "condense-notification"):

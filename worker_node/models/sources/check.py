@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import msgspec
 
 from worker_node.devices.memory import available_memory
@@ -121,6 +120,8 @@ def _check_hub(wish: Wish, reference: HubReference, patterns: tuple[str, ...], s
 
 
 def _check_url(wish: Wish, reference: UrlReference, store: Path) -> Report:
+    import httpx2  # noqa: PLC0415  (as in `web`)
+
     try:
         with (
             httpx2.Client(follow_redirects=True, timeout=10.0) as client,

@@ -6,8 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx2
 import msgspec
 
 from worker_node.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
@@ -16,10 +16,13 @@ from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import disk_full, in_gigabytes, require_space
 from worker_node.models.sources.reference import UrlReference
 
+if TYPE_CHECKING:
+    import httpx2
+
 _RETRIES = 5
 _RETRY_S = 1.0
 # A server that sends nothing for so long is as good as gone.
-_TIMEOUT = httpx2.Timeout(10.0, read=30.0)
+_CONNECT_S, _READ_S = 10.0, 30.0
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)")
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -80,9 +83,12 @@ def fetch_url(
 
 def _complete(reference: UrlReference, part: Path, progress: Progress, sleep: Callable[[float], None]) -> None:
     """Append to `part` until the file is whole, over as many connections as it takes while each brings something."""
+    import httpx2  # noqa: PLC0415  (a node that starts downloads nothing, and would wait for it)
+
     progress.stage(f"downloading {reference.file_name}")
     left = _RETRIES
-    with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client:
+    timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
+    with httpx2.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client:
         while True:
             before = _size(part)
             try:
