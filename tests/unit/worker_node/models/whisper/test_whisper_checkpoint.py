@@ -1,0 +1,101 @@
+"""A checkpoint is read without running what it says."""
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.support import tiny_whisper
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.whisper.checkpoint import read_checkpoint
+from worker_node.models.conversion.whisper.dimensions import Dimensions
+
+
+class _Global:
+    """Pickles as a reference to `module.name`, called with arguments."""
+
+    def __init__(self, module, name, arguments=None):
+        self.reference, self.arguments = f"c{module}\n{name}\n".encode(), arguments
+
+
+class _Storage:
+    def __init__(self, key, values):
+        self.key, self.values = key, values
+
+
+class _Pickler(pickle._Pickler):  # the Python form, whose dispatch can be extended
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+
+    def persistent_id(self, value):
+        if isinstance(value, _Storage):
+            kind = "FloatStorage" if value.values.dtype == np.float32 else "HalfStorage"
+            return ("storage", _Global("torch", kind), value.key, "cpu", value.values.size)
+        return None
+
+    def save_global_reference(self, value):
+        self.write(value.reference)
+        if value.arguments is not None:
+            self.save(value.arguments)
+            self.write(pickle.REDUCE)
+
+    dispatch[_Global] = save_global_reference
+
+
+def write_checkpoint(path, content, storages=()):
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=2).dump(content)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", stream.getvalue())
+        for storage in storages:
+            archive.writestr(f"archive/data/{storage.key}", storage.values.tobytes())
+    return path
+
+
+def tensor(storage, offset, size, stride):
+    arguments = (storage, offset, size, stride, False, OrderedDict())
+    return _Global("torch._utils", "_rebuild_tensor_v2", arguments)
+
+
+def test_sizes_and_tensors_are_read_through_their_strides(tmp_path):
+    half = _Storage("0", np.arange(7, dtype=np.float16))
+    full = _Storage("1", np.array([0.5], dtype=np.float32))
+    state = OrderedDict(a=tensor(half, 1, (3, 2), (1, 3)), b=tensor(full, 0, (), ()))
+    path = write_checkpoint(tmp_path / "m.pt", {"dims": tiny_whisper.SIZES, "model_state_dict": state}, [half, full])
+    sizes, tensors = read_checkpoint(path)
+    assert sizes == Dimensions(**tiny_whisper.SIZES)
+    assert np.array_equal(tensors["a"], np.arange(1, 7, dtype=np.float32).reshape(2, 3).T)
+    assert tensors["b"] == np.float32(0.5)
+
+
+def test_a_checkpoint_that_refers_to_code_is_rejected_and_runs_nothing(tmp_path):
+    witness = tmp_path / "ran"
+    content = {"dims": tiny_whisper.SIZES, "model_state_dict": _Global("os", "mkdir", (str(witness),))}
+    with pytest.raises(ConversionFailed, match=r"refers to os\.mkdir"):
+        read_checkpoint(write_checkpoint(tmp_path / "m.pt", content))
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride"), [(0, (9,), (1,)), (5, (2, 2), (1, 1)), (-1, (2,), (1,)), (0, (2,), (-1,))]
+)
+def test_a_tensor_beyond_its_storage_is_rejected(tmp_path, offset, size, stride):
+    storage = _Storage("0", np.arange(6, dtype=np.float32))
+    content = {"dims": tiny_whisper.SIZES, "model_state_dict": {"a": tensor(storage, offset, size, stride)}}
+    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
+        read_checkpoint(write_checkpoint(tmp_path / "m.pt", content, [storage]))
+
+
+def test_files_that_are_no_checkpoint_are_rejected(tmp_path):
+    (tmp_path / "text.pt").write_text("not a zip")
+    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
+        read_checkpoint(tmp_path / "text.pt")
+    with zipfile.ZipFile(tmp_path / "empty.pt", "w") as archive:
+        archive.writestr("other", b"")
+    with pytest.raises(ConversionFailed, match=r"no data\.pkl"):
+        read_checkpoint(tmp_path / "empty.pt")
+    with pytest.raises(ConversionFailed, match="not a Whisper checkpoint"):
+        read_checkpoint(write_checkpoint(tmp_path / "m.pt", {"weights": 1}))

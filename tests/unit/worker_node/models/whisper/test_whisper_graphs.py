@@ -1,0 +1,118 @@
+"""The converted encoder and decoder compute what the same network computes in numpy."""
+
+import json
+
+import numpy as np
+import openvino as ov
+import pytest
+from safetensors.numpy import save_file
+
+from tests.support import tiny_whisper
+from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.whisper.decoder import build_decoder
+from worker_node.models.conversion.whisper.dimensions import Dimensions
+from worker_node.models.conversion.whisper.encoder import build_encoder
+from worker_node.models.conversion.whisper.parts import WhisperWeights
+from worker_node.models.conversion.whisper.safetensors_names import read_repository
+
+SIZES = Dimensions(**tiny_whisper.SIZES)
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    return tiny_whisper.tensors()
+
+
+@pytest.fixture(scope="module")
+def audio(tensors):
+    mel = np.random.default_rng(1).normal(size=(SIZES.n_mels, 2 * SIZES.n_audio_ctx)).astype(np.float32)
+    return mel, tiny_whisper.encode(tensors, mel)
+
+
+@pytest.fixture(scope="module")
+def decoder(tensors):
+    return ov.compile_model(build_decoder(SIZES, WhisperWeights(tensors)), "CPU", EXACT)
+
+
+def test_the_encoder_gives_the_hidden_states_of_the_network(tensors, audio):
+    mel, expected = audio
+    compiled = ov.compile_model(build_encoder(SIZES, WhisperWeights(tensors)), "CPU", EXACT)
+    assert np.allclose(compiled({"input_features": mel[None]})["last_hidden_state"][0], expected, atol=1e-4)
+
+
+def test_the_decoder_gives_the_logits_of_the_network_token_by_token(tensors, audio, decoder):
+    ids = [3, 17, 5, 31, 8]
+    expected = tiny_whisper.decode(tensors, audio[1], ids)
+    request = decoder.create_infer_request()
+    rows = [_step(request, audio[1], part)[0] for part in (ids[:2], ids[2:3], ids[3:])]
+    assert np.allclose(np.concatenate(rows), expected, atol=1e-3)
+
+
+def test_a_reset_decoder_hears_the_next_audio_and_not_the_last(tensors, audio, decoder):
+    ids, other = [3, 17], tiny_whisper.encode(tensors, -audio[0])
+    request = decoder.create_infer_request()
+    _step(request, audio[1], ids)
+    request.reset_state()
+    assert np.allclose(_step(request, other, ids)[0], tiny_whisper.decode(tensors, other, ids), atol=1e-3)
+
+
+def test_beams_are_reordered_by_their_index(tensors, audio, decoder):
+    request = decoder.create_infer_request()
+    both = np.stack([audio[1], audio[1]])
+    _step(request, both, [[3, 17], [3, 9]])
+    swapped = _step(request, both, [[5], [5]], beams=[1, 0])
+    assert np.allclose(swapped[0], tiny_whisper.decode(tensors, audio[1], [3, 9, 5])[-1], atol=1e-3)
+    assert np.allclose(swapped[1], tiny_whisper.decode(tensors, audio[1], [3, 17, 5])[-1], atol=1e-3)
+
+
+def test_names_of_a_repository_are_the_same_network(tensors, tmp_path):
+    save_file(tiny_whisper.published(tensors), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(_config()))
+    sizes, read = read_repository(tmp_path)
+    assert sizes == SIZES
+    assert read.keys() == tensors.keys()
+    assert all(np.array_equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_network_with_another_activation_is_rejected(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config() | {"activation_function": "relu"}))
+    with pytest.raises(ConversionFailed, match="relu is not supported"):
+        read_repository(tmp_path)
+
+
+def test_missing_misshaped_and_unknown_tensors_are_named(tensors):
+    missing = {name: x for name, x in tensors.items() if name != "encoder.conv1.bias"}
+    with pytest.raises(ConversionFailed, match=r"no tensor encoder\.conv1\.bias"):
+        build_encoder(SIZES, WhisperWeights(missing))
+    with pytest.raises(ConversionFailed, match=r"conv1\.bias has shape \(3,\); the model's sizes need \(16,\)"):
+        build_encoder(SIZES, WhisperWeights(tensors | {"encoder.conv1.bias": np.zeros(3, np.float32)}))
+    weights = WhisperWeights(tensors | {"encoder.adapter": np.zeros(3, np.float32)})
+    build_encoder(SIZES, weights)
+    build_decoder(SIZES, weights)
+    with pytest.raises(ConversionFailed, match=r"encoder\.adapter"):
+        weights.expect_all_used()
+
+
+def _step(request, audio, ids, beams=None):
+    batch = np.atleast_2d(np.array(ids, np.int64))
+    states = np.asarray(audio, np.float32)
+    states = states if states.ndim == 3 else states[None]
+    order = np.arange(len(batch), dtype=np.int32) if beams is None else np.array(beams, np.int32)
+    result = request.infer({"encoder_hidden_states": states, "input_ids": batch, "beam_idx": order})["logits"]
+    return result.copy()
+
+
+def _config():
+    return {
+        "num_mel_bins": 4,
+        "max_source_positions": 6,
+        "max_target_positions": 12,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "vocab_size": 40,
+        "activation_function": "gelu",
+    }

@@ -1,0 +1,1 @@
+"""Builds a speech recognition model of the Whisper family in OpenVINO form, without torch."""
