@@ -212,6 +212,13 @@ class InsufficientMemory(Retryable):
     retry_after_default = 5.0
 
 
+class InsufficientStorage(NodeError):
+    """The node's disk has no room for what the request brings."""
+
+    code = "insufficient_storage"
+    status = 507
+
+
 class Draining(Retryable):
     """This node has been asked to stop and takes no new work."""
 

@@ -22,9 +22,14 @@ from worker_node.errors import (
 
 Obstacle = Literal["device_unavailable", "device_quarantined", "model_loading"]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs"]
+Feature = Literal["n", "logprobs", "language_detection"]
 NOTHING: frozenset[Feature] = frozenset()
-_FEATURES: dict[Feature, str] = {"n": "gives one answer at a time", "logprobs": "gives no log probabilities"}
+# The parameter, what the placement says of it, and what to do.
+_FEATURES: dict[Feature, tuple[str, str, str]] = {
+    "n": ("n", "gives one answer at a time", "leave out n"),
+    "logprobs": ("logprobs", "gives no log probabilities", "leave out logprobs"),
+    "language_detection": ("language", "does not detect the language of speech", "set language"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +110,8 @@ def choose(
 
 
 def _unsupported(model: str, candidate: Candidate, needs: frozenset[Feature]) -> UnsupportedParameter:
-    feature = min(candidate.lacks & needs)
-    return UnsupportedParameter(
-        f"{model} on {candidate.device} {_FEATURES[feature]}; leave out {feature} or use another placement",
-        param=feature,
-    )
+    param, says, remedy = _FEATURES[min(candidate.lacks & needs)]
+    return UnsupportedParameter(f"{model} on {candidate.device} {says}; {remedy} or use another placement", param=param)
 
 
 def _too_long(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from worker_node.manager.manager import ModelManager
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
+from worker_node.serving.parts import TaskParts
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
@@ -25,4 +26,5 @@ class Services:
     tracing: Tracing = OFF
     schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
     texts: LargeTexts = field(default_factory=LargeTexts)
+    parts: TaskParts = field(default_factory=TaskParts)
     require_proof: bool = False

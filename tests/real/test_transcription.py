@@ -1,0 +1,250 @@
+"""Speech recognition with Whisper tiny.en on the CPU and on the NPU path: real speech, real engines, stock clients.
+
+One node with one model in two places; its start and the recognition of the speech on both are most of this file's time.
+"""
+
+import asyncio
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import wave
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+
+from backend_client import NPUClient
+from tests.support.nodes import start_node
+from tests.support.speech import SPEECH, pcm, reference_words, word_errors
+from worker_node.models.store import ModelStore
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+MODEL = "whisper-tiny.en"
+PATH = "/v1/audio/transcriptions"
+# Where the device does not matter: it takes a third of the emulated NPU's time.
+ON_CPU = {"X-NPU-Require-Device": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    store = ModelStore()
+    store.pull(MODEL)
+    config = tmp_path_factory.mktemp("speech") / "node.toml"
+    config.write_text(
+        f'[[models]]\nname = "{MODEL}"\nplacements = ["NPU", "CPU"]\nmax_audio_minutes = 2\nmax_audio_mb = 8\n'
+    )
+    with start_node("--config", str(config), NPU_NODE_NPU_EMULATION="1") as running:
+        yield running
+
+
+@pytest.fixture
+async def send(node, http):
+    """Posts a form; returns status, headers and body (parsed where it is JSON)."""
+
+    async def post(content, *, path=PATH, headers=None, name="speech.ogg", **fields):
+        form = aiohttp.FormData(default_to_multipart=True)
+        for field, values in fields.items():
+            for value in values if isinstance(values, list) else [values]:
+                form.add_field(field, value)
+        if content is not None:
+            form.add_field("file", io.BytesIO(content), filename=name)
+        async with http.post(node.url + path, data=form, headers=headers) as reply:
+            body = await reply.json() if reply.content_type == "application/json" else await reply.text()
+            return reply.status, reply.headers, body
+
+    return post
+
+
+def wav(samples):
+    """A WAV file of 16 kHz mono samples."""
+    target = io.BytesIO()
+    with wave.open(target, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("device", ["NPU", "CPU"])
+async def test_at_most_one_word_in_twenty_is_wrong(send, device):
+    errors = words = 0
+    for file, text in SPEECH.items():
+        status, headers, body = await send(file.read_bytes(), headers={"X-NPU-Require-Device": device})
+        assert status == 200, body
+        assert headers["X-NPU-Node-Device"] == device
+        if device == "NPU":
+            assert headers["X-NPU-Emulated"] == "true"
+            assert int(headers["X-NPU-Busy-Delta-Us"]) > 0
+        errors += word_errors(body["text"], text)
+        words += len(reference_words(text))
+    assert words == 71
+    assert errors / words <= 0.05, f"{errors} of {words} words"
+
+
+async def test_times_of_words_and_segments_grow_and_stay_inside_the_audio(send):
+    file = next(iter(SPEECH))
+    status, _, body = await send(
+        file.read_bytes(),
+        response_format="verbose_json",
+        **{"timestamp_granularities[]": ["word", "segment"]},
+    )
+    assert status == 200
+    assert (body["task"], body["language"]) == ("transcribe", "en")
+    assert body["duration"] == pytest.approx(7.1, abs=0.1)
+    times = [time for word in body["words"] for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= body["duration"] + 0.1
+    assert " ".join(word["word"] for word in body["words"]) == body["text"]
+    assert "".join(segment["text"] for segment in body["segments"]).strip() == body["text"]
+    assert body["segments"][-1]["end"] <= body["duration"] + 0.1
+
+
+async def test_subtitles_have_their_forms(send):
+    content = list(SPEECH)[1].read_bytes()
+    _, headers, subrip = await send(content, response_format="srt", headers=ON_CPU)
+    assert headers["Content-Type"].startswith("application/x-subrip")
+    assert re.fullmatch(r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n.*young man.*\n", subrip)
+    _, headers, track = await send(content, response_format="vtt", headers=ON_CPU)
+    assert headers["Content-Type"].startswith("text/vtt")
+    assert re.fullmatch(r"WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n.*young man.*\n", track)
+    _, headers, text = await send(content, response_format="text", headers=ON_CPU)
+    assert headers["Content-Type"].startswith("text/plain")
+    assert "young man" in text
+
+
+async def test_long_audio_is_heard_in_windows_whose_times_go_on(send):
+    """All sentences twice: 50 s, cut in pauses."""
+    sentences = [pcm(file) for file in SPEECH]
+    whole = np.concatenate(sentences * 2)
+    status, _, body = await send(wav(whole), response_format="verbose_json", headers=ON_CPU)
+    assert status == 200
+    assert body["duration"] == pytest.approx(len(whole) / 16_000, abs=0.01)
+    starts = [segment["start"] for segment in body["segments"]]
+    assert starts == sorted(starts)
+    assert starts[-1] > 40
+    text = " ".join(SPEECH.values())
+    assert word_errors(body["text"], f"{text} {text}") / (2 * 71) <= 0.1
+
+
+async def test_silence_has_no_words(send):
+    status, headers, body = await send(wav(np.zeros(32_000, np.int16)))
+    assert (status, body["text"]) == (200, "")
+    assert headers["X-NPU-Node-Device"] == "NPU"
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "status", "says"),
+    [
+        (None, {}, 400, "file is missing"),
+        (b"", {}, 400, "file is empty"),
+        (b"RIFF" + b"\0" * 40, {}, 400, "not audio"),
+        (b"\xff" * 100_000, {}, 400, "not audio|no audio"),
+        (b"x" * (8 * 2**20 + 1), {}, 413, "more than"),
+        (b"x", {"response_format": "xml"}, 400, "response_format is one of"),
+        (b"x", {"temperature": "2"}, 400, "temperature is a number"),
+        (b"x", {"language": "de"}, 400, "takes no language"),
+        (b"x", {"language": "../etc"}, 400, "language is a code"),
+        (b"x", {"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json"),
+        (b"x", {"stream": "maybe"}, 400, "stream is true or false"),
+        (b"x", {"prompt": "x" * 20_000}, 400, "more than 16384 bytes"),
+        (b"x", {"model": "nothing"}, 404, "nothing"),
+    ],
+)
+async def test_bad_requests_are_refused_by_what_is_wrong(send, content, fields, status, says):
+    found, _, body = await send(content, **fields)
+    assert found == status, body
+    assert re.search(says, body["error"]["message"])
+
+
+async def test_audio_beyond_the_limit_is_refused_by_its_header(send):
+    status, _, body = await send(wav(np.zeros(121 * 16_000, np.int16)))
+    assert status == 400
+    assert "longer than 120 s" in body["error"]["message"]
+
+
+async def test_bodies_that_are_no_form_are_refused(node, http):
+    for data, kind in ((b"{}", "application/json"), (b"--x\r\nbroken", "multipart/form-data; boundary=x"), (b"", None)):
+        headers = {"Content-Type": kind} if kind else {}
+        async with http.post(node.url + PATH, data=data, headers=headers) as reply:
+            assert reply.status == 400, await reply.text()
+
+
+async def test_english_only_models_do_not_translate(send):
+    status, _, body = await send(b"x", path="/v1/audio/translations")
+    assert (status, body["error"]["code"]) == (400, "unsupported_parameter")
+
+
+async def test_fields_without_effect_are_listed(send):
+    content = list(SPEECH)[1].read_bytes()
+    status, headers, _ = await send(content, headers=ON_CPU, chunking_strategy="auto", beam="5")
+    assert status == 200
+    assert set(headers["X-NPU-Node-Ignored"].replace(" ", "").split(",")) == {"chunking_strategy", "beam"}
+
+
+async def test_the_route_is_explained_without_audio(node, http):
+    wanted = {"path": PATH, "body": {"model": MODEL}}
+    async with http.post(node.url + "/route/explain", json=wanted) as reply:
+        explained = await reply.json()
+    assert (explained["device"], explained["refusal"]) == ("NPU", None)
+
+
+def test_the_command_of_the_documentation_works(node, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "speech.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"```sh\n(curl .*)\n```", page)
+    shutil.copyfile(list(SPEECH)[1], tmp_path / "speech.ogg")
+    command = command.replace("http://127.0.0.1:8080", node.url)
+    done = subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    assert "young man" in json.loads(done.stdout)["text"]
+
+
+def test_health_says_what_the_model_knows(node):
+    _, body = node.health()
+    (model,) = body["models"]
+    assert (model["kind"], model["languages"], model["translates"]) == ("transcription", ["en"], False)
+    assert model["engines"][0]["canary"]["device"]
+
+
+async def test_openai_client_transcribes_and_streams(node):
+    content = list(SPEECH)[4].read_bytes()
+    async with openai.AsyncOpenAI(
+        base_url=node.url + "/v1", api_key="none", max_retries=0, default_headers=ON_CPU
+    ) as client:
+        said = await client.audio.transcriptions.create(model="whisper-1", file=("a.ogg", content))
+        assert "amiable himself" in said.text
+        verbose = await client.audio.transcriptions.create(
+            model="whisper-1",
+            file=("a.ogg", content),
+            response_format="verbose_json",
+            timestamp_granularities=["word"],
+        )
+        assert [word.word for word in verbose.words][-1].startswith("himself")
+        assert verbose.segments is None
+        stream = await client.audio.transcriptions.create(model="whisper-1", file=("a.ogg", content), stream=True)
+        events = [event async for event in stream]
+    assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
+    assert events[0].delta == events[1].text == said.text
+
+
+async def test_the_client_of_backends_transcribes(node):
+    async with NPUClient([node.url]) as client:
+        said = await client.transcribe(list(SPEECH)[4])
+    assert "amiable himself" in said.text
+    assert said.device == "NPU"
+
+
+async def test_a_killed_engine_is_replaced_and_the_audio_is_heard_again(send, node):
+    content = next(iter(SPEECH)).read_bytes()
+    heard = asyncio.create_task(send(content, headers={"X-NPU-Require-Device": "NPU"}))
+    await asyncio.to_thread(node.wait_for, lambda body: body["models"][0]["in_flight"] > 0)
+    os.kill(node.health()[1]["models"][0]["engines"][0]["pid"], signal.SIGKILL)
+    status, headers, body = await heard
+    assert status == 200, body
+    assert headers["X-NPU-Node-Device"] == "NPU"
+    assert "prudently" in body["text"]

@@ -1,0 +1,126 @@
+"""What an upload may be, and what it may not make the node do."""
+
+import struct
+import wave
+
+import av
+import numpy as np
+import pytest
+
+from worker_node.errors import BadRequest
+from worker_node.tasks.transcribe.audio import decode_audio
+
+TONE = (np.sin(np.arange(16_000 * 3) / 10) * 12_000).astype(np.int16)
+
+
+def encoded(path, container, codec, *, rate=16_000):
+    with av.open(str(path), "w", format=container) as output:
+        stream = output.add_stream(codec, rate=rate, layout="mono")
+        for part in np.split(TONE, 30):
+            frame = av.AudioFrame.from_ndarray(part[None], format="s16", layout="mono")
+            frame.sample_rate = 16_000
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+def pcm_wave(path, samples=TONE, *, channels=1, rate=16_000):
+    with wave.open(str(path), "wb") as output:
+        output.setparams((channels, 2, rate, 0, "NONE", ""))
+        output.writeframes(samples.tobytes())
+    return path
+
+
+def decode(path, target, limit=60.0):
+    seconds = decode_audio(str(path), str(target), limit)
+    return seconds, np.fromfile(target, dtype="<i2")
+
+
+def test_sixteen_kilohertz_mono_is_taken_over_sample_by_sample(tmp_path):
+    seconds, samples = decode(pcm_wave(tmp_path / "a.wav"), tmp_path / "pcm")
+    assert seconds == 3.0
+    assert np.array_equal(samples, TONE)
+
+
+def test_other_rates_and_channels_become_mono_of_sixteen_kilohertz(tmp_path):
+    stereo = np.repeat(TONE, 2 * 3)
+    seconds, samples = decode(pcm_wave(tmp_path / "a.wav", stereo, channels=2, rate=48_000), tmp_path / "pcm")
+    assert seconds == pytest.approx(3.0, abs=0.01)
+    assert np.corrcoef(samples[1000:40_000], TONE[1000:40_000])[0, 1] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [
+        ("flac", "flac"),
+        ("mp3", "libmp3lame"),
+        ("ogg", "libopus"),
+        ("mp4", "aac"),
+        ("webm", "libopus"),
+        ("adts", "aac"),
+    ],
+)
+def test_containers_in_common_use_are_decoded(tmp_path, container, codec):
+    path = encoded(tmp_path / "a", container, codec, rate=48_000 if codec == "libopus" else 16_000)
+    seconds, samples = decode(path, tmp_path / "pcm")
+    assert seconds == pytest.approx(3.0, abs=0.2)
+    assert samples.astype(np.int32).std() == pytest.approx(TONE.astype(np.int32).std(), rel=0.05)
+
+
+def test_a_file_that_refers_to_others_is_not_followed(tmp_path):
+    pcm_wave(tmp_path / "secret.wav")
+    for name, text in (
+        ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\nsecret.wav\n#EXT-X-ENDLIST\n"),
+        ("list.ffconcat", "ffconcat version 1.0\nfile secret.wav\n"),
+        ("stream.sdp", "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(BadRequest, match="not audio in a known format"):
+            decode(tmp_path / name, tmp_path / "pcm")
+
+
+def test_the_header_of_a_long_file_is_enough_to_reject_it(tmp_path):
+    path = pcm_wave(tmp_path / "a.wav")
+    content = bytearray(path.read_bytes())
+    ten_hours = 36_000 * 32_000
+    content[4:8], content[40:44] = struct.pack("<I", ten_hours + 36), struct.pack("<I", ten_hours)
+    with path.open("wb") as file:
+        file.write(content)
+        file.truncate(ten_hours)  # a hole: no disk is used
+    with pytest.raises(BadRequest, match="longer than 60 s"):
+        decode(path, tmp_path / "pcm")
+    assert (tmp_path / "pcm").stat().st_size == 0
+
+
+def test_a_file_that_hides_its_length_is_cut_off_at_the_limit(tmp_path):
+    path = encoded(tmp_path / "a", "adts", "aac")
+    with pytest.raises(BadRequest, match="longer than 1 s"):
+        decode(path, tmp_path / "pcm", limit=1.0)
+    assert (tmp_path / "pcm").stat().st_size < 2 * 32_000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"RIFF\x00\x00\x00\x00WAVE", b"\xff" * 10_000, b"ID3" + b"\0" * 4000]
+)
+def test_what_is_no_audio_is_a_bad_request(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(BadRequest) as caught:
+        decode(tmp_path / "a", tmp_path / "pcm")
+    assert caught.value.param == "file"
+
+
+def test_a_truncated_file_gives_what_it_has(tmp_path):
+    path = pcm_wave(tmp_path / "a.wav")
+    path.write_bytes(path.read_bytes()[:16_044])
+    assert decode(path, tmp_path / "pcm")[0] == 0.5
+
+
+def test_pictures_without_sound_are_rejected(tmp_path):
+    with av.open(str(tmp_path / "a.mkv"), "w") as output:
+        stream = output.add_stream("mpeg4", rate=10)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        output.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
+        output.mux(stream.encode(None))
+    with pytest.raises(BadRequest, match="no audio stream"):
+        decode(tmp_path / "a.mkv", tmp_path / "pcm")

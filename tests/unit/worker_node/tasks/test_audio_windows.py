@@ -1,0 +1,59 @@
+"""Long audio is cut where it is quiet, completely, and without being read as a whole."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.tasks.transcribe.windows import RATE, Window, next_window, quietest, read_samples
+
+
+def windows(path, total):
+    found, begin = [], 0
+    while begin < total:
+        found.append(next_window(path, begin, total))
+        begin = found[-1].end
+    return found
+
+
+@pytest.fixture(scope="module")
+def long_audio(tmp_path_factory):
+    """100 s of noise, silent for half a second at 27 s and at 50 s."""
+    samples = np.random.default_rng(0).integers(-9000, 9000, 100 * RATE).astype("<i2")
+    for second in (27, 50):
+        samples[second * RATE : int((second + 0.5) * RATE)] = 0
+    path = tmp_path_factory.mktemp("audio") / "pcm"
+    samples.tofile(path)
+    return path, samples
+
+
+def test_windows_end_in_pauses_and_cover_everything_once(long_audio):
+    path, samples = long_audio
+    found = windows(path, len(samples))
+    assert 27 < found[0].seconds < 27.5
+    assert 50 < found[1].end / RATE < 50.5
+    assert [window.begin for window in found[1:]] == [window.end for window in found[:-1]]
+    assert (found[0].begin, found[-1].end) == (0, len(samples))
+    assert all(window.seconds <= 30 for window in found)
+    assert found[1].offset_s == found[0].end / RATE
+
+
+def test_audio_that_fits_is_one_window(long_audio):
+    assert windows(long_audio[0], 30 * RATE) == [Window(0, 30 * RATE)]
+    assert windows(long_audio[0], 1) == [Window(0, 1)]
+
+
+def test_samples_of_a_window_are_those_of_the_file(long_audio):
+    path, samples = long_audio
+    assert np.array_equal(read_samples(path, Window(1234, 5678)), samples[1234:5678])
+
+
+@given(st.integers(0, 7 * RATE), st.integers(RATE // 4, RATE))
+def test_the_quietest_place_lies_inside_a_silence(begin, length):
+    samples = np.full(8 * RATE, 5000, np.int16)
+    samples[begin : begin + length] = 0
+    assert begin <= quietest(samples) <= begin + length
+
+
+def test_silence_throughout_is_cut_as_late_as_possible():
+    assert quietest(np.zeros(8 * RATE, np.int16)) > 7.8 * RATE

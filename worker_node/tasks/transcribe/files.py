@@ -1,0 +1,89 @@
+"""Published files of Whisper models: OpenAI's checkpoints, Hugging Face repositories, OpenVINO directories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from worker_node.errors import ConfigurationError, ConversionFailed
+from worker_node.models.conversion.job import ConversionJob
+from worker_node.models.conversion.result import Converted
+from worker_node.models.files import ModelFiles
+from worker_node.models.manifest import InstalledModel, sizes
+from worker_node.tasks.transcribe.task import KIND
+
+ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+# What GenAI's pipeline reads of a directory.
+_NEEDED = (
+    ENCODER_FILE,
+    DECODER_FILE,
+    "openvino_tokenizer.xml",
+    "openvino_detokenizer.xml",
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+)
+# A window of 30 s has so many encoder positions, which is what the size of a request is counted in.
+POSITIONS = 1500
+
+
+class _Files(ModelFiles):
+    def recognises(self, source: Path) -> bool:
+        if not source.is_dir():
+            return False
+        if any(source.glob("*.pt")) and any(source.glob("*.tiktoken")):
+            return True
+        return _read(source / "config.json").get("model_type") == "whisper"
+
+    def weights(self, source: Path) -> list[Path]:
+        found = [*source.glob("*.pt"), source / "model.safetensors"]
+        found += [(source / name).with_suffix(".bin") for name in (ENCODER_FILE, DECODER_FILE)]
+        return [path for path in found if path.is_file()]
+
+    def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        # Imports OpenVINO and its tokenizers: only where something is converted.
+        from worker_node.models.conversion.whisper.write import write_whisper  # noqa: PLC0415
+
+        source = Path(job.source)
+        if (source / ENCODER_FILE).is_file():
+            raise ConversionFailed(
+                f'{source} is in OpenVINO form already: serve it where it is, with path = "{source}" in [[models]]'
+            )
+        write_whisper(source, Path(job.target), stage)
+        return Converted(kind=KIND, family="whisper", quantization="f16", context_limit=POSITIONS)
+
+    def open(self, directory: Path, name: str) -> InstalledModel | None:
+        """A directory as optimum exports it is served as it is."""
+        if not (directory / ENCODER_FILE).is_file():
+            return None
+        missing = [file for file in _NEEDED if not (directory / file).is_file()]
+        if missing:
+            raise ConfigurationError(
+                f"{directory}: {', '.join(missing)} is missing; export the model again with optimum-cli export openvino"
+            )
+        for file in _NEEDED:
+            if file.endswith(".json") and not _read(directory / file):
+                raise ConfigurationError(f"{directory / file}: not readable as JSON; export the model again")
+        return InstalledModel(
+            id=name,
+            kind=KIND,
+            path=directory,
+            context_limit=POSITIONS,
+            quantization="as exported",
+            family="whisper",
+            source=f"directory {directory}",
+            files=sizes(directory),
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+FILES = _Files()

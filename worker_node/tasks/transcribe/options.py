@@ -1,0 +1,42 @@
+"""Options of speech recognition: what requests may send, and how the engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Gt
+
+from worker_node.domain import Device
+from worker_node.options.declaration import EngineOptions, Option, Options, declare
+from worker_node.tasks.transcribe.task import KIND
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class AudioOptions(Options):
+    """Bounds of one upload."""
+
+    title: ClassVar[str] = "Speech recognition"
+    task: ClassVar[str] = KIND
+
+    max_audio_mb: Annotated[int, Gt(0), Option("megabytes of an uploaded file")] = 200
+    max_audio_minutes: Annotated[int, Gt(0), Option("minutes of audio in an uploaded file")] = 240
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class TranscribeOptions(EngineOptions):
+    """`busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`."""
+
+    title: ClassVar[str] = "Speech recognition on any device: one window of 30 s at a time"
+    task: ClassVar[str] = KIND
+    devices: ClassVar[frozenset[Device]] = frozenset(Device)
+    runner: ClassVar[str] = "worker_node.tasks.transcribe.runner:TranscribeRunner"
+
+    engine: Literal["transcription"] = "transcription"
+    precision: Annotated[
+        str | None, Option("OpenVINO's inference precision, for example f32 or bf16", default="the device's own")
+    ] = None
+    busy_counter: str | None = None
+    stand_in: bool = False

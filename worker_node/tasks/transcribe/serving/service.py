@@ -1,0 +1,286 @@
+"""The path of a transcription: decode, cut into windows, run each on an engine, put the texts together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from worker_node.domain import RequestContext, Route, Timing, Usage
+from worker_node.errors import UnsupportedParameter
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.routing import NOTHING, Feature
+from worker_node.scheduling.admission import Work
+from worker_node.serving.models import model_of
+from worker_node.serving.places import turn_away
+from worker_node.serving.services import Services
+from worker_node.serving.single import Answer, SingleRun, run_single
+from worker_node.serving.verdict import Demand
+from worker_node.tasks.transcribe import decoding
+from worker_node.tasks.transcribe.messages import SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
+from worker_node.tasks.transcribe.serving.building import TranscriptionModel
+from worker_node.tasks.transcribe.task import KIND
+from worker_node.tasks.transcribe.windows import RATE, Window, next_window, read_samples
+from worker_node.tracing.base import Operation
+
+# FFmpeg decodes an hour of MP3 in two seconds; what takes longer than this is not worth it.
+_LIMITS = PreparationLimits(cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
+_MODULES = ("worker_node.tasks.transcribe.decoding",)
+# A window whose loudest tenth of a second stays below this (of 32,768) has no speech; models invent some.
+_SILENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionRequest:
+    """What a request asks for; see `messages.TranscribeJob`."""
+
+    model: str | None = None
+    language: str | None = None
+    translate: bool = False
+    segments: bool = False
+    words: bool = False
+    prompt: str = ""
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenPart:
+    """What was said in one window; times count from the beginning of the audio."""
+
+    text: str
+    segments: tuple[Span, ...]
+    words: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class Transcription:
+    """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them."""
+
+    route: Route
+    seconds: float
+    language: str | None
+    parts: AsyncIterator[SpokenPart]
+    timing: Timing
+    tokens: int = 0
+    busy_us: int | None = None
+    busy_shared: bool = False
+    collected: list[SpokenPart] = field(default_factory=list)
+
+
+class AudioDecoder:
+    """The process that decodes uploads, started when the first one comes."""
+
+    def __init__(self, pool: PreparationPool | None = None) -> None:
+        self._pool = pool or PreparationPool(_LIMITS, _MODULES)
+
+    async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
+        """Write mono PCM of 16 kHz to `target`; returns its seconds.
+
+        Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
+        """
+        decoded = await self._pool.run(
+            decoding.decode, str(source), str(target), most_seconds, deadline=deadline, param="file"
+        )
+        return float(decoded)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._pool.close()
+
+
+async def find_model(services: Services, wanted: TranscriptionRequest, context: RequestContext) -> TranscriptionModel:
+    """The model of a request, which is refused here before its audio is read if it cannot be served.
+
+    Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
+    """
+    model = await model_of(services.manager, KIND, TranscriptionModel, wanted.model)
+    if not model.multilingual:
+        if wanted.translate:
+            raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")
+        if wanted.language is not None:
+            raise UnsupportedParameter(
+                f"{model.id} knows English only and takes no language; leave it out", param="language"
+            )
+    elif wanted.language is not None and wanted.language not in model.languages:
+        known = ", ".join(sorted(model.languages))
+        raise UnsupportedParameter(f"language is one of {known}", param="language")
+    if not context.dry_run:
+        turn_away(model.placements, 1, context)
+    return model
+
+
+@asynccontextmanager
+async def transcribe(
+    services: Services,
+    decoder: AudioDecoder,
+    context: RequestContext,
+    wanted: TranscriptionRequest,
+    upload: Path,
+    scratch: Path,
+) -> AsyncIterator[Transcription]:
+    """Transcribe a file for as long as the block lasts; the first window is done when it begins.
+
+    Raises BadRequest (no audio, or too long), and what `run_single` raises; while iterating, too.
+    """
+    with services.tracing.operation("transcribe", context, {}) as operation:
+        began = time.monotonic()
+        model = await find_model(services, wanted, context)
+        with model.activity.used_by(context):
+            pcm = scratch / "audio.pcm"
+            most = 60.0 * model.limits.max_audio_minutes
+            seconds = await decoder.decode(upload, pcm, most, context.deadline)
+            operation.tokenized(began)
+            run = _Run(services, model, context, wanted, pcm, round(seconds * RATE), began, operation)
+            result = await run.begin(seconds)
+            yield result
+            services.telemetry.finished(
+                result.route,
+                Usage(run.positions, result.tokens),
+                replace(result.timing, total=(time.monotonic() - context.arrived) * 1e3),
+                busy_us=result.busy_us,
+                busy_shared=result.busy_shared,
+            )
+
+
+async def explain(services: Services, context: RequestContext, wanted: TranscriptionRequest) -> None:
+    """Raise Explained for a request with these parameters."""
+    model = await find_model(services, wanted, context)
+    job = _job(wanted, b"", context, None)
+    demand = _demand(model, context, wanted, 1)
+    run = SingleRun(demand, context, job, Heard, 1, lambda _limits: Work(1), context.arrived, context.arrived)
+    with services.tracing.operation("transcribe", context, {}) as operation:
+        await run_single(services, run, operation)
+
+
+class _Run:
+    """The windows of one transcription, in order.
+
+    Each is heard alone, with the caller's prompt: told what was said before it, a small model gives no times.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        model: TranscriptionModel,
+        context: RequestContext,
+        wanted: TranscriptionRequest,
+        pcm: Path,
+        total: int,
+        began: float,
+        operation: Operation,
+    ) -> None:
+        self._services, self._model, self._context, self._wanted = services, model, context, wanted
+        self._pcm, self._total, self._began, self._operation = pcm, total, began, operation
+        self._language = wanted.language
+        self._place = 0
+        self.positions = max(1, total // SAMPLES_PER_POSITION)
+
+    async def begin(self, seconds: float) -> Transcription:
+        """Do the first window with speech, which decides device and language, and return what goes on from there."""
+        first, answer = await self._next()
+        if answer is None:
+            # No window has speech: still the answer names a device, which must have been asked.
+            answer = await self._ask(Window(0, min(self._total, RATE)))
+        heard = answer.result
+        self._language = self._language or heard.language
+        result = Transcription(
+            answer.route,
+            seconds,
+            self._language,
+            self._parts(first),
+            answer.timing,
+            heard.tokens,
+            heard.busy_us,
+            heard.busy_shared,
+        )
+        self._result = result
+        return result
+
+    async def _parts(self, first: SpokenPart | None) -> AsyncIterator[SpokenPart]:
+        part = first
+        while part is not None:
+            self._result.collected.append(part)
+            yield part
+            part, answer = await self._next(after=self._result.route)
+            if answer is not None:
+                self._add(answer)
+
+    def _add(self, answer: Answer[Heard]) -> None:
+        result, heard = self._result, answer.result
+        result.tokens += heard.tokens
+        if heard.busy_us is not None:
+            result.busy_us = (result.busy_us or 0) + heard.busy_us
+        result.busy_shared |= heard.busy_shared
+        result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
+
+    async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Heard] | None]:
+        """The next window in which somebody speaks; (None, None) when the audio is over."""
+        while self._place < self._total:
+            window = await asyncio.to_thread(next_window, self._pcm, self._place, self._total)
+            self._place = window.end
+            samples = await asyncio.to_thread(read_samples, self._pcm, window)
+            if _silent(samples):
+                continue
+            answer = await self._ask(window, samples.tobytes(), after)
+            heard = answer.result
+            return SpokenPart(heard.text, _moved(heard.segments, window), _moved(heard.words, window)), answer
+        return None, None
+
+    async def _ask(self, window: Window, samples: bytes = b"", after: Route | None = None) -> Answer[Heard]:
+        samples = samples or bytes(2 * (window.end - window.begin))
+        job = _job(self._wanted, samples, self._context, self._language)
+        demand = _demand(self._model, self._context, self._wanted, job.prompt_tokens)
+        if after is not None:
+            # The head of the reply may be out, and names this device.
+            demand = replace(demand, require=after.device)
+        run = SingleRun(
+            demand,
+            self._context,
+            job,
+            Heard,
+            1,
+            lambda _limits: Work(job.prompt_tokens),
+            self._began,
+            time.monotonic(),
+        )
+        answer = await run_single(self._services, run, self._operation)
+        if after is not None:
+            answer = replace(answer, route=replace(answer.route, reason=after.reason))
+        return answer
+
+
+def _job(wanted: TranscriptionRequest, samples: bytes, context: RequestContext, language: str | None) -> TranscribeJob:
+    return TranscribeJob(
+        0,
+        samples,
+        context.deadline,
+        language=language,
+        translate=wanted.translate,
+        segments=wanted.segments,
+        words=wanted.words,
+        prompt=wanted.prompt,
+        temperature=wanted.temperature,
+        interactive=context.interactive,
+    )
+
+
+def _demand(model: TranscriptionModel, context: RequestContext, wanted: TranscriptionRequest, positions: int) -> Demand:
+    detects = model.multilingual and wanted.language is None
+    needs: frozenset[Feature] = frozenset({"language_detection"}) if detects else NOTHING
+    return Demand(model.id, model.placements, positions, positions, require=context.require_device, needs=needs)
+
+
+def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
+    frame = RATE // 10
+    whole = samples[: max(frame, len(samples) // frame * frame)].astype(np.float32)
+    frames = whole.reshape(-1, frame) if len(whole) % frame == 0 and len(whole) else whole[None]
+    return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
+
+
+def _moved(spans: tuple[Span, ...], window: Window) -> tuple[Span, ...]:
+    return tuple(Span(span.begin + window.offset_s, span.end + window.offset_s, span.text) for span in spans)
