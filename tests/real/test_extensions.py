@@ -11,7 +11,7 @@ import pytest
 from tests.support.events import sse
 from tests.support.nodes import start_node
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 MODEL = "smollm2-135m-instruct"
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
