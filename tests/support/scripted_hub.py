@@ -40,7 +40,10 @@ class Repository:
                 sha256 = self.declared.get(path, hashlib.sha256(content).hexdigest())
                 entry["lfs"] = {"size": len(content), "sha256": sha256, "pointerSize": 100}
             siblings.append(entry)
-        return {"id": repo, "sha": COMMIT, "siblings": siblings, "cardData": self.card, "gguf": self.gguf}
+        config = json.loads(self.files.get("config.json", b"{}"))
+        summary = {name: config[name] for name in ("architectures", "model_type") if name in config}
+        described = {"id": repo, "sha": COMMIT, "siblings": siblings, "cardData": self.card, "gguf": self.gguf}
+        return described | {"config": summary}
 
 
 @dataclass

@@ -7,7 +7,7 @@ that the node itself knows (GGUF, OpenVINO directories of generation models and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +28,16 @@ class ModelFiles(ABC):
     def weights(self, source: Path) -> list[Path]:
         """The files whose hashes and sizes stand for the model."""
 
+    def of_repository(self, _architectures: Collection[str], _names: Collection[str]) -> Collection[str] | None:
+        """The files to fetch of a repository with these architectures and files at its top, small ones aside.
+
+        None for a repository that holds no such model. Raises SourceRejected for one that holds one and lacks files.
+        """
+        return None
+
+    def check(self, _directory: Path) -> None:  # noqa: B027
+        """Raise ConversionFailed for what the small files of a directory show that cannot be converted."""
+
     @abstractmethod
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         """Make the model's directory `job.target` of `job.source`, a directory. Runs in a process of its own.
@@ -43,11 +53,23 @@ class ModelFiles(ABC):
         return None
 
 
+def files_of_task(architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
+    """What to fetch of a repository that a task recognises; None for what the node itself must know.
+
+    Raises SourceRejected as `ModelFiles.of_repository`.
+    """
+    for _, files in _all():
+        if (wanted := files.of_repository(architectures, names)) is not None:
+            return frozenset(wanted)
+    return None
+
+
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:
     """The kind of model that a local source is, and who converts it; None for what the node itself must know."""
+    return next(((kind, files) for kind, files in _all() if files.recognises(source)), None)
+
+
+def _all() -> Iterator[tuple[str, ModelFiles]]:
     for task in tasks().values():
         if task.files is not None:
-            files = cast("ModelFiles", load(task.files))
-            if files.recognises(source):
-                return task.kind, files
-    return None
+            yield task.kind, cast("ModelFiles", load(task.files))

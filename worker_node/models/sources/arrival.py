@@ -81,7 +81,21 @@ def fetch_configs(reference: HubReference, listing: Listing, selection: Selectio
     }
     if selection.format is SourceFormat.SAFETENSORS:
         require_buildable_encoder(into, reference.repo)
+    if selection.format is SourceFormat.TASK:
+        _require_convertible(into, reference.repo)
     return hashes
+
+
+def _require_convertible(directory: Path, name: str) -> None:
+    """Raises SourceRejected for what the task that recognises the small files cannot convert."""
+    known = recognised(directory)
+    try:
+        if known is None:
+            raise ConversionFailed("config.json names another architecture than the hub does")
+        known[1].check(directory)
+    except ConversionFailed as error:
+        reason = error.message.replace(f"{directory}/", "")
+        raise SourceRejected(f"{name} cannot be converted here: {reason}") from error
 
 
 def require_buildable_encoder(directory: Path, name: str) -> None:

@@ -36,6 +36,7 @@ def list_repository(reference: HubReference) -> Listing:
         files=tuple(_remote_file(sibling) for sibling in info.siblings or ()),
         licence=str((info.card_data or {}).get("license") or "unknown"),
         gguf=dict(info.gguf or {}),
+        architectures=tuple(map(str, (info.config or {}).get("architectures") or ())),
     )
 
 

@@ -20,13 +20,14 @@ class RemoteFile:
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The files of one version. `revision` is the commit; `licence` the declared one; `gguf` the hub's own summary of
-    its GGUF files (architecture, context_length), where it has one."""
+    its GGUF files (architecture, context_length), where it has one; `architectures` those of its config.json."""
 
     name: str
     revision: str
     files: tuple[RemoteFile, ...]
     licence: str = "unknown"
     gguf: dict[str, Any] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
 
     def find(self, path: str) -> RemoteFile | None:
         """The file of that path, or None."""

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from worker_node.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.directory import GENERATION_FILES
+from worker_node.models.files import files_of_task
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.sources.export import export_command
 from worker_node.models.sources.listing import Listing, RemoteFile
@@ -64,11 +65,13 @@ def select(listing: Listing, tag: str | None = None) -> Selection:
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
     if tag is not None or (ggufs and MODEL_FILE not in top):
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
+    if (wanted := files_of_task(listing.architectures, top)) is not None:
+        return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
     if any(name.startswith("openvino_") and name.endswith(".xml") for name in top):
         return _openvino(listing, top)
     if SAFETENSORS_FILE in top and "modules.json" in top:
-        wanted = {SAFETENSORS_FILE, "tokenizer.json", *CONFIG_FILES}
-        return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in wanted))
+        needed = {SAFETENSORS_FILE, "tokenizer.json", *CONFIG_FILES}
+        return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
     raise _unusable(listing, top)
 
 

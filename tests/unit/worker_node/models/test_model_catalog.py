@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.models.catalog import Catalog, HubSource, PackageSource, Quantization, SourceFormat
+from worker_node.registry import tasks
 
 CATALOG = Catalog.load()
 NAMES = [(name, entry.id) for entry in CATALOG for name in (entry.id, *entry.aliases)]
@@ -73,6 +74,7 @@ def test_embedding_models_say_their_dimensions_and_generation_models_their_canar
         elif entry.kind == ModelKind.GENERATION:
             assert entry.canary is not None
             assert entry.canary.expected
+        assert entry.kind in tasks()
         if isinstance(entry.source, HubSource):
             assert (entry.format is SourceFormat.GGUF) is (entry.source.tag is not None)
 

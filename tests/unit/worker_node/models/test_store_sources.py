@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.cli import main
 from worker_node.domain import ModelKind
@@ -39,6 +40,40 @@ def test_an_encoder_of_a_hub_is_built_and_found_by_its_repository(hub, store_roo
     hub.asked.clear()
     assert store.pull("maker/tiny") == model
     assert hub.asked == [], "what is installed is not asked for again"
+
+
+def test_a_cross_encoder_of_a_hub_and_of_a_directory_becomes_a_reranking_model(hub, store_root, tmp_path):
+    write_tiny(tmp_path / "tiny")
+    (tmp_path / "tiny/pytorch_model.bin").write_bytes(b"not wanted")
+    hub.repositories["maker/ranker"] = Repository(files_of(tmp_path / "tiny"), card={"license": "mit"})
+    store = ModelStore()
+    model = store.pull("maker/ranker")
+    assert (model.id, model.kind, model.licence, model.context_limit) == ("ranker", "rerank", "mit", 64)
+    assert {name for name, _ in hub.large_downloads()} == {"model.safetensors"}
+    local = store.convert(tmp_path / "tiny", "local")
+    assert (local.kind, local.source_sha256["model.safetensors"]) == (
+        "rerank",
+        model.source_sha256["model.safetensors"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"config.json": b'{"architectures": ["BertForSequenceClassification"]}'}, "lacks model.safetensors, tokeni"),
+        ({"labels": 3}, "the model has 3 labels; a reranker has one, or two"),
+    ],
+)
+def test_a_cross_encoder_that_cannot_be_built_is_rejected_before_any_large_file(
+    hub, store_root, tmp_path, files, reason
+):
+    if labels := files.get("labels"):
+        write_tiny(tmp_path / "tiny", labels=labels)
+        files = files_of(tmp_path / "tiny")
+    hub.repositories["maker/ranker"] = Repository(files)
+    with pytest.raises(SourceRejected, match=reason):
+        ModelStore().pull("maker/ranker")
+    assert hub.large_downloads() == []
 
 
 def test_a_pull_that_failed_leaves_nothing_that_looks_installed_and_continues(hub, store_root, make_bert, monkeypatch):

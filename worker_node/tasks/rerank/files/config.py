@@ -10,22 +10,7 @@ import msgspec
 
 from worker_node.errors import ConversionFailed
 from worker_node.models.conversion.sentence_config import BertConfig, read_bert_config, read_json, token_limit
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One architecture: the prefix of its tensors, and whether its positions begin after the padding token's."""
-
-    model_type: str
-    prefix: str
-    offset: bool
-
-
-FAMILIES = {
-    "BertForSequenceClassification": Family("bert", "bert.", offset=False),
-    "RobertaForSequenceClassification": Family("roberta", "roberta.", offset=True),
-    "XLMRobertaForSequenceClassification": Family("xlm-roberta", "roberta.", offset=True),
-}
+from worker_node.tasks.rerank.files.architectures import FAMILIES, Family, architecture_of
 
 
 class _Labels(msgspec.Struct, frozen=True):
@@ -44,18 +29,6 @@ class CrossEncoderConfig:
     labels: int
     first_position: int
     max_tokens: int
-
-
-def architecture_of(directory: Path) -> str | None:
-    """The one architecture that `config.json` names; None where there is no readable one."""
-    try:
-        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    match config.get("architectures"):
-        case [str(name)]:
-            return name
-    return None
 
 
 def read_cross_encoder_config(directory: Path) -> CrossEncoderConfig:

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from worker_node.errors import SourceRejected
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
+from worker_node.tasks.rerank.files.architectures import FAMILIES, architecture_of
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class _CrossEncoders(ModelFiles):
     def recognises(self, source: Path) -> bool:
         """A directory whose `config.json` names a cross-encoder's architecture."""
-        # Imports OpenVINO's helpers' neighbours only where there is something to look at.
-        if not (source / "config.json").is_file():
-            return False
-        from worker_node.tasks.rerank.files.config import FAMILIES, architecture_of  # noqa: PLC0415
-
         return architecture_of(source) in FAMILIES
 
     def weights(self, source: Path) -> list[Path]:
         names = (MODEL_FILE, WEIGHTS_FILE) if (source / MODEL_FILE).is_file() else ("model.safetensors",)
-        return [source / name for name in (*names, "config.json", "tokenizer.json") if (source / name).is_file()]
+        return [source / name for name in (*names, "config.json", TOKENIZER_FILE) if (source / name).is_file()]
+
+    def of_repository(self, architectures: Collection[str], names: Collection[str]) -> Collection[str] | None:
+        """The weights in either form, and the tokenizer."""
+        if not FAMILIES.keys() & set(architectures):
+            return None
+        # As published before as exported: exports on hubs are often of another precision than they say.
+        forms = [form for form in (("model.safetensors",), (MODEL_FILE, WEIGHTS_FILE)) if set(form) <= set(names)]
+        missing = ([] if forms else ["model.safetensors"]) + sorted({"config.json", TOKENIZER_FILE} - set(names))
+        if missing:
+            raise SourceRejected(
+                f"the repository holds a cross-encoder and lacks {', '.join(missing)}; look for one that has them"
+            )
+        return (*forms[0], TOKENIZER_FILE)
+
+    def check(self, directory: Path) -> None:
+        from worker_node.tasks.rerank.files.config import read_cross_encoder_config  # noqa: PLC0415
+
+        read_cross_encoder_config(directory)
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         from worker_node.tasks.rerank.files.conversion import convert_cross_encoder  # noqa: PLC0415
