@@ -8,17 +8,21 @@ import asyncio
 import math
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from tests.support.cross_encoders import HEADS, write_minilm, write_tiny
+from tests.support.foreign import environment
 from tests.support.nodes import start_node
 from tests.support.numpy_bert import bert_logits
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
+ENVIRONMENTS = Path(__file__).parent / "environments"
 QUERY = "how tall is the eiffel tower"
 DOCUMENTS = ["The tower is 330 metres tall.", "Bananas are rich in potassium.", "東京は日本の首都です。", ""]
 
@@ -184,6 +188,20 @@ async def test_health_explanation_and_metrics_cover_reranking(rank, reranking, h
     assert float(samples['npu_node_reranked_documents_total{device="NPU",model="one"}']) >= 4
     padded = float(samples['npu_node_rerank_device_tokens_total{device="NPU",model="one"}'])
     assert padded > float(samples['npu_node_rerank_computed_tokens_total{device="NPU",model="one"}']) > 0
+
+
+def test_coheres_own_client(reranking):
+    # More than 5 s: its environment is installed once for each machine, and importing it takes seconds.
+    done = subprocess.run(
+        [environment(ENVIRONMENTS / "cohere.txt"), ENVIRONMENTS / "cohere_calls.py"],
+        env=os.environ | {"NODE_URL": reranking.url},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("all is as it should be")
 
 
 async def test_an_engine_killed_in_the_middle_costs_a_caller_nothing_or_a_retryable_error(rank, reranking):
