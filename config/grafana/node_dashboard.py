@@ -213,7 +213,11 @@ def _speed(built: Dashboard) -> None:
         graph("Embedding cache hits", text, "percentunit", (f"{hits} / ({hits} + {misses})", _PLACE), highest=1)
     )
     texts = f"sum by ({place}) (rate(npu_node_embedded_texts_total{{{_I}}}{_R}))"
-    built.with_panel(graph("Texts embedded", "Those from the cache included.", "ops", (texts, _PLACE), width=HALF))
+    ranked = f"sum by ({place}) (rate(npu_node_reranked_documents_total{{{_I}}}{_R}))"
+    text = "Texts embedded, those from the cache included, and documents ranked."
+    built.with_panel(
+        graph("Texts", text, "ops", (texts, f"{_PLACE} embedded"), (ranked, f"{_PLACE} ranked"), width=HALF)
+    )
     padding = (
         f"sum by ({place}) (rate(npu_node_embedding_device_tokens_total{{{_I}}}{_R}))"
         f" / (sum by ({place}) (rate(npu_node_embedding_computed_tokens_total{{{_I}}}{_R})) > 0)"

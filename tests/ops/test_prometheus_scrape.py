@@ -19,6 +19,7 @@ import yaml
 
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
+from tests.support.cross_encoders import write_tiny
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(400)]
@@ -166,6 +167,7 @@ class Load(threading.Thread):
                 # Longer than the first node's NPU takes, so it goes to the CPU.
                 post(url + "/embeddings", {"texts": ["word " * 60 + str(turn)]})
                 post(url + "/embeddings", {"texts": [1]})
+                post(url + "/rerank", {"query": "a", "texts": ["b c", str(turn)]})
 
     def stop(self):
         self._over.set()
@@ -183,9 +185,11 @@ def watched(tmp_path_factory, store):
     (sysfs / "npu_current_frequency_mhz").write_text("1400\n")
     npu_first = {"name": EMBEDDER, "placements": ["NPU", {"device": "CPU", "load": "eager"}], "npu_buckets": [32]}
     writer = {"name": WRITER, "placements": ["CPU"]}
+    ranker = tmp_path_factory.mktemp("ranker") / "tiny"
+    write_tiny(ranker)
     emulated = {
         "NPU_NODE_NPU_EMULATION": "1",
-        "NPU_NODE_MODELS": json.dumps([npu_first, writer]),
+        "NPU_NODE_MODELS": json.dumps([npu_first, writer, {"path": str(ranker), "placements": ["CPU"]}]),
         "NPU_NODE_CANARY_INTERVAL_S": "5",
     }
     with contextlib.ExitStack() as stack:
