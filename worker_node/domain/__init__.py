@@ -1,6 +1,6 @@
 """What the parts of the node say to each other: plain frozen data, no I/O, no HTTP."""
 
-from worker_node.domain.conversation import Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.domain.conversation import Message, Picture, Rendering, Tool, ToolCall, ToolUse
 from worker_node.domain.embedding import EmbeddingReply, EmbeddingRequest
 from worker_node.domain.generation import (
     AnswerSchema,
@@ -31,6 +31,7 @@ __all__ = [
     "GivenForm",
     "Message",
     "ModelKind",
+    "Picture",
     "Piece",
     "Priority",
     "Reasoning",

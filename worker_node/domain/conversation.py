@@ -16,16 +16,30 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture within a message as it was sent: the base64 form of an image file, not decoded yet.
+
+    `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
+    """
+
+    base64: str = field(repr=False)
+    at: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation. `role` is system, user, assistant or tool.
 
-    A tool's message is its result; `tool_name` says whose it is, where that is known.
+    A tool's message is its result; `tool_name` says whose it is, where that is known. `pictures` are in the order of
+    their places in `content`.
     """
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_name: str | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

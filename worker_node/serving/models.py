@@ -14,6 +14,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.options.generation import GenerationOptions
 from worker_node.registry import task_of
 from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.serving.picture_rules import PictureRules
 from worker_node.serving.tokenization import ChatTokenizer
 
 M = TypeVar("M", bound=ServedModel)
@@ -36,17 +37,25 @@ class EmbeddingModel(ServedModel):
 class GenerationModel(ServedModel):
     """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
 
-    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones.
+    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones. `pictures` is
+    None for a model without vision.
     """
 
     tokenizer: ChatTokenizer
     max_tokens_limit: int = sys.maxsize
     best_of_limit: int = GenerationOptions().best_of_limit
     sampling_defaults: Mapping[str, Any] | None = None
+    pictures: PictureRules | None = None
 
     def abilities(self) -> Sequence[str]:
         """See `ServedModel.abilities`."""
-        return [*(["tools"] if self.tokenizer.takes_tools else []), *(["thinking"] if self.tokenizer.can_think else [])]
+        found = {
+            "vision": self.pictures is not None,
+            # The engine of a model with vision takes no grammars, which calls of tools are held to.
+            "tools": self.tokenizer.takes_tools and self.pictures is None,
+            "thinking": self.tokenizer.can_think,
+        }
+        return [ability for ability, has in found.items() if has]
 
 
 async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None) -> M:

@@ -12,6 +12,7 @@ from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
 from worker_node.serving.forms import answer_form
 from worker_node.serving.models import GenerationModel
+from worker_node.serving.pictures import check_pictures
 from worker_node.serving.places import turn_away
 from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.sampling_defaults import completed
@@ -36,7 +37,11 @@ class PreparedGeneration:
 async def prepare_generation(
     services: Services, model: GenerationModel, request: GenerationRequest
 ) -> PreparedGeneration:
-    """Compile the schema and tokenize. Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded."""
+    """Check the pictures, compile the schema and tokenize.
+
+    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+    """
+    check_pictures(services.manager, model, request)
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
     grammar = request.grammar if isinstance(request.grammar, str) else None

@@ -20,12 +20,14 @@ from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
 from worker_node.api.ollama.residents import patient, resident, served
-from worker_node.api.ollama.table import CHAT, GENERATE, MESSAGE
+from worker_node.api.ollama.table import CHAT, GENERATE
+from worker_node.api.pictures import picture
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
     Finished,
     GenerationRequest,
     Message,
+    Picture,
     Rendering,
     RequestContext,
     Tool,
@@ -76,6 +78,7 @@ class GenerateBody(_Common):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+    images: list[str] | None = None
 
 
 class OllamaCall(DialectBody):
@@ -94,9 +97,7 @@ class OllamaCall(DialectBody):
 
 
 class OllamaMessage(DialectBody):
-    """One turn of a conversation."""
-
-    rules: ClassVar[Table] = MESSAGE
+    """One turn of a conversation; `images` are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -104,6 +105,7 @@ class OllamaMessage(DialectBody):
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    images: list[str] | None = None
 
 
 class OllamaTool(DialectBody):
@@ -156,21 +158,29 @@ def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
             turn.content or "",
             tuple(ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []),
             turn.tool_name,
+            _pictures(turn.images, f"messages[{number}].images"),
         )
-        for turn in messages
+        for number, turn in enumerate(messages)
     )
+
+
+def _pictures(images: Sequence[str] | None, where: str) -> tuple[Picture, ...]:
+    """Images come before the text, as in Ollama. Raises BadRequest, PayloadTooLarge."""
+    return tuple(picture(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
     context = patient(request_context(request))
     body = await read_body(request, GenerateBody)
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return await _load_or_unload(request, context, body, {"response": ""})
     model = await served(request, body.model)
-    prompt: str | tuple[Message, ...] = body.prompt
+    prompt: str | tuple[Message, ...] = body.prompt or ""
     if not body.raw:
         system = (Message("system", body.system),) if body.system else ()
-        prompt = (*system, Message("user", body.prompt))
+        prompt = (*system, Message("user", body.prompt or "", pictures=_pictures(body.images, "images")))
+    elif body.images:
+        raise BadRequest("images: a raw prompt has no place for them", param="images")
     elif body.system:
         raise BadRequest("system: a raw prompt has no place for it", param="system")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from worker_node.api.leniency import Table, Unsupported, hints
 
-_NO_IMAGES = "no vision model is loaded"
 _MIROSTAT = "this engine has no Mirostat sampling"
 
 # On memory and threads, which this node uses in its own way.
@@ -39,7 +38,6 @@ OPTIONS: Table = {
 GENERATE: Table = {
     **hints("truncate"),
     "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
-    "images": Unsupported(_NO_IMAGES),
     "logprobs": Unsupported("use /v1/completions"),
     "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
     "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
@@ -51,6 +49,4 @@ CHAT: Table = {
     "top_logprobs": Unsupported("use /v1/chat/completions"),
 }
 
-MESSAGE: Table = {"images": Unsupported(_NO_IMAGES)}
-
-TABLES = (OPTIONS, GENERATE, CHAT, MESSAGE)
+TABLES = (OPTIONS, GENERATE, CHAT)

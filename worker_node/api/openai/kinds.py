@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+_IMAGES = frozenset({"image_url", "input_image"})
 _MEDIA = {
-    "image_url": "images",
-    "input_image": "images",
     "input_audio": "sound",
     "audio_url": "sound",
     "video_url": "films",
@@ -19,10 +18,19 @@ _MEDIA = {
 
 
 def only_text(part: Any) -> Any:
+    """The part of a message that may hold text only, as it was sent. Raises PydanticCustomError."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _IMAGES:
+        reason = "{kind}: images are read in messages of the user only"
+        raise PydanticCustomError("unsupported_part", reason, {"kind": kind})
+    return text_or_image(part)
+
+
+def text_or_image(part: Any) -> Any:
     """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in _MEDIA:
-        reason = "{kind}: the models loaded here read text, no {media}"
+        reason = "{kind}: the models here read text and images, no {media}"
         raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
     return part
 

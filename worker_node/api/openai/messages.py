@@ -10,19 +10,34 @@ from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
-from worker_node.api.openai.kinds import only_text
+from worker_node.api.openai.kinds import only_text, text_or_image
 from worker_node.api.openai.table import MESSAGE
-from worker_node.domain import Message, ToolCall
+from worker_node.api.pictures import picture_of_url
+from worker_node.domain import Message, Picture, ToolCall
 
 
 class TextPart(DialectBody):
-    """A part of a message: text is the only kind that the models here read."""
+    """A part of a message that is text."""
 
     type: Literal["text"]
     text: str
 
 
+class ImagePart(DialectBody):
+    """A part of a message that is a picture; `detail` is a hint for models that see in several resolutions."""
+
+    class Url(DialectBody):
+        """The picture itself, as a data URL."""
+
+        url: str
+        detail: str | None = None
+
+    type: Literal["image_url"]
+    image_url: Url
+
+
 Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
 
 
 class SystemMessage(DialectBody):
@@ -40,7 +55,7 @@ class UserMessage(DialectBody):
     rules: ClassVar[Table] = MESSAGE
 
     role: Literal["user"]
-    content: Content
+    content: str | list[Part]
 
 
 class PastCall(DialectBody):
@@ -86,10 +101,14 @@ ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMes
 def conversation(
     messages: Sequence[SystemMessage | UserMessage | AssistantMessage | ToolMessage],
 ) -> tuple[Message, ...]:
-    """The messages as the node has them."""
+    """The messages as the node has them. Raises BadRequest, PayloadTooLarge for a picture."""
     called: dict[str, str] = {}
     turns: list[Message] = []
-    for message in messages:
+    for number, message in enumerate(messages):
+        if isinstance(message, UserMessage):
+            text, pictures = _parts(message.content, f"messages[{number}].content")
+            turns.append(Message("user", text, pictures=pictures))
+            continue
         text = text_of(message.content)
         if isinstance(message, AssistantMessage):
             calls = message.tool_calls or []
@@ -99,8 +118,21 @@ def conversation(
         elif isinstance(message, ToolMessage):
             turns.append(Message("tool", text, tool_name=message.name or called.get(message.tool_call_id)))
         else:
-            turns.append(Message("system" if message.role == "developer" else message.role, text))
+            turns.append(Message("system", text))
     return tuple(turns)
+
+
+def _parts(content: str | Sequence[TextPart | ImagePart], where: str) -> tuple[str, tuple[Picture, ...]]:
+    """The text of a content, and the pictures in it."""
+    if isinstance(content, str):
+        return content, ()
+    text, pictures = "", []
+    for number, part in enumerate(content):
+        if isinstance(part, TextPart):
+            text += part.text
+        else:
+            pictures.append(picture_of_url(part.image_url.url, len(text), f"{where}[{number}].image_url.url"))
+    return text, tuple(pictures)
 
 
 def past_arguments(text: str | None) -> dict[str, Any]:

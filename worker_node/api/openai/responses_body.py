@@ -11,11 +11,21 @@ from worker_node.api import parameters
 from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.openai.fields import NumberOf, Penalty
-from worker_node.api.openai.kinds import only_functions, only_text
+from worker_node.api.openai.kinds import only_functions, only_text, text_or_image
 from worker_node.api.openai.messages import past_arguments
 from worker_node.api.openai.table import RESPONSES, STYLE
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
-from worker_node.domain import AnswerSchema, GenerationRequest, Message, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.api.pictures import picture_of_url
+from worker_node.domain import (
+    AnswerSchema,
+    GenerationRequest,
+    Message,
+    Picture,
+    RequestContext,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
 from worker_node.errors import BadRequest
 
 _SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
@@ -31,7 +41,18 @@ class ResponsesTextPart(DialectBody):
     logprobs: list[Any] | None = None
 
 
+class ResponsesImagePart(DialectBody):
+    """A part of a message that is a picture, as a data URL; `detail` is a hint. Files are not kept here."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+
+
 Parts = list[Annotated[ResponsesTextPart, BeforeValidator(only_text)]]
+MessagePart = Annotated[
+    ResponsesTextPart | ResponsesImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)
+]
 
 
 class MessageItem(DialectBody):
@@ -39,7 +60,7 @@ class MessageItem(DialectBody):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Parts
+    content: str | list[MessagePart]
     id: str | None = None
     status: str | None = None
 
@@ -184,13 +205,15 @@ class ResponsesBody(DialectBody):
     def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
         called = {item.call_id: item.name for item in items if isinstance(item, CallItem)}
-        for item in items:
+        for number, item in enumerate(items):
             if isinstance(item, CallItem):
                 turns.append(Message("assistant", "", (ToolCall(item.name, past_arguments(item.arguments)),)))
             elif isinstance(item, OutputItem):
                 turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
             elif isinstance(item, MessageItem):
-                turns.append(Message("system" if item.role == "developer" else item.role, _text(item.content)))
+                text, pictures = _message_parts(item.content, f"input[{number}].content")
+                role = "system" if item.role == "developer" else item.role
+                turns.append(Message(role, text, pictures=pictures))
         return tuple(turns)
 
     def _tool_use(self) -> ToolUse | None:
@@ -227,3 +250,18 @@ class ResponsesBody(DialectBody):
 
 def _text(content: str | Sequence[ResponsesTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _message_parts(
+    content: str | Sequence[ResponsesTextPart | ResponsesImagePart], where: str
+) -> tuple[str, tuple[Picture, ...]]:
+    """The text of a message, and the pictures in it."""
+    if isinstance(content, str):
+        return content, ()
+    text, pictures = "", []
+    for number, part in enumerate(content):
+        if isinstance(part, ResponsesTextPart):
+            text += part.text
+        else:
+            pictures.append(picture_of_url(part.image_url, len(text), f"{where}[{number}].image_url"))
+    return text, tuple(pictures)

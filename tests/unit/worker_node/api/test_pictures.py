@@ -1,0 +1,117 @@
+"""Pictures in the requests of every dialect: where they stand in a conversation, and which are refused at once."""
+
+import time
+
+import pytest
+
+from tests.support.application import application, built_models
+from worker_node.api.ollama.generation import OllamaChatBody, _conversation
+from worker_node.api.openai.chat import ChatBody
+from worker_node.api.openai.responses_body import ResponsesBody
+from worker_node.api.pictures import MAX_PICTURE_BYTES, picture, picture_of_url
+from worker_node.domain import Picture, RequestContext
+from worker_node.errors import BadRequest, PayloadTooLarge
+
+WRITER = "smollm2-135m-instruct"
+URL = "data:image/png;base64,AAAA"
+CONTEXT = RequestContext("a", 0.0, time.monotonic() + 60)
+
+
+def chat(content):
+    return {"model": WRITER, "messages": [{"role": "user", "content": content}]}
+
+
+def test_the_parts_of_a_chat_message_are_its_text_and_pictures_at_their_places():
+    image = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+    parts = [{"type": "text", "text": "one"}, image, {"type": "text", "text": "two"}, image]
+    turn = ChatBody.model_validate(chat(parts)).requests(CONTEXT)[0].prompt[0]
+    where = "messages[0].content[{}].image_url.url"
+    assert turn.content == "onetwo"
+    assert turn.pictures == (Picture("AAAA", 3, where.format(1)), Picture("AAAA", 6, where.format(3)))
+
+
+def test_the_parts_of_a_responses_item_are_its_text_and_pictures():
+    parts = [{"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": "one"}]
+    body = ResponsesBody.model_validate({"model": WRITER, "input": [{"role": "user", "content": parts}]})
+    turn = body.request(CONTEXT, body.items).prompt[0]
+    assert (turn.content, turn.pictures) == ("one", (Picture("AAAA", 0, "input[0].content[0].image_url"),))
+
+
+def test_ollamas_images_come_before_the_text():
+    turns = [{"role": "user", "content": "one", "images": ["AAAA", "BBBB"]}]
+    [turn] = _conversation(OllamaChatBody.model_validate({"model": WRITER, "messages": turns}).messages)
+    assert turn.pictures == tuple(Picture(x, 0, f"messages[0].images[{n}]") for n, x in enumerate(["AAAA", "BBBB"]))
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://example.org/a.png", "fetches no remote URLs"),
+        ("HTTP://169.254.169.254/latest", "fetches no remote URLs"),
+        ("file:///etc/passwd", "not a data URL"),
+        ("data:image/png,abc", "not a data URL"),
+        ("data:image/svg+xml;base64,AAAA", "PNG, JPEG, WebP or GIF, not image/svg+xml"),
+        ("data:image/png;base64,", "is empty"),
+        ("", "not a data URL"),
+    ],
+)
+def test_urls_that_hold_no_picture_are_refused_with_the_reason(url, told):
+    with pytest.raises(BadRequest, match="here") as refusal:
+        picture_of_url(url, 0, "here")
+    assert told in refusal.value.message
+    assert refusal.value.param == "here"
+
+
+def test_a_data_url_may_have_parameters():
+    assert picture_of_url("data:image/jpeg;name=a.jpg;base64,AAAA", 2, "x") == Picture("AAAA", 2, "x")
+
+
+def test_a_picture_over_the_bound_is_refused_undecoded():
+    with pytest.raises(PayloadTooLarge, match=str(MAX_PICTURE_BYTES)):
+        picture("A" * (MAX_PICTURE_BYTES * 4 // 3 + 8), 0, "x")
+
+
+def test_a_picture_is_not_shown_in_logs():
+    assert "AAAA" not in repr(Picture("AAAA", 0, "x"))
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": URL}}
+REQUESTS = {
+    "/v1/chat/completions": (chat([IMAGE]), "messages[0].content[0].image_url.url"),
+    "/v1/responses": (
+        {"model": WRITER, "input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}]},
+        "input[0].content[0].image_url",
+    ),
+    "/api/chat": ({"model": WRITER, "messages": [{"role": "user", "images": ["AAAA"]}]}, "messages[0].images[0]"),
+    "/api/generate": ({"model": WRITER, "prompt": "x", "images": ["AAAA"]}, "images[0]"),
+}
+
+
+@pytest.fixture(scope="module")
+def writer(store):
+    """A model without vision; its engine is never started."""
+    return built_models(store, WRITER)
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_model_without_vision_says_so_in_every_dialect(writer, path):
+    body, where = REQUESTS[path]
+    async with application(writer) as (client, _), client.post(path, json=body) as reply:
+        error = (await reply.json())["error"]
+        assert reply.status == 400
+        assert (error if isinstance(error, str) else error["message"]).startswith(
+            f"{where}: {WRITER} reads no images; this node has no vision model"
+        )
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+async def test_only_the_user_sends_images(writer, role):
+    body = {"model": WRITER, "messages": [{"role": role, "content": [IMAGE]}, {"role": "user", "content": "x"}]}
+    async with application(writer) as (client, _), client.post("/v1/chat/completions", json=body) as reply:
+        assert reply.status == 400
+        assert "messages of the user only" in (await reply.json())["error"]["message"]
+
+
+async def test_images_are_not_tokenized(writer):
+    async with application(writer) as (client, _), client.post("/tokenize", json=chat([IMAGE])) as reply:
+        assert reply.status == 400

@@ -1,0 +1,40 @@
+"""Pictures in requests: data URLs and base64, bounded before anything is decoded."""
+
+from __future__ import annotations
+
+import re
+
+from worker_node.domain import Picture
+from worker_node.errors import BadRequest, PayloadTooLarge
+
+MAX_PICTURE_BYTES = 20_000_000
+FORMATS = "PNG, JPEG, WebP or GIF"
+_HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
+_HEAD_LENGTH = 200
+_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
+
+
+def picture_of_url(url: str, at: int, where: str) -> Picture:
+    """The picture of a data URL. Raises BadRequest for any other URL, PayloadTooLarge."""
+    scheme = url[:_HEAD_LENGTH].partition(":")[0].lower()
+    if scheme in {"http", "https"}:
+        raise BadRequest(
+            f"{where}: this node fetches no remote URLs; send the image itself, as data:image/png;base64,…", param=where
+        )
+    head = _HEAD.match(url[:_HEAD_LENGTH])
+    if head is None:
+        raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)
+    if (kind := head["type"].lower()) not in _TYPES:
+        raise BadRequest(f"{where}: images are {FORMATS}, not {kind}", param=where)
+    return picture(url[head.end() :], at, where)
+
+
+def picture(base64: str, at: int, where: str) -> Picture:
+    """The picture of a base64 text. Raises BadRequest if it is empty, PayloadTooLarge."""
+    if not base64:
+        raise BadRequest(f"{where}: the image is empty", param=where)
+    if (size := len(base64) * 3 // 4) > MAX_PICTURE_BYTES + 2:
+        raise PayloadTooLarge(
+            f"{where}: the image has {size} bytes; the bound is {MAX_PICTURE_BYTES}. Send a smaller one", param=where
+        )
+    return Picture(base64, at, where)

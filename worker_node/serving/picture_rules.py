@@ -1,0 +1,29 @@
+"""What a model takes of pictures: how large, at how many tokens each, and with which marks in its prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRules:
+    """Pictures are scaled down before they go to the engine, as far as its preprocessor loses nothing by it.
+
+    The shorter side then has at most `shortest` pixels (None: any), and a picture at most `max_pixels`. `tokens` is an
+    estimate of the tokens for a width and a height. `marks` stand for pictures in the model's own prompts, so that they
+    cannot be part of a text.
+    """
+
+    tokens: Callable[[int, int], int]
+    max_pixels: int
+    shortest: int | None = None
+    marks: tuple[str, ...] = ()
+
+    def scaled(self, width: int, height: int) -> tuple[int, int]:
+        """The size at which a picture of this size goes to the engine."""
+        factor = min(1.0, math.sqrt(self.max_pixels / (width * height)))
+        if self.shortest is not None:
+            factor = min(factor, self.shortest / min(width, height))
+        return max(1, round(width * factor)), max(1, round(height * factor))
