@@ -13,7 +13,7 @@ PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check insta
 # pytest and each process of the tests would compile all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bench clean
+.PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -96,9 +96,15 @@ dist: install       ## build the sdist and the wheel into dist/, and check them
 deb:                ## build the Debian package for the Debian that this runs on into dist/
 	packaging/deb/build.sh
 
+bundle:             ## build dist/npu-node-bundle/, a node that runs without Python
+	$(PYTHON) -m venv .venv-bundle
+	@.venv-bundle/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt \
+		'.[node,convert]' pyinstaller
+	packaging/bundle/build.sh
+
 bench: install      ## measure; prints ratios made in one run
 	$(BIN)/python -m worker_node pull --embedded
 	$(BIN)/python -m benchmarks
 
 clean:              ## remove what install and the tools made
-	rm -rf $(VENV) $(OPS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPS) .venv-bundle .mypy_cache .pytest_cache .ruff_cache .hypothesis

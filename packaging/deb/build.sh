@@ -39,6 +39,7 @@ for part in joblib networkx numpy scipy sklearn; do
     find "$package$home"/lib/python3.*/site-packages/"$part" -depth -type d \( -name tests -o -name test \) -exec rm -rf {} +
 done
 grep -rlI "$package" "$package$home/bin" "$package$home/pyvenv.cfg" | xargs -r sed -i "s#$package##g"
+find "$package$home"/lib -name '*.py' -perm /111 -exec chmod a-x {} +
 ln -sfn ../../../bin/python3 "$package$home/bin/python3"
 ln -sfn python3 "$package$home/bin/python"
 chmod -R u+w,go-w,a+rX "$package$home"

@@ -1,0 +1,23 @@
+"""The program of the bundle: `npu-node`; for its child processes `npu-node -m MODULE`, as Python would run it."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+
+def main() -> int:
+    """Run a module of the bundle, or the command line."""
+    if sys.argv[1:2] == ["-m"] and len(sys.argv) > 2:
+        module = sys.argv[2]
+        # As Python leaves it: the module in the first place, then its own arguments.
+        del sys.argv[1:3]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
+    from worker_node.cli import main as node_main  # noqa: PLC0415  (a child process need not import it)
+
+    return node_main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The Debian package on booted Debian 12 and 13: built, installed, upgraded, purged; and install.sh as a user there.
+
+All without a network.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ops.conftest import EMBEDDER
+from tests.ops.containers import DEBIAN_12, DEBIAN_13, booted, run
+
+# Each machine installs an environment of some 60 wheels, and packs and unpacks it.
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parents[2]
+STATE, KEYS, SETTINGS = "/var/lib/npu-node", "/etc/npu-node/api_keys", "/etc/npu-node/node.toml"
+CALL = """
+import json, urllib.request
+key = open("/etc/npu-node/api_keys").read().strip()
+def call(path, body=None):
+    request = urllib.request.Request("http://127.0.0.1:8081" + path, body, {"Authorization": "Bearer " + key})
+    return json.load(urllib.request.urlopen(request, timeout=30))
+print(json.dumps([call("/health")["status"], len(call("/embeddings", b'{"texts": ["a"]}')["embeddings"][0])]))
+"""
+
+
+@pytest.fixture(scope="module", params=[DEBIAN_12, DEBIAN_13], ids=lambda distribution: distribution.name)
+def machine(request, containers_possible, wheelhouse, build_wheels, store):
+    """A machine with the package built on it, below /srv/debs."""
+    distribution = request.param
+    mounts = (
+        f"{ROOT}:/src:ro",
+        f"{wheelhouse(distribution.python)}:/wheels:ro",
+        f"{build_wheels}:/build:ro",
+        f"{store.root / EMBEDDER}:/srv/{EMBEDDER}:ro",
+    )
+    with booted(distribution, *mounts, name=f"npu-ops-deb-{distribution.name}") as machine:
+        machine.run("apt-get", "update", "--quiet")
+        machine.run("apt-get", "install", "--quiet", "--yes", "--no-install-recommends", "python3-venv")
+        options = "--no-index --find-links=/wheels --find-links=/build"
+        build = (
+            "env",
+            f"PIP_OPTIONS={options}",
+            "DIST=/srv/debs",
+            "COMPRESSION=-Zgzip -z1",
+            "/src/packaging/deb/build.sh",
+        )
+        machine.run(*build, timeout=400)
+        yield machine
+
+
+def package(machine):
+    return machine.run("sh", "-c", "ls /srv/debs/*.deb").stdout.strip()
+
+
+def wait_until_ready(machine):
+    """Wait until the node embeds; the state of the service is in the error when it does not."""
+    deadline = time.monotonic() + 90
+    while True:
+        asked = machine.run("python3", "-c", CALL, check=False)
+        if asked.returncode == 0:
+            assert json.loads(asked.stdout) == ["ready", 384]
+            return
+        if time.monotonic() > deadline:
+            log = machine.run("journalctl", "--unit=npu-node", "--lines=20", "--no-pager", check=False).stdout
+            raise AssertionError(f"{asked.stderr[-500:]}\n{log}")
+        time.sleep(0.5)
+
+
+def main_pid(machine):
+    return machine.run("systemctl", "show", "--property=MainPID", "--value", "npu-node").stdout.strip()
+
+
+def test_it_is_installed_serves_survives_an_upgrade_and_leaves_nothing(machine):
+    install = ("apt-get", "install", "--quiet", "--yes", "--no-install-recommends")
+    told = machine.run(*install, package(machine), timeout=300).stdout
+    assert "npu-node pull --embedded" in told
+    assert machine.run("stat", "--format=%U %a", KEYS).stdout.split() == ["root", "600"]
+    assert machine.run("systemctl", "is-enabled", "npu-node").stdout.strip() == "enabled"
+    assert machine.run("npu-node", "--version").stdout.startswith("npu-node ")
+
+    machine.run("install", "-d", "-o", "npu-node", "-g", "npu-node", f"{STATE}/models")
+    machine.run("cp", "-r", f"/srv/{EMBEDDER}", f"{STATE}/models/")
+    machine.run("chown", "-R", "npu-node:npu-node", STATE)
+    machine.run("sh", "-c", f"printf '[[models]]\\nname = \"{EMBEDDER}\"\\n' > {SETTINGS}")
+    machine.run("systemctl", "start", "npu-node")
+    wait_until_ready(machine)
+    kept = machine.run("sha256sum", KEYS, SETTINGS).stdout
+    before = main_pid(machine)
+
+    machine.run(*install, "--reinstall", package(machine), timeout=300)
+    wait_until_ready(machine)
+    assert machine.run("sha256sum", KEYS, SETTINGS).stdout == kept
+    assert main_pid(machine) != before
+
+    machine.run("apt-get", "purge", "--quiet", "--yes", "npu-node", timeout=300)
+    for path in (STATE, "/etc/npu-node", "/usr/lib/npu-node", "/var/cache/npu-node", "/usr/bin/npu-node"):
+        assert machine.run("test", "-e", path, check=False).returncode == 1, path
+    assert machine.run("getent", "passwd", "npu-node", check=False).returncode == 2
+    assert "not-found" in machine.run("systemctl", "show", "--property=LoadState", "npu-node").stdout
+
+
+def test_a_user_installs_without_root_again_and_uninstalls(machine):
+    if machine.distribution is not DEBIAN_13:
+        pytest.skip("tried on one of the two")
+    machine.run("useradd", "--create-home", "--shell", "/bin/sh", "ann")
+    options = "--no-index --find-links=/wheels --find-links=/build"
+
+    def as_ann(script, check=True):
+        return machine.run("runuser", "-l", "ann", "-c", f"PIP_OPTIONS='{options}' {script}", timeout=300, check=check)
+
+    told = as_ann("/src/packaging/install.sh").stdout
+    assert "add /home/ann/.local/bin to PATH" in told
+    assert as_ann(".local/bin/npu-node --version").stdout.startswith("npu-node ")
+    as_ann("echo >> .config/npu-node/node.toml && sha256sum .config/npu-node/node.toml > sum")
+    as_ann("/src/packaging/install.sh")
+    as_ann("sha256sum --check sum")
+    assert "needs root" in as_ann("/src/packaging/install.sh --scope system", check=False).stderr
+    assert "left: /home/ann/.config/npu-node" in as_ann("/src/packaging/uninstall.sh").stdout
+    assert as_ann("ls .local/share .local/bin").stdout.split() == [".local/bin:", ".local/share:"]
+    as_ann("sha256sum --check sum")
+
+
+@pytest.mark.long
+def test_lintian_has_nothing_to_say(machine, tmp_path):
+    # lintian takes minutes for an environment of ten thousand files.
+    if shutil.which("lintian") is None:
+        pytest.skip("NOT RUN: lintian is not installed")
+    name = package(machine)
+    run("podman", "cp", f"{machine.name}:{name}", tmp_path)
+    done = run("lintian", "--fail-on=error,warning", tmp_path / Path(name).name, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_scripts_pass_shellcheck():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("NOT RUN: shellcheck is not installed")
+    scripts = [*(ROOT / "packaging").rglob("*.sh"), *(ROOT / "packaging/deb").glob("p*")]
+    run("shellcheck", *(path for path in scripts if path.is_file()))
