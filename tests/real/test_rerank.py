@@ -30,17 +30,16 @@ DOCUMENTS = ["The tower is 330 metres tall.", "Bananas are rich in potassium.", 
 
 @pytest.fixture(scope="module")
 def models(store, tmp_path_factory):
-    """The directories of a model with one label and of one with two, and the tensors of the first."""
+    """The directory with a model of one label and one of two, and their tensors."""
     root = tmp_path_factory.mktemp("rerankers")
     tensors = write_minilm(root / "one", store.get("all-minilm-l6-v2").path)
-    write_tiny(root / "two", labels=2)
-    return root, tensors
+    return root, tensors, write_tiny(root / "two", labels=2)
 
 
 @pytest.fixture(scope="module")
 def reranking(models):
     """A node with the first model on the NPU (in two lengths) and the CPU, and the second on the CPU."""
-    root, _ = models
+    root = models[0]
     (root / "node.toml").write_text(
         f"""
         [[models]]
@@ -54,6 +53,7 @@ def reranking(models):
         path = "{root / "two"}"
         placements = ["CPU"]
         documents_limit = 20
+        precision = "f32"
         """
     )
     environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(root / "cache")}
@@ -122,9 +122,16 @@ async def test_teis_form_is_a_sorted_list_at_every_path(rank, expected, path):
     assert [entry["score"] for entry in body] == sorted((entry["score"] for entry in body), reverse=True)
 
 
-async def test_two_labels_give_the_softmax_of_the_second(rank):
-    _, _, scored = await rank("/rerank", model="two", query="a", texts=["b c", "the cat"])
-    _, _, raw = await rank("/rerank", model="two", query="a", texts=["b c", "the cat"], raw_scores=True)
+async def test_two_labels_give_the_softmax_of_the_second(rank, models):
+    texts = ["b c", "the cat"]
+    tokenizer = Tokenizer.from_file(str(models[0] / "two/tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    logits = [bert_logits(models[2], 4, e.ids, e.type_ids) for e in (tokenizer.encode("a", text) for text in texts)]
+    expected = {index: np.exp(row[1]) / np.exp(row).sum() for index, row in enumerate(logits)}
+    _, _, scored = await rank("/rerank", model="two", query="a", texts=texts)
+    assert {entry["index"]: entry["score"] for entry in scored} == pytest.approx(expected, abs=1e-4)
+    _, _, raw = await rank("/rerank", model="two", query="a", texts=texts, raw_scores=True)
     assert [entry["score"] for entry in scored] == pytest.approx([sigmoid(entry["score"]) for entry in raw])
 
 
