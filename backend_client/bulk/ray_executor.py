@@ -123,6 +123,8 @@ class RayExecutor:
         self._job: BulkJob | None = None
         self._changed = asyncio.Event()
         self._look: asyncio.Task[None] | None = None
+        self._alone = 0
+        """Fragments that wait for an actor without work."""
 
     @classmethod
     async def connect(
@@ -183,7 +185,9 @@ class RayExecutor:
             handle = self._least()
             # The actor that the slot was counted for may have died since: that is no attempt.
             if handle is None or (alone and handle.queue):
+                self._alone += alone
                 await self.changed()
+                self._alone -= alone
                 continue
             try:
                 receipt: Receipt = await self._call(handle, handle.actor.process.remote(fragment))
@@ -270,7 +274,8 @@ class RayExecutor:
             begun = handle.blamed is place
         finally:
             handle.queue.remove(place)
-            self._notify()
+            if self._alone:
+                self._notify()
         raise WorkerLost("the actor died") if begun else _NotBegun
 
     def _died(self, handle: _Handle) -> None:

@@ -1,0 +1,99 @@
+"""The Helm chart agrees with the node, its settings and the commands; `helm` itself checks it where it is installed."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from backend_client.bulk import ExitCode
+from backend_client.bulk.ray_executor import RESOURCE
+from backend_client.settings import ClientSettings
+from worker_node.api.middleware import OPEN_PATHS
+from worker_node.settings.node import NodeSettings
+
+CHART = Path(__file__).parents[2] / "config" / "helm" / "npu-node"
+TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
+TEXT = "\n".join(TEMPLATES.values())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+# What must be given: the chart has no default for keys.
+GIVEN = {"apiKeys": {"keys": ["a-key"]}}
+EVERYTHING = {
+    **GIVEN,
+    "config": '[[models]]\nname = "x"\n',
+    "models": {"volume": "emptyDir", "size": "5Gi", "pull": [["--embedded"]]},
+    "serviceMonitor": {"enabled": True},
+    "bulk": {"enabled": True, "source": "s3://in/*.parquet", "out": "s3://out/"},
+    "ray": {"enabled": True, "image": "image:1", "authTokenSecret": "token"},
+}
+
+
+def test_every_variable_is_a_setting():
+    settings = {
+        **{f"NPU_NODE_{name}".upper(): True for name in NodeSettings.model_fields},
+        **{f"NPU_CLIENT_{name}".upper(): True for name in ClientSettings.model_fields},
+        "NPU_NODE_NPU_EMULATION": True,
+    }
+    named = set(re.findall(r"\bNPU_(?:NODE|CLIENT)_[A-Z_]+", TEXT))
+    assert named
+    assert named <= set(settings)
+
+
+def test_every_value_is_used_and_every_used_value_exists():
+    used = {name.rstrip(".") for name in re.findall(r"\.Values\.([A-Za-z.]+)", TEXT)}
+
+    def exists(path):
+        found = VALUES
+        for part in path.split("."):
+            if part not in found:
+                return False
+            found = found[part]
+        return True
+
+    assert [path for path in used if not exists(path)] == []
+    leaves = {f"{name}.{part}" for name, value in VALUES.items() if isinstance(value, dict) for part in value}
+    leaves |= {name for name, value in VALUES.items() if not isinstance(value, dict)}
+    # A block that is used whole, and one of which parts are used, count too.
+    prefixes = {path[: dot.start()] for path in used for dot in re.finditer(r"\.", path)}
+    assert sorted(leaf for leaf in leaves - used - prefixes if leaf.split(".")[0] not in used) == []
+
+
+def test_probes_ask_what_answers_without_a_key():
+    paths = re.findall(r"path: (/health\S*)", TEXT)
+    assert sorted(paths) == ["/health/live", "/health/ready"]
+    assert set(paths) <= OPEN_PATHS
+
+
+def test_a_shard_that_another_pod_cannot_mend_fails_for_good_and_others_are_tried_again():
+    (codes,) = re.findall(r"values: \[([\d, ]+)\]", TEMPLATES["bulk.yaml"])
+    final = {int(code) for code in codes.split(",")}
+    assert final == {2, ExitCode.QUARANTINED, ExitCode.TOO_MANY_REJECTED}
+    assert not final & {ExitCode.COMPLETE, ExitCode.FAILED, ExitCode.INTERRUPTED}
+
+
+def test_the_resource_for_ray_has_the_quotes_that_kuberay_needs():
+    (line,) = re.findall(r"^ +resources: ('.*')$", TEMPLATES["ray.yaml"], re.MULTILINE)
+    # YAML gives a string with quotes, a shell takes these away, and JSON is left.
+    shell = yaml.safe_load(line)
+    unquoted = subprocess.run(["sh", "-c", f"printf %s {shell}"], capture_output=True, text=True, check=True).stdout
+    assert json.loads(unquoted) == {RESOURCE: 1}
+
+
+def test_blocks_are_closed():
+    for name, text in TEMPLATES.items():
+        opened = len(re.findall(r"\{\{-? *(?:if|range|with|define) ", text))
+        assert opened == len(re.findall(r"\{\{-? *end *-?\}\}", text)), name
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="NOT RUN: helm is not installed")
+@pytest.mark.parametrize("values", [GIVEN, EVERYTHING])
+def test_helm_lints_and_renders_it(tmp_path, values):
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
+    for command in (["lint", "--strict"], ["template", "release"]):
+        done = subprocess.run(
+            ["helm", *command, CHART, "--values", tmp_path / "values.yaml"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
