@@ -52,11 +52,11 @@ class Progress:
         self.quarantined: list[Quarantined] = []
 
     def add(self, receipt: Receipt, *, before: bool = False) -> None:
-        """Take in a committed fragment; `before`: of an earlier run."""
+        """Take in a committed fragment; `before`: of an earlier run. What others committed is not of this run."""
         self.done += 1
         self.rows += receipt.rows
         self.rejected += receipt.rejected
-        if not before:
+        if receipt.won and not before:
             self.rows_now += receipt.rows
             self.served.update(receipt.served)
 

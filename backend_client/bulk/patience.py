@@ -24,6 +24,7 @@ Refuse = Callable[[int, str], None]
 
 # After a batch failed this often while the fleet served others, its rows are tried in halves.
 _STRIKES = 2
+_LAST_STRIKES = 3
 # Pauses before a batch is sent again when no node could take it: doubled from the first up to the last.
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 15.0
@@ -54,7 +55,7 @@ class Patience:
 
         Raises NPUUnavailableError when the fleet stayed away, AuthenticationFailed and ConfigurationError at once.
         """
-        await self._serve(rows, serve, refuse, _STRIKES)
+        await self._serve(rows, serve, refuse, _STRIKES if len(rows) > 1 else _LAST_STRIKES)
 
     async def _serve(self, rows: Sequence[int], serve: Serve, refuse: Refuse, strikes: int) -> None:
         pause = _FIRST_PAUSE_S
@@ -87,8 +88,9 @@ class Patience:
             return
         middle = len(rows) // 2
         # The parts of a batch that was struck out are struck out by one failure: a hang costs a deadline each time.
+        # Not a single row, though: on a busy fleet a good one may be late once.
         for part in (rows[:middle], rows[middle:]):
-            await self._serve(part, serve, refuse, 1)
+            await self._serve(part, serve, refuse, 1 if len(part) > 1 else _LAST_STRIKES)
 
     async def _fleet_serves(self) -> bool:
         """Whether a node serves the canary: then it was the rows that failed, and not the fleet."""

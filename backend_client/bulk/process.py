@@ -20,7 +20,7 @@ from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import CHUNK_ROWS, read
-from backend_client.bulk.receipts import METADATA_KEY, REJECTED, Receipt
+from backend_client.bulk.receipts import METADATA_KEY, REJECTED, Receipt, committed
 from backend_client.bulk.results import Results
 from backend_client.bulk.rows import Chunk, Rejection
 from backend_client.bulk.steps import reached
@@ -70,13 +70,15 @@ class _Sums:
 
 
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
-    """Serve the fragment and commit its file, unless another attempt was first.
+    """Serve the fragment and commit its file, unless another process was first.
 
     Raises OSError when the input cannot be read, OutputFailed when the output cannot be written, and NPUError when
     the fleet cannot serve it.
     """
     reached("fragment begun")
     began = time.monotonic()
+    if (done := await _output(lambda: committed(store, fragment))) is not None:
+        return done
     path = await _output(lambda: store.temporary(fragment.id))
     writer = Writer(path, fragment, job)
     try:

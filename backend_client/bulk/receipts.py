@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from backend_client.bulk.fragments import Fragment
@@ -80,6 +80,15 @@ def rebuilt(store: Store, fragment: Fragment) -> Receipt:
             digest.update(block)
             size += len(block)
     return Receipt(**{**json.loads(metadata[METADATA_KEY.encode()]), "size": size, "sha256": digest.hexdigest()})
+
+
+def committed(store: Store, fragment: Fragment) -> Receipt | None:
+    """The receipt of a fragment that another process has committed; None while there is no file. Raises OSError."""
+    if not store.has(fragment.name):
+        return None
+    data = store.read(f"{FOLDER}/{fragment.id}.json")
+    receipt = (_loaded(data) if data is not None else None) or rebuilt(store, fragment)
+    return replace(receipt, won=False)
 
 
 def totals(receipts: Iterable[Receipt]) -> dict[str, Any]:

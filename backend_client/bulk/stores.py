@@ -30,6 +30,10 @@ class Store(Protocol):
         """The files of a folder, without hidden ones; none where there is no such folder."""
         ...
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        ...
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one of that name. Returns whether this call made it."""
         ...
@@ -115,6 +119,10 @@ class LocalStore:
                 if not entry.name.startswith(".") and entry.is_file():
                     found.add(entry.name)
         return found
+
+    def has(self, name: str) -> bool:
+        """See Store."""
+        return (self._root / name).exists()
 
     def create(self, name: str, data: bytes) -> bool:
         """See Store."""
@@ -214,6 +222,11 @@ class ObjectStore:
             return set()
         files = {info["name"].rsplit("/", 1)[-1] for info in found if info["type"] == "file"}
         return {name for name in files if name and not name.startswith(".")}
+
+    def has(self, name: str) -> bool:
+        """See Store."""
+        found: bool = self._system.exists(f"{self._root}/{name}")
+        return found
 
     def create(self, name: str, data: bytes) -> bool:
         """See Store."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import csv_rows, json_lines, parquet
+from backend_client.bulk.readers.source import check_unchanged
 from backend_client.bulk.rows import Chunk, Rejection
 
 _READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.read}
@@ -19,6 +20,7 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
     Raises OSError when the store fails, InputChanged when the file is no longer the planned one.
     """
     if fragment.problem:
-        empty = Chunk(None, [], [], [Rejection(0, fragment.problem)])
-        return iter([empty])
-    return _READERS[fragment.file.form](fragment, job, CHUNK_ROWS)
+        yield Chunk(None, [], [], [Rejection(0, fragment.problem)])
+    else:
+        yield from _READERS[fragment.file.form](fragment, job, CHUNK_ROWS)
+    check_unchanged(fragment.file)

@@ -34,6 +34,8 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
                     position += table.num_rows
                 if position == fragment.stop:
                     return
+            if position < fragment.stop:
+                raise ValueError("it has fewer rows than its footer says")
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error

@@ -73,9 +73,18 @@ class InputSource(io.RawIOBase):
         super().close()
 
 
+def check_unchanged(file: InputFile) -> None:
+    """Raise InputChanged unless the file is the planned one; OSError when the store fails."""
+    try:
+        same = not changed(file)
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise InputChanged(f"{file.url} has changed since the job began: restore it, or begin another job")
+
+
 def opened(file: InputFile) -> InputSource:
     """The file, checked to be the planned one. Raises InputChanged, OSError."""
+    check_unchanged(file)
     system, path = file_system(file.url)
-    if changed(file):
-        raise InputChanged(f"{file.url} has changed since the job began: restore it, or begin another job")
     return InputSource(system.open(path, "rb"), file.size)

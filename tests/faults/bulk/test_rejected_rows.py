@@ -1,5 +1,6 @@
 """Bad rows are set aside exactly, whatever they do to the nodes; all others are served."""
 
+import hashlib
 import json
 
 import pyarrow as pa
@@ -7,6 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend_client.bulk import BulkRequest, ExitCode, run_job
+from backend_client.bulk import plan as plans
+from backend_client.bulk.job import BulkJob
+from backend_client.bulk.process import process
+from backend_client.bulk.stores import open_store
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 from tests.faults.bulk.data_sets import rejections_of, rows_of
@@ -88,6 +93,24 @@ async def test_two_attempts_that_reject_different_rows_leave_one_consistent_acco
         report = await run_job(request, settings_for(node))
     assert (report.rows, report.rejected) == (300, 0)
     assert rejections_of(out) == {}
+
+
+async def test_a_fragment_that_another_process_has_committed_meanwhile_is_not_done_again(source, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        request = request_for(source, out)
+        await run_job(request, settings_for(node))
+        sent = len(node.requests)
+        job = BulkJob.load((out / "job.json").read_bytes(), "job.json")
+        store = open_store(str(out))
+        for receipt_is_there in (True, False):
+            for fragment in plans.load((out / "_plan.json").read_bytes()):
+                if not receipt_is_there:
+                    store.remove([f"_receipts/{fragment.id}.json"])
+                receipt = await process(fragment, job, store, None)
+                assert (receipt.rows, receipt.won) == (100, False)
+                assert receipt.sha256 == hashlib.sha256((out / fragment.name).read_bytes()).hexdigest()
+        assert len(node.requests) == sent
 
 
 async def test_a_node_in_another_space_is_excluded_and_named(source, tmp_path):

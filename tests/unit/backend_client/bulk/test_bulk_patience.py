@@ -49,6 +49,22 @@ async def test_rows_that_no_node_survives_are_found_and_all_others_served():
     assert sorted(fleet.served) == sorted(set(range(64)) - {3, 17})
 
 
+async def test_a_row_that_is_late_twice_on_a_busy_fleet_is_served():
+    fleet = Fleet()
+    late = 2
+
+    async def serve(rows):
+        nonlocal late
+        if late:
+            late -= 1
+            raise NPUUnavailableError("late")
+        fleet.served += rows
+
+    fleet.serve = serve
+    await fleet.run([5])
+    assert (fleet.refused, fleet.served) == ({}, [5])
+
+
 async def test_no_row_is_refused_while_the_whole_fleet_is_away():
     fleet = Fleet(away=30)
     await fleet.run(range(64))

@@ -231,6 +231,21 @@ def test_a_file_that_changed_is_not_read(tmp_path):
         rows_in(fragments)
 
 
+@pytest.mark.parametrize("what", ["rewritten", "removed"])
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, what):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a"}\n' * 3000)
+    (fragment,) = plan(list_inputs(str(path)), 10**6)
+    chunks = read(fragment, JOB)
+    next(chunks)
+    if what == "rewritten":
+        path.write_text('{"text": "b"}\n' * 3001)
+    else:
+        path.unlink()
+    with pytest.raises(InputChanged):
+        list(chunks)
+
+
 def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
