@@ -114,7 +114,7 @@ def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_ber
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [({"output": "scores"}, "scores"), ({"extra_input": "position_ids"}, "position_ids")],
+    [({"output": "scores"}, "scores"), ({"extra_input": "beam_idx"}, "beam_idx")],
 )
 def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_bert, tmp_path, options, complaint):
     export(make_bert()[0], tmp_path / "export", **options)
