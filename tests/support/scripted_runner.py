@@ -6,14 +6,15 @@ told), `on_load` (a file: while it says "wait" or "compute" loading does not end
 refuses it).
 A prompt's first token id picks the fault:
 
-    CRASH   kills the process when the job arrives     HANG     stops its loop
-    POISON  kills it in the job's first step           STALL    never ends, while the loop beats
-    BREAK   kills it while the job is prepared
+    CRASH   breaks the process when the job arrives    HANG     stops its loop
+    POISON  breaks it in the job's first step          STALL    never ends, while the loop beats
+    BREAK   breaks it while the job is prepared        EATER    is killed by SIGKILL in its first step
 
 Any other is echoed token by token.
 """
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 CRASH = 666
 POISON = 667
 BREAK = 668
+EATER = 669
 HANG = 777
 STALL = 888
 DIMENSIONS = 4
@@ -82,11 +84,15 @@ class ScriptedRunner:
         if self._options.get("announce") and self._running:
             emit(NativeCall("prefill" if fresh else "step", len(self._running), list(self._running)))
         time.sleep(self._options.get("step_s", 0) + (self._options.get("prefill_s", 0) if fresh else 0))
+        if self._running:
+            self._note(f"step of {len(self._running)}")
         deltas = []
         for job_id, (job, tokens) in list(self._running.items()):
             if tokens[:1] == [POISON]:
                 self._note(f"die with {len(self._running)}")
                 die()
+            if tokens[:1] == [EATER]:
+                os.kill(os.getpid(), signal.SIGKILL)
             if tokens[:1] == [STALL]:
                 self._stalled_at = self._stalled_at or time.monotonic()
                 time.sleep(0.01)
@@ -119,4 +125,6 @@ class ScriptedRunner:
 
 
 def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+    """End as native code does that a request broke, without a core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), signal.SIGSEGV)

@@ -31,7 +31,7 @@ def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemor
         if limit is None or used is None:
             continue
         # The kernel takes back cached files before it kills anything.
-        cached = _statistic(group / "memory.stat", "inactive_file")
+        cached = _statistic(group / "memory.stat", "inactive_file") or 0
         total, available = min(total, limit), min(available, max(0, limit - used + cached))
     return MachineMemory(total, available)
 
@@ -54,12 +54,26 @@ def available_memory() -> int | None:
     return None if memory is None else memory.available
 
 
+def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """How many processes the kernel has killed for want of memory; None if it tells nowhere.
+
+    The sum of the machine's count and those of our control groups: only whether it grows is of use.
+    """
+    files = [
+        (proc / "vmstat", "oom_kill"),
+        *((group / "memory.events", "oom_kill") for group in _groups(proc, cgroups)),
+    ]
+    counts = [count for count in (_statistic(path, name) for path, name in files) if count is not None]
+    return sum(counts) if counts else None
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryReader:
-    """Reads what a process has taken, and what is left: see `own_memory` and `available_memory`."""
+    """Reads what a process has taken, what is left, and how many were killed for it: see the functions above."""
 
     own: Callable[[int], int | None] = own_memory
     available: Callable[[], int | None] = available_memory
+    oom_kills: Callable[[], int | None] = oom_kills
 
 
 KERNEL = MemoryReader()
@@ -103,9 +117,9 @@ def _number(path: Path) -> int | None:
         return None  # "max": no limit
 
 
-def _statistic(path: Path, name: str) -> int:
+def _statistic(path: Path, name: str) -> int | None:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(name + " ")), 0)
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(name + " ")), None)

@@ -172,7 +172,9 @@ class EngineLife:
 
     async def _watch(self, link: EngineLink) -> None:
         while True:
-            reason, pause = link.liveness.look(time.monotonic())
+            now = time.monotonic()
+            link.kills.look(now, link.pid)
+            reason, pause = link.liveness.look(now)
             if reason is not None:
                 link.kill(reason)
                 return

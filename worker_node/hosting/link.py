@@ -36,6 +36,7 @@ from worker_node.engines.messages import (
 from worker_node.environment import native_environment
 from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.held import HeldJobs, engine_died
+from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.liveness import Liveness
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import Suspects
@@ -55,14 +56,18 @@ _ERRORS: dict[str, type[NodeError]] = {
 }
 
 _LAST_WORDS_BYTES = 1 << 16
+# The kernel closes the socket of a process that ends shortly before its exit status is known.
+_STATUS_WAIT_S = 1.0
+_STATUS_LOOK_S = 0.001
 
 
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
-    def __init__(self, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> None:
+    def __init__(self, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch) -> None:
         self._spec = spec
         self.liveness = liveness
+        self.kills = kills
         self._buffer = FrameBuffer()
         self._jobs = HeldJobs(spec, suspects)
         self._call: NativeCall | None = None
@@ -75,12 +80,13 @@ class EngineLink(asyncio.Protocol):
         self.accepted = 0
         self._kill_reason: str | None = None
         self._blameless = False
+        self._inquest: asyncio.Task[None] | None = None
         self.stats = EngineStats()
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects) -> EngineLink:
+    async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch) -> EngineLink:
         """Start the engine process, which loads its model after `begin`."""
-        link = cls(spec, liveness, suspects)
+        link = cls(spec, liveness, suspects, kills)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -221,8 +227,30 @@ class EngineLink(asyncio.Protocol):
         if not self.loaded.done():
             self.loaded.set_exception(engine_died(self._spec, reason))
             self.loaded.exception()  # somebody may have stopped waiting for it
+        if self._kill_reason is None and not self._blameless and len(self._jobs):
+            self._inquest = asyncio.create_task(self._learn_cause(reason), name=f"cause of death {self._spec.model_id}")
+        else:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
         self._jobs.engine_died(reason, self._call, blameless=self._blameless)
         self._closed.set_result(reason)
+
+    async def _learn_cause(self, reason: str) -> None:
+        """Fail the jobs once the exit status tells whether one of them can have caused the end."""
+        try:
+            async with asyncio.timeout(_STATUS_WAIT_S):
+                while self._status() is None:  # noqa: ASYNC110  (no event tells of it but SIGCHLD, which is not ours)
+                    await asyncio.sleep(_STATUS_LOOK_S)
+            if self.kills.from_outside(self._status()):
+                self._blameless, reason = True, "the engine process was killed from outside"
+        except TimeoutError:
+            pass
+        finally:
+            self._end(reason)
+
+    def _status(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
 
     def _read_last_words(self) -> None:
         """Read what the engine sent before it ended: a failed write to it closes the transport with that unread.

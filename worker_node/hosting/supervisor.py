@@ -20,6 +20,7 @@ from worker_node.engines.base import EngineState, EngineStatus, R
 from worker_node.engines.messages import EngineSpec, EngineStats, Job
 from worker_node.errors import EngineUnavailable
 from worker_node.hosting import calls
+from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.life import Canary, End, HostingLimits
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import CallTimes, Liveness
@@ -57,6 +58,7 @@ class SupervisedEngine:
         self.spec = spec
         self.lazy = lazy
         self._slot = slot
+        self._memory = memory
         self._canary = canary
         self._limits = limits
         self._policy = RestartPolicy(limits.restart)
@@ -207,7 +209,7 @@ class SupervisedEngine:
 
     async def _spawn(self) -> EngineProcess:
         liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
-        link = await EngineLink.spawn(self.spec, liveness, self._suspects)
+        link = await EngineLink.spawn(self.spec, liveness, self._suspects, KillWatch(self._memory))
         return EngineProcess(self.spec, self._limits, link, self._examine, self._succession.became_ready, self._slot)
 
     async def _examine(self, link: EngineLink) -> None:

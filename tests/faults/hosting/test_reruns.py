@@ -10,8 +10,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
-from tests.support.scripted_runner import BREAK, HANG, POISON
-from worker_node.devices.memory import KERNEL
+from tests.support.scripted_runner import BREAK, EATER, HANG, POISON
+from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.domain import Device, ModelKind, RequestContext
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
@@ -82,13 +82,13 @@ class Model:
             async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
                 return EmbeddingOutput.of(await anext(results), len(rows))
 
-    async def kill(self, index=0, *, holding=1):
+    async def kill(self, index=0, *, holding=1, number=signal.SIGKILL):
         """Kill an engine as soon as it holds so many jobs."""
         engine = self.engines[index]
         async with asyncio.timeout(30):
             while engine.status.in_flight < holding or engine.status.state is not EngineState.READY:
                 await asyncio.sleep(0.002)
-        os.kill(engine.status.pid, signal.SIGKILL)
+        os.kill(engine.status.pid, number)
 
 
 @asynccontextmanager
@@ -130,6 +130,45 @@ async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():
         await model.kill()
         with pytest.raises(EngineDied):
             await answer
+
+
+@pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_was_on_board_of_a_killed_engine_is_run_again_together(tmp_path, announce, number):
+    log = tmp_path / "log"
+    async with serving(log=str(log), announce=announce, prefill_s=0.3) as model:
+        answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 41)]
+        embeddings = [asyncio.create_task(model.embed([n], [n, n])) for n in range(1, 21)]
+        await model.kill(holding=60, number=number)
+        while log.read_text().count("load") != 2:
+            await asyncio.sleep(0.002)
+        assert not model.placements[0].suspects, "none of them is suspected"
+        assert await asyncio.gather(*answers) == [([n, n + 1], Device.CPU) for n in range(1, 41)]
+        assert [output.vectors.shape[0] for output in await asyncio.gather(*embeddings)] == [2] * 20
+        assert model.engines[0].status.restarts == 1
+        # Tried one after another they would take a step for each.
+        assert len([line for line in log.read_text().splitlines() if line.startswith("step")]) < 20
+
+
+@pytest.mark.parametrize("sign", ["the kernel counts it", "it grew", "nothing was left"])
+async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign):
+    kills, own, left = iter(range(1000)), 0, 1 << 40
+
+    def oom_kills():
+        return next(kills) if sign == "the kernel counts it" else 0
+
+    def grown(_pid):
+        nonlocal own
+        own += (1 << 30) if sign == "it grew" else 0
+        return own
+
+    if sign == "nothing was left":
+        left = 0
+    memory = MemoryReader(grown, lambda: left, oom_kills)
+    async with serving(memory=memory, prefill_s=1.5 if sign == "it grew" else 0) as model:
+        async with asyncio.timeout(60):
+            with pytest.raises(RequestBreaksEngine):
+                await model.answer(EATER)
 
 
 async def test_embeddings_are_run_again_too():

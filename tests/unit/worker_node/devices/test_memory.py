@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from worker_node.devices.memory import machine_memory, own_memory, resident_memory
+from worker_node.devices.memory import machine_memory, oom_kills, own_memory, resident_memory
 
 MIB = 2**20
 GONE = 2**22 + 1
@@ -58,3 +58,16 @@ def test_this_machine_and_this_process():
     held = bytearray(os.urandom(1)) * (64 * MIB)
     assert own_memory(os.getpid()) - before > 60 * MIB
     assert len(held) < resident_memory(os.getpid())
+
+
+def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_groups(tmp_path):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (cgroups / "a" / "b").mkdir(parents=True)
+    assert oom_kills(proc, cgroups) is None
+    (proc / "vmstat").write_text("nr_free_pages 9\noom_kill 2\noom_kill_other 100\n")
+    assert oom_kills(proc, cgroups) == 2
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    (cgroups / "a" / "memory.events").write_text("low 0\noom 5\noom_kill 3\n")
+    (cgroups / "a" / "b" / "memory.events").write_text("oom 1\noom_kill 1\n")
+    assert oom_kills(proc, cgroups) == 6
