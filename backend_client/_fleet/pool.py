@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from backend_client._fleet.lease import Lease
 from backend_client._fleet.liveness import Silence, Usual
+from backend_client._fleet.model_breakers import ModelBreakers
 from backend_client._fleet.node import Hold, Node, Requirement
 from backend_client._fleet.selection import Refusal, RefusalReason, choose, explain, refusal
 from backend_client._protocol.report import HealthReport
@@ -52,6 +53,10 @@ class Pool:
     trouble: str | None = None
     usual: Usual = field(default_factory=Usual)
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
+    _breakers: ModelBreakers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._breakers = ModelBreakers(self.options.breaker, self.clock, self.rng)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Take nodes in; returns those that are new."""
@@ -143,7 +148,7 @@ class Pool:
             del node.outstanding[lease.model]
         self._leases.get(node.url, {}).pop(lease, None)
         if isinstance(error, NodeError) and error.failure is FailureKind.CONNECTION:
-            self._abandon_model(lease)
+            self._breakers.abandon(lease)
             # Nothing but another request can show that such a node recovered, while its probes pass all the time.
             longest = None if node.probe_failures else self.options.breaker.longest_probed
             if node.breaker.failed(lease.ticket, error.failure, longest):
@@ -180,45 +185,22 @@ class Pool:
         if lease.waiting_since is not None and not excused:
             usual = self.usual.get(lease.model, lease.size)
             said = silence.unanswered(lease.waiting_since, now, usual, self.options.breaker)
+            brief = now - (silence.since or now) < self.options.breaker.silence_last
             enough = said and silence.weight >= self.options.breaker.silent_attempts
-            if (
-                enough
-                and not self._elsewhere(lease)
-                and now - (silence.since or now) < self.options.breaker.silence_last
-            ):
-                enough = False
+            enough = enough and (self._elsewhere(lease) or not brief)
             if enough or (said and lease.model_ticket):
                 silence.weight = 0.0
-                self._eject_model(lease, "it answers nothing")
+                self._breakers.eject(lease, "it answers nothing")
         if said and isinstance(error, AttemptTimeout):
             node.breaker.failed(lease.ticket, FailureKind.NONE)
         else:
             node.breaker.abandoned(lease.ticket)
-        self._abandon_model(lease)
+        self._breakers.abandon(lease)
 
     def _elsewhere(self, lease: Lease) -> bool:
         """Whether another node could take such a request now."""
         now = self.clock()
         return any(refusal(node, lease.need, now) is None for node in self.nodes.values() if node is not lease.node)
-
-    def _abandon_model(self, lease: Lease) -> None:
-        if (breaker := lease.node.breakers.get(lease.model)) is not None:
-            breaker.abandoned(lease.model_ticket)
-
-    def _eject_model(self, lease: Lease, why: str) -> None:
-        self._model_breaker(lease).trip()
-        self._model_left(lease, why)
-
-    def _model_left(self, lease: Lease, why: str) -> None:
-        pause = self._model_breaker(lease).opens_in
-        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, pause, why)
-
-    def _model_breaker(self, lease: Lease) -> Breaker:
-        breaker = lease.node.breakers.get(lease.model)
-        if breaker is None:
-            options = replace(self.options.breaker, longest=self.options.breaker.longest_model)
-            breaker = lease.node.breakers[lease.model] = Breaker(options, self.clock, self.rng)
-        return breaker
 
     def _answered(self, lease: Lease, error: BaseException | None) -> None:
         node = lease.node
@@ -262,10 +244,9 @@ class Pool:
             if (breaker := lease.node.breakers.get(lease.model)) is not None:
                 breaker.succeeded(lease.model_ticket)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
-            if self._model_breaker(lease).failed(lease.model_ticket, error.failure):
-                self._model_left(lease, error.what)
+            self._breakers.failed(lease, error)
         else:
-            self._abandon_model(lease)
+            self._breakers.abandon(lease)
 
     def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
         """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""
