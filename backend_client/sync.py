@@ -10,13 +10,12 @@ with NPUClient(["http://10.0.0.22:8081"]) as client:
 
 from __future__ import annotations
 
-import copy
 import ssl
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from backend_client._api.arguments import text_list
 from backend_client._api.base_client import BaseClient
 from backend_client._api.batching import Progress
 from backend_client._api.chat_methods import Messages
+from backend_client._api.client_base import not_picklable
 from backend_client._api.loop_thread import LoopThread
 from backend_client._api.recordings import Audio
 from backend_client._api.status import ClientStatus, NodeStatus
@@ -194,9 +194,17 @@ class Blocking(Generic[C]):
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """See `BaseClient.with_options`."""
-        view = copy.copy(self)
+        view = self.__copy__()
         vars(view)["_client"] = self._client.with_options(**options)
         return view
+
+    def __copy__(self) -> Self:
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        return view
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
 
     def close(self) -> None:
         """Release connections and end the thread."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from backend_client._api import arguments
 from backend_client._protocol import wire
@@ -24,6 +23,14 @@ class Core:
     backend: Backend
     options: ClientOptions
     clock: Clock
+
+
+def not_picklable(client: object) -> TypeError:
+    """Why a client is not sent to another process, and what to do instead."""
+    return TypeError(
+        f"{type(client).__name__} cannot be pickled: it holds connections; build one in each process, "
+        "for example with from_settings()"
+    )
 
 
 class ClientBase:
@@ -44,9 +51,17 @@ class ClientBase:
         It costs nothing: nodes, connections and budgets are the same, and closing it closes the client.
         """
         given = arguments.options("with_options", options, CallOptions)
-        view = copy.copy(self)
+        view = self.__copy__()
         vars(view)["_defaults"] = {**self._defaults, **given}
         return view
+
+    def __copy__(self) -> Self:
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        return view
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable(self)
 
     def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
         """Put something around the backend; see `backend_client.observability`."""
