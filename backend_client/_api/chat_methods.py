@@ -8,13 +8,13 @@ from typing import Any, TypeVar, Unpack
 from pydantic import BaseModel
 
 from backend_client._api import arguments
-from backend_client._api.chat_reply import ChatItems, chat_items, chat_result
+from backend_client._api.chat_reply import ChatItems, chat_items, chat_result, choices_in
 from backend_client._api.client_base import ClientBase
 from backend_client._api.schema import is_model, model_class, response_format
 from backend_client._api.token_stream import ChatStream
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Exchange, split_options
-from backend_client.errors import BadReply, InvalidArgument
+from backend_client.errors import InvalidArgument
 from backend_client.results import (
     CallOptions,
     ChatOptions,
@@ -72,11 +72,11 @@ class ChatMethods(ClientBase):
             body: dict[str, Any] = {"prompt": arguments.text(messages, "messages")}
         else:
             body = {"messages": arguments.messages(messages)}
-        reply = await self._exchange("/tokenize", body, given, self._core.options.timeouts.embed)
-        count = reply.body.get("count") if isinstance(reply.body, dict) else None
-        if not isinstance(count, int):
-            raise BadReply("the reply has no count: this is not a node's /tokenize", node=reply.node)
-        return count
+        seconds = self._core.options.timeouts.embed
+        reply = await self._exchange(
+            "/tokenize", body, given, seconds, check=lambda found: _count_in(found) is not None
+        )
+        return _count_in(reply.body) or 0
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
@@ -111,4 +111,13 @@ class ChatMethods(ClientBase):
         body["messages"] = arguments.messages(messages)
         wire.encode(body)
         deadline = self._deadline(given, self._core.options.timeouts.generate)
-        return Exchange(path=_CHAT, deadline=deadline, body=body, **common), schema
+        job = Exchange(
+            path=_CHAT, deadline=deadline, body=body, check=lambda found: choices_in(found) is not None, **common
+        )
+        return job, schema
+
+
+def _count_in(body: Any) -> int | None:
+    """The number of tokens that a reply of /tokenize tells; None for what is none."""
+    count = body.get("count") if isinstance(body, dict) else None
+    return count if type(count) is int and count >= 0 else None

@@ -26,10 +26,8 @@ def origin_fields(reply: Origin) -> dict[str, Any]:
 
 def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
     """Raises BadReply for what is no chat completion, InvalidAnswer for an answer that does not match `schema`."""
-    choices = None
-    with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):
-        choices = tuple(_choice(choice) for choice in reply.body["choices"])
-    if not choices:
+    choices = choices_in(reply.body)
+    if choices is None:
         raise BadReply("the reply is not a chat completion", node=reply.node)
     result = ChatResult(choices=choices, usage=reply.usage, **origin_fields(reply))
     if schema is None or result.tool_calls:
@@ -37,12 +35,16 @@ def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
     return ChatResult(choices=choices, usage=reply.usage, parsed=validated(schema, result), **origin_fields(reply))
 
 
+def choices_in(body: Any) -> tuple[ChatChoice, ...] | None:
+    """The choices of a chat completion; None for what is none."""
+    with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):
+        return tuple(_choice(choice) for choice in body["choices"]) or None
+    return None
+
+
 def _choice(choice: Mapping[str, Any]) -> ChatChoice:
     message = choice["message"]
-    calls = tuple(
-        ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
-    )
+    calls = tuple(_call(call) for call in message.get("tool_calls") or ())
     return ChatChoice(
         text=message.get("content") or "",
         tool_calls=calls,
@@ -51,6 +53,14 @@ def _choice(choice: Mapping[str, Any]) -> ChatChoice:
         logprobs=choice.get("logprobs"),
         message={name: value for name, value in message.items() if value is not None or name == "content"},
     )
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if not isinstance(name, str) or not name or not isinstance(arguments, str):
+        raise TypeError
+    # Not every server behind the cloud's API numbers its calls.
+    return ToolCall(str(call.get("id") or ""), name, arguments)
 
 
 async def chat_items(events: EventStream, schema: type[BaseModel] | None) -> ChatItems:

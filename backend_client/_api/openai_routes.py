@@ -12,9 +12,11 @@ from typing import Any
 
 from backend_client._api.client_base import ClientBase
 from backend_client._protocol.dialect import FORMS, StreamEvent
+from backend_client._protocol.forms import read_form
 from backend_client._protocol.jobs import EmbedJob, EventStream, Exchange
 from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._resilience.deadline import Deadline
+from backend_client._resilience.threads import in_daemon_thread
 from backend_client.errors import (
     AuthenticationFailed,
     DeadlineExceeded,
@@ -27,6 +29,10 @@ from backend_client.results import EmbedBatch, RawReply
 
 _KINDS: Mapping[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
 _WHOLE = frozenset({"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize"})
+_UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# Values of form fields, which are lists: replies that are not JSON.
+_PLAIN = [["text"], ["srt"], ["vtt"]]
+_TRUE = [["true"], ["1"]]
 _STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DEVICES = frozenset({"NPU", "GPU", "CPU"})
@@ -63,8 +69,8 @@ class OpenAIRoutes:
                 return await self._models(path.removeprefix("/v1/models").strip("/"))
             if method != "POST" or _STORED.fullmatch(path):
                 return await self._stored(method, path, options, timeout, refused)
-            if path.startswith("/v1/audio/"):
-                return _error(404, "not_found", f"the SDK over the fleet has no {path}: call transcribe of the client")
+            if path in _UPLOADS:
+                return await self._upload(path, headers, body, options, timeout, refused)
             data = _json_object(body)
             if path in FORMS or path in _WHOLE:
                 return await self._post(path, data, options, timeout, refused)
@@ -97,6 +103,34 @@ class OpenAIRoutes:
         usage = usage or (isinstance(asked, dict) and bool(asked.get("include_usage")))
         headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
         return HttpReply(200, headers, _stream(events, with_usage=usage))
+
+    async def _upload(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        options: dict[str, Any],
+        timeout: float | None,
+        refused: list[Any],
+    ) -> HttpReply:
+        """A recording. It is in memory whole, so that another node can get it while none has replied."""
+        seconds = timeout if timeout is not None else self._client.core.options.timeouts.generate
+        deadline = Deadline.after(seconds, self._client.core.clock)
+        kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
+        fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
+        options["model"] = fields.pop("model", [""])[0] or None
+        plain = fields.get("response_format") in _PLAIN or fields.get("stream") in [["true"], ["1"]]
+        job = Exchange(
+            path=path,
+            kind="transcription",
+            body=fields,
+            file=file,
+            deadline=deadline,
+            refused=refused,
+            check=lambda found: isinstance(found, bytes) if plain else _transcribed(found),
+            **options,
+        )
+        return _whole_reply(await self._client.core.backend.exchange(job))
 
     async def _stored(
         self, method: str, path: str, options: dict[str, Any], timeout: float | None, refused: list[Any]
@@ -182,9 +216,14 @@ def _embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
     return reply
 
 
+def _transcribed(body: Any) -> bool:
+    return isinstance(body, dict) and isinstance(body.get("text"), str)
+
+
 def _whole_reply(reply: RawReply) -> HttpReply:
     if isinstance(reply.body, bytes):
-        return HttpReply(reply.status, _kept(reply.headers), reply.body)
+        kind = reply.headers.get("content-type", "application/octet-stream")
+        return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
     found = _json(reply.status, reply.body)
     found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
     return found

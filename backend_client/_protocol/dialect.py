@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,6 +42,10 @@ class StreamEvent:
 class StreamForm(Protocol):
     """How the streams of one route read."""
 
+    def valid(self, event: StreamEvent) -> bool:
+        """Whether the parts that callers read have the types that they must have."""
+        ...
+
     def begins(self, event: StreamEvent) -> bool:
         """Whether the event has a part of the answer: after it there is no second attempt."""
         ...
@@ -65,6 +69,11 @@ class ChunkForm:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
+    def valid(self, event: StreamEvent) -> bool:
+        """Every choice, delta and call is an object, and every text is one."""
+        choices = (event.data or {}).get("choices")
+        return _all(choices, _valid_choice)
+
     def begins(self, event: StreamEvent) -> bool:
         """A chunk with text, reasoning, a tool call, or a finish reason."""
         return event.data is None or any(
@@ -80,7 +89,11 @@ class ChunkForm:
 
     def request(self, body: Mapping[str, Any]) -> Json:
         """With `stream_options.include_usage`."""
-        return {**body, "stream": True, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
+        options = body.get("stream_options")
+        if options is None or isinstance(options, dict):
+            options = {**(options or {}), "include_usage": True}
+        # Anything else is for the node to refuse.
+        return {**body, "stream": True, "stream_options": options}
 
     def whole(self, events: Sequence[StreamEvent]) -> Json:
         """A chat.completion, or a text_completion."""
@@ -130,6 +143,14 @@ class ResponsesForm:
 
     _ENDS = frozenset({"response.completed", "response.incomplete"})
     _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
+
+    def valid(self, event: StreamEvent) -> bool:
+        """An event that ends the response holds it, and a delta of text is text."""
+        data = event.data or {}
+        kind = data.get("type")
+        if kind in self._ENDS:
+            return isinstance(data.get("response"), dict)
+        return kind != "response.output_text.delta" or isinstance(data.get("delta"), str)
 
     def begins(self, event: StreamEvent) -> bool:
         """Anything after the announcements."""
@@ -205,6 +226,35 @@ def _calls(deltas: Iterable[Json]) -> list[Json]:
             call["function"]["name"] += function.get("name") or ""
             call["function"]["arguments"] += function.get("arguments") or ""
     return [calls[index] for index in sorted(calls)]
+
+
+def _valid_choice(choice: Json) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        return _typed(choice, index=int, text=str, finish_reason=str)
+    return (
+        _typed(choice, index=int, delta=dict, finish_reason=str)
+        and _typed(delta, content=str, reasoning_content=str)
+        and _all(delta.get("tool_calls"), _valid_call)
+    )
+
+
+def _valid_call(call: Json) -> bool:
+    return _typed(call, index=int, id=str, function=dict) and _typed(
+        call.get("function") or {}, name=str, arguments=str
+    )
+
+
+def _typed(value: Json, **kinds: type) -> bool:
+    """Whether what is there of these fields is of these types."""
+    return all((found := value.get(name)) is None or type(found) is kind for name, kind in kinds.items())
+
+
+def _all(value: object, valid: Callable[[Json], bool]) -> bool:
+    """Whether it is missing, or a list of valid objects."""
+    if value is None:
+        return True
+    return isinstance(value, list) and all(isinstance(item, dict) and valid(item) for item in value)
 
 
 def _object(value: object) -> Json:

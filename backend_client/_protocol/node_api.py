@@ -119,7 +119,7 @@ class NodeApi(ABC):
         status, headers, body = await self.request(
             node, call.method, call.path, call.encoded or None, call.headers("*/*")
         )
-        return Reply(status, {name.lower(): value for name, value in headers.items()}, body)
+        return Reply(status, {name.lower(): value for name, value in headers.items()}, body, self.has_key(node))
 
     def has_key(self, node: str) -> bool | None:  # noqa: ARG002  (for those that know)
         """Whether requests to a node carry an API key; None where that is not known."""

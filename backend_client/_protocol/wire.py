@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,11 +66,15 @@ class WireCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP reply of any status. The names of its headers are in lower case."""
+    """An HTTP reply of any status. The names of its headers are in lower case.
+
+    `keyed`: whether the request carried an API key; None where that is not known.
+    """
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(default=b"", repr=False)
+    keyed: bool | None = None
 
 
 class RouteInfo(NamedTuple):
@@ -131,21 +133,6 @@ def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> 
     except UnicodeEncodeError:
         pass
     raise InvalidArgument("a text or the model's name is not Unicode")
-
-
-def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:
-    """A multipart form with the fields (a list: once for each value) and a file; its bytes and its content type."""
-    boundary = secrets.token_hex(16)
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
-        for field, values in fields.items()
-        for value in (values if isinstance(values, list) else [values])
-    ]
-    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{plain}"\r\n'
-    head += "Content-Type: application/octet-stream\r\n\r\n"
-    body = b"".join([*parts, head.encode(), content, f"\r\n--{boundary}--\r\n".encode()])
-    return body, f"multipart/form-data; boundary={boundary}"
 
 
 def route_info(headers: Mapping[str, str]) -> RouteInfo:

@@ -8,7 +8,7 @@ from typing import Any
 
 from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
-from backend_client._protocol import wire
+from backend_client._protocol import forms, wire
 from backend_client._protocol.dialect import StreamEvent, StreamForm, failure_in, read_event, usage_of
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._protocol.wire import Reply, WireCall
@@ -62,7 +62,8 @@ class FleetExchanges:
                 body = form.whole([event for event in events if isinstance(event, StreamEvent)])
             except (ValueError, TypeError, AttributeError, KeyError):
                 body = None
-            if body is None or not isinstance(head, Reply):
+            valid = body is not None and (job.check is None or job.check(body))
+            if not valid or not isinstance(head, Reply):
                 raise BadReply("the stream is not an answer of this route", node=lease.node.url)
             return head, body
 
@@ -107,7 +108,7 @@ class FleetExchanges:
         reply = await running.transport.exchange(node, wired)
         if reply.status != 200:
             job.refused.append(reply)
-            raise status_error(node, reply.status, _Headers(reply), reply.body, wired.model)
+            raise status_error(node, reply.status, _Headers(reply), reply.body, wired.model, keyed=reply.keyed)
         body: Any = reply.body
         if "json" in reply.headers.get("content-type", ""):
             body = wire.parse_json(node, reply.body)
@@ -122,7 +123,7 @@ class FleetExchanges:
     ) -> Opened[_Item]:
         wired.refused = None
         try:
-            items = _read(lease.node.url, running.transport.events(lease.node.url, wired), wired)
+            items = _read(lease.node.url, running.transport.events(lease.node.url, wired), wired, form)
             return await open_stream(self._runtime.pool, lease, items, _reading(form))
         finally:
             if wired.refused is not None:
@@ -168,7 +169,9 @@ def _reading(form: StreamForm) -> Reading[_Item]:
     )
 
 
-async def _read(node: str, items: AsyncGenerator[Any, None], wired: WireCall) -> AsyncGenerator[_Item, None]:
+async def _read(
+    node: str, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
+) -> AsyncGenerator[_Item, None]:
     """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
     try:
         async for item in items:
@@ -185,6 +188,8 @@ async def _read(node: str, items: AsyncGenerator[Any, None], wired: WireCall) ->
             failure = failure_in(event)
             if failure is not None:
                 raise event_error(node, failure, wired.model)
+            if not form.valid(event):
+                raise BadReply(f"an event of the stream is not one of {wired.path}", node=node)
             yield event
     finally:
         await items.aclose()
@@ -258,7 +263,7 @@ def _encoder(job: Exchange, form: StreamForm | None) -> Callable[[Call], WireCal
                 body |= {"model": call.need.model} if call.need.model else {}
                 content = wire.encode(body) if job.file is None else b""
                 if job.file is not None:
-                    content, content_type = wire.encode_form(body, *job.file)
+                    content, content_type = forms.encode_form(body, *job.file)
             encoded = WireCall(
                 content,
                 (),

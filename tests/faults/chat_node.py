@@ -77,5 +77,7 @@ class ChatNode:
     async def _tokenize(self, request):
         body = await request.json()
         self.bodies.append(body)
+        if self.respond is not None and (scripted := await self.respond(request)) is not None:
+            return scripted
         count = len(json.dumps(body.get("messages") or body["prompt"]))
         return web.json_response({"count": count, "max_model_len": 8192, "tokens": []})

@@ -3,9 +3,11 @@
 import pickle
 
 import pytest
+from aiohttp import web
 from pydantic import BaseModel
 
 from backend_client import (
+    AuthenticationFailed,
     CloudClient,
     CloudSettings,
     InferenceClient,
@@ -19,7 +21,7 @@ from backend_client import (
     StreamInterrupted,
 )
 from tests.faults.chat_node import TOOL, ChatNode
-from tests.faults.scripted_node import ANSWER, WRITER, ScriptedNode, error_response
+from tests.faults.scripted_node import ANSWER, WRITER, ScriptedNode, data_event, error_response
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TEXT = "".join(ANSWER)
@@ -180,6 +182,94 @@ async def test_tokens_are_counted_by_the_node(client, chats):
     assert await client.count_tokens(QUESTION) > 10
     assert await client.count_tokens("Where?") == 8
     assert sorted([*body] for body in bodies(chats)) == [["messages", "model"], ["prompt", "model"]]
+
+
+def once(chats, reply):
+    """The first request to any node gets this reply, all others the usual ones."""
+    replies = [reply]
+
+    async def respond(_):
+        return replies.pop() if replies else None
+
+    for _, chat in chats:
+        chat.respond = respond
+
+
+@pytest.mark.parametrize("body", [{}, {"count": "8"}, {"count": True}, {"count": -1}, [], None, "8"])
+async def test_a_malformed_token_count_is_followed_by_another_nodes(client, chats, body):
+    once(chats, web.json_response(body))
+    assert await client.count_tokens("Where?") == 8
+    assert len(bodies(chats)) == 2
+
+
+MALFORMED = [
+    {"choices": 5},
+    {"choices": [5]},
+    {"choices": [{"index": [], "delta": {}}]},
+    {"choices": [{"delta": "text"}]},
+    {"choices": [{"delta": {"content": 5}}]},
+    {"choices": [{"delta": {"tool_calls": 5}}]},
+    {"choices": [{"delta": {"tool_calls": [5]}}]},
+    {"choices": [{"delta": {"tool_calls": [{"function": "f"}]}}]},
+    {"choices": [{"delta": {"tool_calls": [{"index": "0", "function": {"arguments": {}}}]}}]},
+    {"choices": [{"delta": {}, "finish_reason": 5}]},
+]
+
+
+def stream_of(*events):
+    body = b"".join(data_event(event) for event in events) + b"data: [DONE]\n\n"
+    return web.Response(body=body, content_type="text/event-stream")
+
+
+@pytest.mark.parametrize("event", MALFORMED)
+async def test_a_malformed_chat_is_answered_by_the_other_node(client, chats, event):
+    once(chats, stream_of(event))
+    reply = await client.chat(QUESTION)
+    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])
+    once(chats, stream_of(event))
+    stream = client.stream_chat(QUESTION)
+    assert "".join([delta.text async for delta in stream]) == TEXT
+    assert [attempt.outcome for attempt in stream.result.attempts] == ["BadReply", "ok"]
+
+
+@pytest.mark.parametrize("event", MALFORMED)
+async def test_a_stream_that_turns_malformed_is_interrupted_with_its_text(client, chats, event):
+    once(chats, stream_of({"choices": [{"index": 0, "delta": {"content": "so far"}}]}, event))
+    stream = client.stream_chat(QUESTION)
+    assert (await anext(stream)).text == "so far"
+    with pytest.raises(StreamInterrupted) as caught:
+        await anext(stream)
+    assert caught.value.partial_text == "so far"
+
+
+async def test_a_chat_without_a_function_name_is_answered_by_the_other_node(client, chats):
+    call = {"index": 0, "id": "call_1", "function": {"arguments": "{}"}}
+    events = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}]
+    once(chats, stream_of(*events))
+    reply = await client.chat(QUESTION, tools=[TOOL])
+    assert reply.tool_calls[0].name == "weather"
+    assert len(reply.attempts) == 2
+
+
+@pytest.mark.parametrize(("key", "said"), [("wrong", "does not know the API key"), (None, "none was sent")])
+async def test_a_refused_key_is_told_from_a_missing_one(chats, key, said):
+    async def refuse(_):
+        return error_response(401, "invalid_api_key")
+
+    for _, chat in chats:
+        chat.respond = refuse
+    messages = []
+    async with NPUClient([node.url for node, _ in chats], api_key=key) as client:
+        for call in (client.chat(QUESTION), client.count_tokens("Where?")):
+            with pytest.raises(AuthenticationFailed) as caught:
+                await call
+            messages.append(str(caught.value))
+    assert all(said in message for message in messages), messages
+
+
+async def test_options_of_a_stream_that_are_no_object_are_for_the_node_to_refuse(client, chats):
+    await client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION, "stream_options": 5})
+    assert bodies(chats)[0]["stream_options"] == 5
 
 
 async def test_what_no_node_offers_is_refused_before_anything_is_sent(client, chats):

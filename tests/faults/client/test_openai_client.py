@@ -7,7 +7,7 @@ import pytest
 
 import backend_client
 from backend_client import ClientSettings, sync
-from backend_client.testing import FakeFleet
+from backend_client.testing import FakeFleet, drop, status
 from tests.faults.chat_node import TOOL, ChatNode
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
@@ -190,8 +190,35 @@ def test_the_blocking_sdk_does_the_same():
         assert openai.embeddings.create(model=EMBEDDER, input="one").data[0].embedding
 
 
-def test_an_upload_through_the_sdk_is_told_where_to_go():
+@pytest.mark.parametrize("size", [9, 3_000_000])
+def test_an_upload_through_the_sdk_reaches_a_node_and_the_next_where_one_fails(size):
+    recording = (b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * (size // 9))[:size]
+    with FakeFleet(2) as fleet, sync.openai(fleet.settings()) as client:
+        fleet[0].script(drop(), status(500))
+        for _ in range(2):
+            reply = client.audio.transcriptions.create(
+                model="fake-listener",
+                file=("a.wav", recording),
+                language="en",
+                response_format="verbose_json",
+                timestamp_granularities=["word", "segment"],
+                timeout=20,
+            )
+            assert reply.text == fleet[0].transcript
+        sent = fleet.sent("/v1/audio/transcriptions")
+        assert {request.body["file"] for request in sent} == {recording}
+        for request in sent:
+            assert {name: request.body[name] for name in ("model", "language", "timestamp_granularities[]")} == {
+                "model": "fake-listener",
+                "language": "en",
+                "timestamp_granularities[]": ["word", "segment"],
+            }
+
+
+def test_a_wrong_upload_through_the_sdk_is_refused_before_it_is_sent():
     with FakeFleet(1) as fleet, sync.openai(fleet.settings()) as client:
-        with pytest.raises(sdk.NotFoundError, match="transcribe of the client"):
-            client.audio.transcriptions.create(model="fake-listener", file=("a.wav", b"RIFF"))
+        with pytest.raises(sdk.BadRequestError, match="multipart/form-data"):
+            client.post("/audio/transcriptions", cast_to=object, body={"a": 1})
         fleet.assert_nothing_sent()
+        with pytest.raises(sdk.NotFoundError):
+            client.audio.transcriptions.create(model="no-such", file=("a.wav", b"RIFF"))
