@@ -24,7 +24,7 @@ async def run(node, _store, quick):
     total = counts["+Inf"]
     over = total - counts["0.05"]
     figures = [
-        Figure("readings of the loop's lag (50 a second)", "", [total]),
+        Figure("readings of the loop's lag (10 a second)", "", [total]),
         Figure("blocked for more than 10 ms", "times", [total - counts["0.01"]]),
         Figure("blocked for more than 50 ms (wanted: 0)", "times", [over]),
     ]

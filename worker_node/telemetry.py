@@ -17,7 +17,9 @@ M = TypeVar("M")
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
-_LAG_PERIOD_S = 0.02
+# Seconds between readings of the lag while requests are served, and while none is: a reading wakes an idle process.
+_LAG_PERIOD_S = 0.1
+_IDLE_LAG_PERIOD_S = 0.5
 _FIRST_TOKENS_KEPT = 256
 
 # When each counter began is a second series for every one of them, and nobody asks.
@@ -150,12 +152,16 @@ class Telemetry:
             exclusive = "false" if shared else "unknown"
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
 
-    async def watch_event_loop(self) -> None:
-        """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it."""
+    async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
+        """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.
+
+        While the node is not `serving` requests, it is measured twice a second, else ten times.
+        """
         worst = 0.0
         while True:
-            due = time.monotonic() + _LAG_PERIOD_S
-            await asyncio.sleep(_LAG_PERIOD_S)
+            period_s = _LAG_PERIOD_S if serving() else _IDLE_LAG_PERIOD_S
+            due = time.monotonic() + period_s
+            await asyncio.sleep(period_s)
             lag = max(0.0, time.monotonic() - due)
             worst = max(worst, lag)
             self.loop_lag.observe(lag)

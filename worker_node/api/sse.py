@@ -32,6 +32,9 @@ class FrameStream:
         )
         self._stall_s = stall_s
         self._wrote_at = 0.0
+        self._blocked_since: float | None = None
+        self._dropped = False
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
     def response(self) -> web.StreamResponse:
@@ -44,25 +47,42 @@ class FrameStream:
 
     async def __aenter__(self) -> Self:
         await self._response.prepare(self._request)
-        self._wrote_at = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._wrote_at = loop.time()
+        self._stall_timer = loop.call_later(self._stall_s, self._look_at_reader)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            await self._response.write_eof()
+        try:
+            if kind is None:
+                await self._response.write_eof()
+        finally:
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
 
     async def _write(self, frame: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self._wrote_at = loop.time()
+        self._wrote_at = self._blocked_since = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._stall_s):
-                await self._response.write(frame)
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            await self._response.write(frame)
+        except asyncio.CancelledError:
+            if not self._dropped:
+                raise
+            # The end of the connection cancels its handler.
             raise ConnectionResetError("the reader of the stream takes nothing") from None
+        finally:
+            self._blocked_since = None
+
+    def _look_at_reader(self) -> None:
+        """Drop the reader if a write has waited for `stall_s`, else look again: one timer for all frames."""
+        loop = asyncio.get_running_loop()
+        due = (loop.time() if self._blocked_since is None else self._blocked_since) + self._stall_s
+        if due > loop.time():
+            self._stall_timer = loop.call_at(due, self._look_at_reader)
+        elif self._request.transport is not None:
+            self._dropped = True
+            self._request.transport.abort()
 
 
 class LineStream(FrameStream):
@@ -114,13 +134,14 @@ class EventStream(FrameStream):
         await self._write(head + orjson.dumps(data) + b"\n\n")
 
     async def send_raw(self, data: bytes) -> None:
-        """Send one event whose data is not JSON."""
+        """Send one event whose data is text as it stands, without line breaks."""
         await self._write(b"data: " + data + b"\n\n")
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.1, self._wrote_at + self._keep_alive_s - loop.time()))
-            if loop.time() - self._wrote_at >= self._keep_alive_s:
+            # Behind a write that waits for the reader a comment would not arrive either.
+            if self._blocked_since is None and loop.time() - self._wrote_at >= self._keep_alive_s:
                 with contextlib.suppress(ConnectionError):
                     await self._write(_COMMENT)

@@ -20,17 +20,17 @@ async def run(link: EngineLink, job: Job, result: type[R], *, suspect: bool) -> 
     """See `Engine.run`. With `suspect` the death of the process may be put down to the job."""
     sink = JobSink()
     link.submit(job, sink, suspect=suspect)
+    # One timer for the whole job: a stream has a result for each token.
+    late = DeadlineExceeded("the deadline passed while the engine worked on the request")
+    timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.monotonic()), sink.on_error, late)
     try:
         while True:
-            try:
-                async with asyncio.timeout_at(_loop_time(job.deadline)):
-                    received = await sink.next()
-            except TimeoutError as error:
-                raise DeadlineExceeded("the deadline passed while the engine worked on the request") from error
+            received = await sink.next()
             yield _decoded(link, received.body, result)
             if received.last:
                 return
     finally:
+        timer.cancel()
         _abandon(link, job.id)
 
 
@@ -40,10 +40,6 @@ def _decoded(link: EngineLink, body: msgspec.Raw, result: type[R]) -> R:
     except msgspec.MsgspecError as error:
         link.kill(f"sent a result that cannot be read ({error})")
         raise EngineUnavailable("the engine sent a result that cannot be read; it is started again") from error
-
-
-def _loop_time(deadline: float) -> float:
-    return asyncio.get_running_loop().time() + max(0.0, deadline - time.monotonic())
 
 
 def _abandon(link: EngineLink, job_id: int) -> None:

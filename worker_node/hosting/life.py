@@ -142,19 +142,19 @@ class EngineLife:
     async def _attend(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
         """Look after a ready engine until its process ends. Raises CanaryFailed."""
         limits = self._limits
-        examined = time.monotonic()
-        look_s = min(1.0, limits.canary_interval_s)
+        # A busy engine is looked at again soon; before an examination is due there is nothing to look for.
+        retry_s = min(1.0, limits.canary_interval_s)
+        look_s = limits.canary_interval_s
         while True:
             try:
                 async with asyncio.timeout(look_s):
                     return End.CRASHED, await link.wait_closed()
             except TimeoutError:
-                now = time.monotonic()
+                look_s = retry_s
             if link.in_flight or not link.up:
                 continue
-            if now - examined >= limits.canary_interval_s:
-                await self._examine_again(link, loaded)
-                examined = time.monotonic()
+            await self._examine_again(link, loaded)
+            look_s = limits.canary_interval_s
 
     async def _examine_again(self, link: EngineLink, loaded: Loaded) -> None:
         accepted = link.accepted

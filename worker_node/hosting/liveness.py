@@ -16,6 +16,8 @@ _FADE = 0.95
 # A look that comes later than this finds events unread, since the edge process itself did not run.
 _LATE_S = 0.5
 _LOOK_S = 1.0
+# No run or call is known that could hang: only the silence counts, which is allowed for longer.
+_IDLE_LOOK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Liveness:
             self._excused = True
         else:
             self._excused = False
-        pause = min(_LOOK_S, left)
+        pause = min(_LOOK_S if self._run or self._call or reason else _IDLE_LOOK_S, left)
         self._due = now + pause
         return reason, pause
 

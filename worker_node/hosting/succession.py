@@ -23,6 +23,8 @@ from worker_node.hosting.process import EngineProcess
 
 log = logging.getLogger(__name__)
 
+# Between looks at the memory of an idle engine, in times of those at a busy one.
+_IDLE_LOOKS = 5
 _MB = 1e6
 
 
@@ -166,7 +168,9 @@ class Succession:
             waits.append(idle)
         growth = self._limits.growth
         try:
-            timeout = None if growth.growth is None else growth.look_s
+            # An idle engine does not grow, and each look wakes an idle node.
+            look_s = growth.look_s if process.link.in_flight else _IDLE_LOOKS * growth.look_s
+            timeout = None if growth.growth is None else look_s
             await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if idle is not None:

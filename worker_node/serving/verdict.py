@@ -66,12 +66,14 @@ class Snapshot:
 
     @classmethod
     def of(cls, placements: Sequence[Placement]) -> Snapshot:
-        """The placements now."""
+        """The placements now. Every request asks for it, so a ready placement is not asked when it will be loaded."""
+        candidates = [placement.candidate() for placement in placements]
+        coming = [candidate.obstacle is not None for candidate in candidates]
         return cls(
-            [placement.candidate() for placement in placements],
-            [placement.awaited for placement in placements],
-            [placement.expected_load_s() for placement in placements],
-            [placement.returning_in() for placement in placements],
+            candidates,
+            [waits and p.awaited for p, waits in zip(placements, coming, strict=True)],
+            [p.expected_load_s() if waits else 0.0 for p, waits in zip(placements, coming, strict=True)],
+            [p.returning_in() if waits else None for p, waits in zip(placements, coming, strict=True)],
         )
 
 

@@ -83,3 +83,19 @@ async def test_a_blocked_event_loop_is_seen(telemetry):
     await asyncio.sleep(0.03)
     watcher.cancel()
     assert value(telemetry, "event_loop_lag_max_seconds") >= 0.1
+
+
+@pytest.mark.parametrize(("serving", "period_s"), [(True, 0.1), (False, 0.5)])
+async def test_the_lag_is_read_seldom_while_nothing_is_served(telemetry, monkeypatch, serving, period_s):
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("worker_node.telemetry.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await telemetry.watch_event_loop(lambda: serving)
+    assert slept == [period_s] * 3
+    assert value(telemetry, "event_loop_lag_seconds_count") == 2

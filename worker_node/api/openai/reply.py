@@ -34,6 +34,10 @@ class Envelope:
         """An object of that kind around the choices."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
+    def head(self, kind: str) -> bytes:
+        """The JSON of `wrap` up to the first choice: the same for all chunks of a stream; `]}` ends it."""
+        return orjson.dumps(self.wrap(kind, []))[:-2]
+
 
 @dataclass(slots=True)
 class WholeAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+import orjson
 from aiohttp import web
 
 from worker_node.api.busy import busy_fields
@@ -57,15 +58,24 @@ async def stream_chunks(
             body["usage"] = None
         return body
 
+    # What most chunks have around their choice.
+    head = envelope.head(renderer.kind)
+
+    async def send(stream: EventStream, part: dict[str, Any]) -> None:
+        if include_usage:
+            await stream.send(chunk(part))
+        else:
+            await stream.send_raw(head + orjson.dumps(part) + b"]}")
+
     async with EventStream(request, route_headers(choices.head())) as stream:
         try:
             for index in range(len(choices.routes)):
                 for part in renderer.opening(index):
-                    await stream.send(chunk(part))
+                    await send(stream, part)
             async for index, event in choices.events:
                 if not isinstance(event, Finished):
                     for part in renderer.piece(index, event):
-                        await stream.send(chunk(part))
+                        await send(stream, part)
                     continue
                 ends.append(event)
                 *parts, last = [chunk(part) for part in renderer.closing(index, event)]

@@ -118,3 +118,16 @@ def test_a_slow_call_fades():
     for _ in range(200):
         times.learn("step", 100, 0.1)
     assert times.expected("step", 100) == pytest.approx(0.1)
+
+
+def test_an_idle_engine_is_looked_at_seldom_and_a_busy_one_every_second():
+    liveness = alive()
+    assert liveness.look(0.0) == (None, 5.0)
+    liveness.heard(4.0)
+    liveness.beat((512, 0.1), None)
+    assert liveness.look(5.0) == (None, 1.0)
+    liveness.heard(5.5)
+    liveness.beat(None, (512, 0.3))
+    assert liveness.look(6.0) == (None, 5.0)
+    liveness.called("prefill", 64, 7.0)
+    assert liveness.look(11.0) == (None, 1.0)

@@ -1,0 +1,97 @@
+"""The edge process's own CPU time: per single embedding, per streamed token, and at idle.
+
+Processor time, not wall time, so that a busy machine disturbs it little: the scheduler's count in nanoseconds, over
+all threads of the edge process, around a fixed amount of work.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+from benchmarks.harness import Figure, show, to_json
+from benchmarks.load import session
+
+# Few tokens, so that the edge is asked often while the engine has little to do.
+TEXT = "How warm is it in the garden today?"
+PROMPT = "Tell me a long story about a garden in winter."
+NEW_TOKENS = 128
+
+
+def cpu_seconds(pid):
+    """The CPU time that the live threads of a process have used, in seconds."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+async def run(node, _store, quick):
+    """Measure and print; return the figures."""
+    pid, rounds = node.process.pid, 2 if quick else 5
+    figures = [
+        Figure("one embedding, 1 caller", "ms", []),
+        Figure("one embedding, 32 callers", "ms", []),
+        Figure("one streamed token, 1 caller", "ms", []),
+        Figure("one streamed token, 16 callers", "ms", []),
+        Figure("idle, share of a core", "%", []),
+    ]
+    async with session() as http:
+        await _embed(http, node.url, 50, 1)
+        await _stream(http, node.url, 1, 1)
+        for _ in range(rounds):
+            work = (
+                (_embed, 300, 1),
+                (_embed, 1000, 32),
+                (_stream, 4, 1),
+                (_stream, 32, 16),
+            )
+            for figure, (measure, count, callers) in zip(figures, work, strict=False):
+                before = cpu_seconds(pid)
+                units = await measure(http, node.url, count, callers)
+                figure.values.append((cpu_seconds(pid) - before) / units * 1e3)
+            seconds = 5 if quick else 20
+            before = cpu_seconds(pid)
+            await asyncio.sleep(seconds)
+            figures[-1].values.append((cpu_seconds(pid) - before) / seconds * 100)
+    show("CPU time of the edge process", figures)
+    return to_json(figures)
+
+
+async def _embed(http, url, count, callers):
+    """Embed one text a request; return how many requests were made."""
+    body = json.dumps({"model": "all-minilm-l6-v2", "input": TEXT}).encode()
+
+    async def request(_):
+        async with http.post(url + "/v1/embeddings", data=body, headers={"Content-Type": "application/json"}) as reply:
+            assert reply.status == 200, await reply.text()
+            await reply.read()
+
+    await _closed_loop(request, count, callers)
+    return count
+
+
+async def _stream(http, url, count, callers):
+    """Stream chat answers; return how many tokens they had in all."""
+    body = {
+        "model": "smollm2-135m-instruct",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": NEW_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+    async def request(_):
+        async with http.post(url + "/v1/chat/completions", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            await reply.read()
+
+    await _closed_loop(request, count, callers)
+    return count * NEW_TOKENS
+
+
+async def _closed_loop(request, count, callers):
+    """Make `count` requests, `callers` at a time."""
+    waiting = iter(range(count))
+
+    async def caller():
+        for number in waiting:
+            await request(number)
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
