@@ -222,6 +222,10 @@ class CloudBackend:
     def _embedding_refusal(self, job: EmbedJob) -> str | None:
         if job.truncate and not _fits(job):
             return "it cannot truncate as the nodes do (truncate=True)"
+        if job.input_type is not None:
+            return "it does not know the prompts of the nodes' model (input_type)"
+        if job.space is None and job.dimensions is not None:
+            return "it does not cut vectors as the nodes do (dimensions)"
         if self._embedding_model(job):
             return None
         if job.space is None:

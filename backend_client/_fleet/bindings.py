@@ -123,17 +123,23 @@ class Bindings:
             min(limits, default=None),
         )
 
-    def check(self, node: str, *, requested: str, answered: str, space: str, dimensions: int) -> None:
+    def check(
+        self, node: str, *, requested: str, answered: str, space: str, dimensions: int, asked: int | None = None
+    ) -> None:
         """Check a reply against the name that was requested; a name that is not bound yet is bound to its space.
 
-        `answered` is the model that the node names. Raises SpaceChanged for a reply in another space, BadReply for
-        vectors that cannot be in that space.
+        `answered` is the model that the node names, `asked` the dimensions that the request asked for. Vectors that
+        were cut are in the space `SPACE-DIMENSIONS`; the name is bound to `SPACE`. Raises SpaceChanged for a reply in
+        another space, BadReply for vectors that cannot be in that space.
         """
+        if asked is not None and dimensions != asked:
+            raise BadReply(f"{asked} dimensions were asked for, vectors of {dimensions} came", node=node)
+        cut_from = space.removesuffix(f"-{asked}")
         key = plain_name(requested)
         # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
         declared = None if key in self._declared else self._declared.get(plain_name(answered))
         for bound in (declared, self._spaces.get(key)):
-            if bound is not None and bound != space:
+            if bound is not None and bound != cut_from:
                 model = requested if plain_name(answered) == key else f"{requested} ({answered} there)"
                 raise SpaceChanged(
                     f"{model} answered in the vector space {space}, this client is bound to {bound}", node=node
@@ -144,7 +150,7 @@ class Bindings:
                 f"{self._dimensions[space]}",
                 node=node,
             )
-        self._spaces[key] = space
+        self._spaces[key] = cut_from
 
     def _reports(self, name: str) -> Iterator[ModelReport]:
         return (found for node in self._pool.nodes.values() if (found := node.resolve(name)) is not None)

@@ -52,12 +52,15 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class EmbedJob(Job):
-    """Texts for one request. `space` and `dimensions` are what the vectors must have, where that is known;
-    `context_limit` is the most tokens of a text that their model takes.
+    """Texts for one request. `dimensions` is what the caller asked for.
+
+    In the cloud `space` and `dimensions` are what the vectors must have, where that is known; `context_limit` is the
+    most tokens of a text that their model takes.
     """
 
     texts: Sequence[str] = field(repr=False)
     truncate: bool = False
+    input_type: str | None = None
     space: str | None = None
     dimensions: int | None = None
     context_limit: int | None = None

@@ -123,9 +123,20 @@ def encode(body: Mapping[str, Any]) -> bytes:
     raise InvalidArgument("the request has a value that JSON cannot carry, or text that is not Unicode")
 
 
-def encode_texts(texts: Sequence[str], model: str | None, *, truncate: bool) -> bytes:
+def encode_texts(
+    texts: Sequence[str],
+    model: str | None,
+    *,
+    truncate: bool,
+    input_type: str | None = None,
+    dimensions: int | None = None,
+) -> bytes:
     """The body of a request to /embeddings, as `encode` would make it."""
     more = ',"truncate":true' if truncate else ""
+    if input_type:
+        more += f',"input_type":{_TEXT(input_type)}'
+    if dimensions is not None:
+        more += f',"dimensions":{dimensions}'
     if model:
         more += f',"model":{_TEXT(model)}'
     try:

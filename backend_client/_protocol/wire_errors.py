@@ -60,6 +60,8 @@ _PARAMS = frozenset(
     [
         "texts",
         "truncate",
+        "input_type",
+        "dimensions",
         "model",
         "prompt",
         "raw",

@@ -113,7 +113,8 @@ class FleetExchanges:
         if "json" in reply.headers.get("content-type", ""):
             body = wire.parse_json(node, reply.body)
         if job.kind == "embedding":
-            self._check_space(lease, reply, body)
+            asked = (job.body or {}).get("dimensions")
+            self._check_space(lease, reply, body, asked if type(asked) is int else None)
         if job.check is not None and not job.check(body):
             raise BadReply(f"the reply is not an answer of {job.path}", node=node)
         return reply, body
@@ -129,7 +130,7 @@ class FleetExchanges:
             if wired.refused is not None:
                 job.refused.append(wired.refused)
 
-    def _check_space(self, lease: Lease, reply: Reply, body: Any) -> None:
+    def _check_space(self, lease: Lease, reply: Reply, body: Any, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
         model = reply.headers.get("x-model") or lease.model
@@ -142,7 +143,12 @@ class FleetExchanges:
         # base64 of float32: 4 bytes a number, 3 bytes in 4 characters.
         dimensions = len(first) if isinstance(first, list) else (len(first.rstrip("=")) * 3 // 4) // 4
         self._runtime.bindings.check(
-            lease.node.url, requested=lease.need.model or model, answered=model, space=space, dimensions=dimensions
+            lease.node.url,
+            requested=lease.need.model or model,
+            answered=model,
+            space=space,
+            dimensions=dimensions,
+            asked=asked,
         )
 
     def _call(self, job: Exchange, attempt_timeout: float | None) -> Call:

@@ -186,6 +186,9 @@ class FallbackBackend:
         """The job as the cloud gets it: the fleet's model names mean nothing there."""
         if isinstance(job, EmbedJob):
             known = self._fleet.runtime.bindings.known(job.model)
+            if job.dimensions is not None and known.space is not None and job.dimensions != known.dimensions:
+                # As the node names it. No cloud model is declared for it unless the settings say so.
+                known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
             return replace(job, model=None, **known._asdict())
         if isinstance(job, GenerateJob) or _is_chat(job):
             return replace(job, model=cloud.chat_model_for(job.model))

@@ -75,7 +75,10 @@ class FleetBackend:
             nonlocal wired
             if wired is None:
                 model = call.need.model
-                wired = _wired(job, wire.encode_texts(job.texts, model, truncate=job.truncate), job.texts, model)
+                encoded = wire.encode_texts(
+                    job.texts, model, truncate=job.truncate, input_type=job.input_type, dimensions=job.dimensions
+                )
+                wired = _wired(job, encoded, job.texts, model)
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
             model = reply.route.model or lease.model
@@ -86,6 +89,7 @@ class FleetBackend:
                 answered=model,
                 space=reply.space,
                 dimensions=reply.vectors.shape[1],
+                asked=job.dimensions,
             )
             return reply
 

@@ -30,9 +30,15 @@ class CallOptions(TypedDict, total=False):
 
 
 class EmbedOptions(CallOptions, total=False):
-    """`truncate`: cut a text that is too long instead of refusing it."""
+    """`truncate`: cut a text that is too long instead of refusing it.
+
+    `input_type`: put the model's own prompt for queries or documents before each text; refused by a model without
+    prompts. `dimensions`: cut the vectors to a size that the model declares. They are then of a space of their own.
+    """
 
     truncate: bool | None
+    input_type: Literal["query", "document"] | None
+    dimensions: int | None
 
 
 class GenerateOptions(CallOptions, total=False):

@@ -84,7 +84,9 @@ class FakeNode:
 
     def _answer(self, path: str, body: Mapping[str, Any]) -> Answer:
         if path == "/embeddings":
-            return answers.vectors(body["texts"], self._dimensions, self.space)
+            wanted = body.get("dimensions", self._dimensions)
+            space = self.space if wanted == self._dimensions else f"{self.space}-{wanted}"
+            return answers.vectors(body["texts"], wanted, space)
         if path == "/inference":
             return answers.generation(body["prompt"], self._pieces(body))
         if path == "/v1/chat/completions":

@@ -40,6 +40,8 @@ class EmbeddingsBody(Body):
     texts: Annotated[list[str], OneOrMany]
     model: str | None = None
     truncate: bool = False
+    input_type: Annotated[str, Field(max_length=64)] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
 class InferenceBody(Body):
@@ -84,7 +86,15 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             f"{len(body.texts)} texts in one request; at most {node.settings.max_texts} are taken",
             param="texts",
         )
-    reply = await embed(node.services, EmbeddingRequest(context, tuple(body.texts), body.model, truncate=body.truncate))
+    wanted = EmbeddingRequest(
+        context,
+        tuple(body.texts),
+        body.model,
+        truncate=body.truncate,
+        input_type=body.input_type,
+        dimensions=body.dimensions,
+    )
+    reply = await embed(node.services, wanted)
     headers = embedding_headers(reply)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape

@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in CONVERTED_FORMS],
-        help="how to store the weights of a GGUF file",
+        help="how to store the weights of a GGUF file, or of an encoder (f32, int8_sym)",
     )
     parser.set_defaults(run=run)
 

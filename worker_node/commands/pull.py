@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--quantization",
         choices=[form.value for form in CONVERTED_FORMS],
-        help="how to store the weights of GGUF models",
+        help="how to store the weights of GGUF models, and of encoders (f32, int8_sym)",
     )
     parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
     parser.add_argument("--model-store", type=Path, help="directory of the models")

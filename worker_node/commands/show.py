@@ -39,16 +39,21 @@ def _of_node(node: Any, name: str) -> dict[str, Any]:
         "source": known.get("source"),
         "aliases": known["aliases"],
         "size": known.get("size"),
+        "prompts": sorted(passport.get("prompts") or []),
+        "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
+        "fidelity": _vector_fidelity(passport.get("vector_fidelity")),
     }
 
 
 def _of_store(name: str) -> dict[str, Any]:
     from datetime import UTC, datetime
 
+    import msgspec
+
     from worker_node.models.store import ModelStore
 
     model = ModelStore().get(name)
-    fidelity = model.fidelity
+    fidelity, vectors = model.fidelity, model.vector_fidelity
     return {
         "name": model.id,
         "capabilities": [str(model.kind)],
@@ -62,8 +67,22 @@ def _of_store(name: str) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "size": model.size,
         "directory": str(model.path),
-        "fidelity": None if fidelity is None else f"KL {fidelity.kl:g} per token, same likeliest {fidelity.top1:.0%}",
+        "prompts": sorted(model.prompts),
+        "matryoshka": [str(size) for size in model.matryoshka],
+        "fidelity": _vector_fidelity(None if vectors is None else msgspec.to_builtins(vectors))
+        if fidelity is None
+        else f"KL {fidelity.kl:g} per token, same likeliest {fidelity.top1:.0%}",
     }
+
+
+def _vector_fidelity(facts: dict[str, Any] | None) -> str | None:
+    """How near an encoder's vectors are to those of the published weights, in words."""
+    if facts is None:
+        return None
+    return (
+        f"cosine to the f32 vectors {facts['mean_cosine']:.4f} on average, at least {facts['min_cosine']:.4f} "
+        f"({facts['texts']} texts)"
+    )
 
 
 def _print(facts: dict[str, Any], args: argparse.Namespace) -> int:

@@ -17,12 +17,16 @@ class EmbeddingRequest:
     """Texts to embed with one model; `model` None means the node's default embedding model.
 
     A text may be given as token ids of the model's own tokenizer, special tokens included: it is taken as it stands.
+    `input_type` (`query` or `document`) puts the model's own prompt before each text. `dimensions` None is as many as
+    the model's vectors have.
     """
 
     context: RequestContext
     texts: tuple[str | tuple[int, ...], ...]
     model: str | None = None
     truncate: bool = False
+    input_type: str | None = None
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

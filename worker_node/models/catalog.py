@@ -16,7 +16,7 @@ from worker_node.models.canary import GenerationCanary
 
 
 class Quantization(StrEnum):
-    """How weights are stored: embedding models in `f32`, generation models in one of the others.
+    """How weights are stored: embedding models in `f32` or `int8_sym`, generation models in any but `f32`.
 
     `int4_int8` keeps the matrices that bear it in int4 and the rest in int8. `int4_asym` (which NPUs do not take) and
     `nf4` are forms in which models are published; the converter makes none of these.
@@ -86,7 +86,8 @@ class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model; `context_limit` counts tokens, `family` names its chat and tool-call format.
 
-    `run_here` says what of it was run in this project, and on which devices.
+    `prompts` (before a query or a document) and `matryoshka` sizes are those of the model's card, where its files
+    declare none. `run_here` says what of it was run in this project, and on which devices.
     """
 
     id: str
@@ -103,6 +104,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dimensions: int | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
+    prompts: dict[str, str] = {}
+    matryoshka: tuple[int, ...] = ()
     run_here: str = "nothing"
 
 

@@ -35,6 +35,17 @@ class Fidelity(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class VectorFidelity(msgspec.Struct, frozen=True):
+    """How near the vectors of an encoder with compressed weights are to those of the published weights.
+
+    The mean and the least cosine between the two vectors of a text, both computed in float32, over `texts` texts.
+    """
+
+    mean_cosine: float
+    min_cosine: float
+    texts: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields."""
 
@@ -55,6 +66,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fidelity: Fidelity | None = None
     max_prompt_len: int | None = None
     aliases: tuple[str, ...] = ()
+    prompts: dict[str, str] = {}
+    matryoshka: tuple[int, ...] = ()
+    vector_fidelity: VectorFidelity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,9 @@ class InstalledModel:
     compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
     what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
     should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time. `aliases` are further
-    names that it answers to, in lower case: those of the source that it was pulled from.
+    names that it answers to, in lower case: those of the source that it was pulled from. `prompts` are the texts that
+    an embedding model puts before a `query` or a `document`; to the `matryoshka` sizes, in dimensions, its vectors may
+    be cut.
     """
 
     id: str
@@ -86,6 +102,9 @@ class InstalledModel:
     digest: str = ""
     installed_at: float = 0.0
     aliases: tuple[str, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+    matryoshka: tuple[int, ...] = ()
+    vector_fidelity: VectorFidelity | None = None
 
     @property
     def size(self) -> int:
@@ -163,4 +182,7 @@ def read_model(directory: Path) -> InstalledModel:
         digest=hashlib.sha256(encoded).hexdigest(),
         installed_at=installed_at,
         aliases=manifest.aliases,
+        prompts=manifest.prompts,
+        matryoshka=manifest.matryoshka,
+        vector_fidelity=manifest.vector_fidelity,
     )

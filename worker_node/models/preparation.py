@@ -59,6 +59,8 @@ def prepare(wish: Wish, downloads: Path, work: Path, progress: Progress) -> Path
         context_limit=None if entry is None else entry.context_limit,
         canary=None if entry is None else entry.canary,
         max_prompt_len=None if entry is None else entry.max_prompt_len,
+        prompts={} if entry is None else entry.prompts,
+        matryoshka=() if entry is None else entry.matryoshka,
         aliases=() if isinstance(wish.reference, CatalogEntry) else (wish.reference.alias,),
     )
     convert(job, progress)

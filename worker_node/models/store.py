@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from worker_node.domain import ModelKind
 from worker_node.environment import cache_home
 from worker_node.errors import ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
 from worker_node.models import staging
@@ -34,6 +35,12 @@ def default_store_root() -> Path:
     if root := os.environ.get(STORE_VARIABLE):
         return Path(root).expanduser()
     return cache_home() / "npu-node" / "models"
+
+
+def _encoder_form(entry: CatalogEntry, quantization: Quantization | None) -> bool:
+    """Whether the entry is an encoder that is built here, and that is a form for it."""
+    built = entry.kind == ModelKind.EMBEDDING and entry.format is SourceFormat.SAFETENSORS
+    return built and quantization is Quantization.INT8_SYM
 
 
 class ModelStore:
@@ -101,9 +108,10 @@ class ModelStore:
             default = reference.id
             if quantization in {None, reference.quantization}:
                 quantization = None
-            elif reference.format is not SourceFormat.GGUF:
+            elif reference.format is not SourceFormat.GGUF and not _encoder_form(reference, quantization):
                 raise ConversionFailed(
-                    f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice"
+                    f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice, and encoders "
+                    f"between {Quantization.F32} and {Quantization.INT8_SYM}"
                 )
             else:
                 default = f"{reference.id}-{quantization}"

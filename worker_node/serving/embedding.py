@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
 from worker_node.scheduling.admission import Work
+from worker_node.serving.embedding_forms import check_dimensions, cut, space_of, with_prompt
 from worker_node.serving.models import EmbeddingModel, embedding_model
 from worker_node.serving.places import find_place, turn_away
 from worker_node.serving.proof import Proof
@@ -49,9 +50,10 @@ async def _embed(
     place = await find_place(prepared.demand, context, units=len(tokens))
     route = place.route
     operation.routed(route)
+    space = space_of(model, request.dimensions)
     if not tokens:
-        empty = np.empty((0, model.dimensions), np.float32)
-        return EmbeddingReply(route, empty, model.space, Usage(0), _untouched(context.arrived))
+        empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
+        return EmbeddingReply(route, empty, space, Usage(0), _untouched(context.arrived))
     # A vector that was computed for an earlier request proves nothing for this one.
     known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
     if not Proof.of(route, context, strict=services.require_proof).required:
@@ -63,8 +65,8 @@ async def _embed(
         vectors = np.stack([vector for vector in known if vector is not None])
         reply = EmbeddingReply(
             route,
-            vectors,
-            model.space,
+            cut(vectors, request.dimensions),
+            space,
             usage,
             _untouched(context.arrived),
             cached="hit",
@@ -87,8 +89,8 @@ async def _embed(
         services.cache.keep(model.space, route.device, wanted, output.vectors)
         reply = EmbeddingReply(
             route,
-            _merge(known, missing, output.vectors),
-            model.space,
+            cut(_merge(known, missing, output.vectors), request.dimensions),
+            space,
             usage,
             answer.timing,
             output.busy_us,
@@ -126,10 +128,15 @@ class PreparedEmbedding:
 
 
 async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
-    """Count the tokens. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded."""
+    """Count the tokens, those of the model's prompts too.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded.
+    """
+    check_dimensions(model, request.dimensions)
+    texts = with_prompt(model, request.texts, request.input_type)
     if not request.context.dry_run:
         turn_away(model.placements, len(request.texts), request.context)
-    tokens = await model.tokenizer.encode(request.texts, truncate=request.truncate)
+    tokens = await model.tokenizer.encode(texts, truncate=request.truncate)
     demand = Demand(
         model.id,
         model.placements,

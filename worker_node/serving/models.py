@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from worker_node.domain import ModelKind
@@ -22,15 +22,25 @@ M = TypeVar("M", bound=ServedModel)
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel(ServedModel):
-    """A served embedding model; `space` names its vector space."""
+    """A served embedding model; `space` names its vector space.
+
+    `prompts` and `matryoshka` as in `InstalledModel`.
+    """
 
     tokenizer: EmbeddingTokenizer
     space: str
     dimensions: int
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    matryoshka: tuple[int, ...] = ()
 
     def facts(self) -> Mapping[str, Any]:
         """See `ServedModel.facts`."""
-        return {"dimensions": self.dimensions, "space": self.space}
+        facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
+        if self.prompts:
+            facts["input_types"] = sorted(self.prompts)
+        if self.matryoshka:
+            facts["matryoshka"] = list(self.matryoshka)
+        return facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from worker_node.engines.base import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
@@ -68,6 +70,9 @@ def _installed(model: InstalledModel) -> dict[str, Any]:
             "licence": model.licence,
             "dimensions": model.dimensions,
             "space": model.space,
+            "prompts": model.prompts or None,
+            "matryoshka": list(model.matryoshka) or None,
+            "vector_fidelity": None if model.vector_fidelity is None else msgspec.to_builtins(model.vector_fidelity),
         },
     }
 

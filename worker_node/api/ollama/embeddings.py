@@ -18,9 +18,8 @@ from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.ollama.residents import patient, served
 from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.errors import BadRequest
 from worker_node.serving.embedding import embed
-from worker_node.serving.models import EmbeddingModel
 
 
 class EmbedBody(DialectBody):
@@ -84,14 +83,11 @@ async def _run(
             f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
         )
     model = await served(request, body.model)
-    wanted = body.dimensions if isinstance(body, EmbedBody) else None
-    if wanted and isinstance(model, EmbeddingModel) and wanted != model.dimensions:
-        raise UnsupportedParameter(
-            f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
-            param="dimensions",
-        )
+    wanted = (body.dimensions or None) if isinstance(body, EmbedBody) else None
     async with keeping(request, model, body.keep_alive):
-        reply = await embed(node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate))
+        reply = await embed(
+            node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate, dimensions=wanted)
+        )
     return reply, Loading(reply.loading_s)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import embedding_headers, request_context
-from worker_node.api.keys import NODE
+from worker_node.api.keys import IGNORED, NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.api.openai.table import EMBEDDINGS
@@ -18,7 +18,8 @@ from worker_node.api.vectors import embedding_objects
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.embedding import embed
-from worker_node.serving.models import embedding_model
+from worker_node.serving.embedding_forms import INPUT_TYPES
+from worker_node.serving.models import EmbeddingModel, embedding_model
 
 Ids = Annotated[list[int], Field(min_length=1)]
 
@@ -35,6 +36,7 @@ class OpenAIEmbeddingsBody(DialectBody):
     truncate: bool | Literal["NONE", "END"] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     normalize: bool | None = None
+    input_type: str | None = None
 
     def truncates(self, limit: int) -> bool:
         """Whether a text of more than `limit` tokens, the model's limit, is cut at its end. Raises BadRequest."""
@@ -75,17 +77,20 @@ async def _embeddings(request: web.Request) -> web.Response:
             f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
         )
     model = await embedding_model(node.manager, body.model)
-    if body.dimensions is not None and body.dimensions != model.dimensions:
-        raise UnsupportedParameter(
-            f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
-            param="dimensions",
-        )
     if body.normalize is False:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
         )
     truncate = body.truncates(model.tokenizer.limit)
-    reply = await embed(node.services, EmbeddingRequest(context, texts, body.model, truncate=truncate))
+    wanted = EmbeddingRequest(
+        context,
+        texts,
+        body.model,
+        truncate=truncate,
+        input_type=_input_type(request, body.input_type, model),
+        dimensions=body.dimensions,
+    )
+    reply = await embed(node.services, wanted)
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
     items = embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
@@ -95,3 +100,15 @@ async def _embeddings(request: web.Request) -> web.Response:
         charset="utf-8",
         headers=embedding_headers(reply),
     )
+
+
+def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
+    """The input type, or None where it has no effect: the model has no prompts, or it is for another use than search.
+
+    The reply then lists it as ignored; a node that is set to refuse such fields leaves it for the error.
+    """
+    useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
+    if not useless or request.app[NODE].settings.unknown_fields == "reject":
+        return given
+    request[IGNORED].add("input_type")
+    return None

@@ -103,6 +103,9 @@ def _write_manifest(job: ConversionJob, converted: Converted) -> None:
             fidelity=converted.fidelity,
             max_prompt_len=job.max_prompt_len,
             aliases=job.aliases,
+            prompts=dict(converted.prompts),
+            matryoshka=converted.matryoshka,
+            vector_fidelity=converted.vector_fidelity,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Stores the weights of a generation model in fewer bits."""
+"""Stores the weights of a model in fewer bits."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ def compress(model: ov.Model, quantization: Quantization) -> ov.Model:
                 raise ConversionFailed(f"generation models are not kept in {quantization}")
     except (nncf.ValidationError, nncf.ParameterNotSupportedError, nncf.InvalidGroupSizeError, RuntimeError) as error:
         raise ConversionFailed(f"nncf could not compress the weights to {quantization}: {error}") from error
+
+
+def compress_encoder(model: ov.Model) -> ov.Model:
+    """The encoder with every matrix in int8, one scale a row. Raises ConversionFailed when nncf refuses."""
+    try:
+        return nncf.compress_weights(model, **_INT8)
+    except (nncf.ValidationError, nncf.ParameterNotSupportedError, RuntimeError) as error:
+        raise ConversionFailed(f"nncf could not compress the weights to {Quantization.INT8_SYM}: {error}") from error
 
 
 def _readers_of_others(model: ov.Model) -> list[str]:

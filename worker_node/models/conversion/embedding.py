@@ -15,26 +15,40 @@ from worker_node.errors import ConversionFailed
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.bert import build_encoder
+from worker_node.models.conversion.fidelity import PROBE_SENTENCES, closeness
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
 from worker_node.models.conversion.result import Converted
 from worker_node.models.conversion.safetensors_file import read_tensors
 from worker_node.models.conversion.sentence_config import read_bert_config, sentence_config_of
+from worker_node.models.conversion.sentence_prompts import matryoshka_of, prompts_of
 from worker_node.models.conversion.space import space_fingerprint
 from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
 from worker_node.models.download import file_sha256
 from worker_node.models.manifest import MODEL_FILE
 
+_FORMS = (Quantization.F32, Quantization.INT8_SYM)
+
 
 def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
     source = Path(job.source)
-    if job.quantization not in (None, Quantization.F32):
-        raise ConversionFailed(f"{job.id}: embedding models are kept in f32, not {job.quantization}")
+    if job.quantization not in (None, *_FORMS):
+        raise ConversionFailed(f"{job.id}: embedding models are kept in {' or '.join(_FORMS)}, not {job.quantization}")
     stage("building the encoder")
     bert, sentence = read_bert_config(source), sentence_config_of(source, job)
     weights = source / "model.safetensors"
     model = build_encoder(bert, sentence, read_tensors(weights))
+    quantization = job.quantization or Quantization.F32
+    exact = None
+    if quantization is not Quantization.F32:
+        # Imported here: a model in f32 does not wait for nncf.
+        from worker_node.models.conversion.compression import compress_encoder  # noqa: PLC0415
+
+        stage("computing exact vectors")
+        exact = embed_all(model, tokenizer_of(source), PROBE_SENTENCES)
+        stage("compressing the weights")
+        model = compress_encoder(model)
     return finish_embedding_model(
         job,
         model,
@@ -44,6 +58,8 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
         weights_sha256=file_sha256(weights),
         layout=sentence.layout,
         normalised=sentence.normalise,
+        quantization=quantization,
+        exact=exact,
     )
 
 
@@ -57,10 +73,13 @@ def finish_embedding_model(
     weights_sha256: str,
     layout: str,
     normalised: bool,
+    quantization: Quantization = Quantization.F32,
+    exact: NDArray[np.float32] | None = None,
 ) -> Converted:
     """Save a graph that ends in `embedding` with its tokenizer, and its reference vectors as the CPU computes them.
 
     `layout` says in words what follows the weights (pooling, normalisation), as part of the space's name.
+    `exact` are the vectors of `PROBE_SENTENCES` with the published weights, where these are compressed.
     Raises ConversionFailed when the tokenizer is missing or the vectors are not finite, or not of unit length though
     `normalised`.
     """
@@ -79,24 +98,41 @@ def finish_embedding_model(
     return Converted(
         kind=ModelKind.EMBEDDING,
         family=family,
-        quantization=Quantization.F32,
+        quantization=quantization,
         context_limit=context_limit,
         dimensions=dimensions,
         space=space_fingerprint(
             weights_sha256=weights_sha256,
             tokenizer_sha256=tokenizer_sha256,
-            layout=layout,
+            # Compressed weights are other weights: a vector of theirs lies elsewhere.
+            layout=layout if quantization is Quantization.F32 else f"{layout}, weights in {quantization}",
             dimensions=dimensions,
         ),
+        vector_fidelity=None if exact is None else closeness(exact, embed_on_cpu(target, PROBE_SENTENCES)),
+        prompts=prompts_of(Path(job.source), job),
+        matryoshka=matryoshka_of(Path(job.source), job, dimensions),
     )
 
 
 def embed_on_cpu(directory: Path, texts: tuple[str, ...]) -> NDArray[np.float32]:
     """Vectors of some texts, one by one, on the CPU in float32: what every other device is compared with."""
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-    compiled = ov.Core().compile_model(
-        directory / MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    )
+    return embed_all(ov.Core().read_model(directory / MODEL_FILE), tokenizer_of(directory), texts)
+
+
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer in a directory, without truncation and padding. Raises ConversionFailed when there is none."""
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ConversionFailed(f"{directory / TOKENIZER_FILE}: not readable ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def embed_all(model: ov.Model, tokenizer: Tokenizer, texts: tuple[str, ...]) -> NDArray[np.float32]:
+    """As `embed_on_cpu`, of a graph in memory."""
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"})
     rows = []
     for text in texts:
         ids = np.array([tokenizer.encode(text).ids], dtype=np.int64)

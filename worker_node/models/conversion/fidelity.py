@@ -8,7 +8,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from worker_node.models.manifest import Fidelity
+from worker_node.models.manifest import Fidelity, VectorFidelity
 
 # Prose, facts, a dialogue, code, numbers and another language: what a small model is asked for.
 PROBE_TEXTS = (
@@ -24,6 +24,28 @@ PROBE_TEXTS = (
     "meeting after all. At half past six the doorbell rang.",
     "Der schnelle braune Fuchs springt über den faulen Hund, und die Katze schaut ihm dabei zu.",
 )
+
+# For encoders: sentences of many kinds and lengths, short enough for any context.
+PROBE_SENTENCES = (
+    *(sentence for text in PROBE_TEXTS for sentence in text.replace("\n", " ").split(". ")),
+    "hello",
+    "How do I reset my password?",
+    "To reset your password, open the settings, choose security and follow the link in the message.",
+    "The quick brown fox jumps over the lazy dog.",
+    "Invoice 4711 of 3 March is overdue since ten days; please pay the amount of 129.90.",
+    "SELECT name, count(*) FROM orders GROUP BY name HAVING count(*) > 10",
+    "Quarterly results exceeded expectations",
+    "Photosynthesis turns light into chemical energy.",
+    "¿Dónde está la biblioteca?",
+    "99 !!! ???",
+)
+
+
+def closeness(exact: NDArray[np.float32], stored: NDArray[np.float32]) -> VectorFidelity:
+    """The cosines between rows of [texts, dimensions]; see `VectorFidelity`."""
+    a, b = exact.astype(np.float64), stored.astype(np.float64)
+    cosines = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return VectorFidelity(round(float(cosines.mean()), 5), round(float(cosines.min()), 5), len(cosines))
 
 
 def teacher_forced_logits(model: ov.Model, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:

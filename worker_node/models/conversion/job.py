@@ -13,6 +13,7 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
 
     What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
     `pooling` (a `pooling.Pooling`) and `normalize` count for encoders whose files do not specify them.
+    `prompts` and `matryoshka` are those of the catalog, for encoders whose files declare none.
     `movable` files may be moved out of `source` instead of copied.
     """
 
@@ -34,6 +35,8 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str | None = None
     normalize: bool | None = None
     aliases: tuple[str, ...] = ()
+    prompts: dict[str, str] = {}
+    matryoshka: tuple[int, ...] = ()
 
 
 class ConversionStage(msgspec.Struct, frozen=True, tag=True):

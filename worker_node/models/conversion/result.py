@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from worker_node.models.canary import GenerationCanary
-from worker_node.models.manifest import Fidelity
+from worker_node.models.manifest import Fidelity, VectorFidelity
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,6 @@ class Converted:
     space: str | None = None
     fidelity: Fidelity | None = None
     canary: GenerationCanary | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    matryoshka: tuple[int, ...] = ()
+    vector_fidelity: VectorFidelity | None = None

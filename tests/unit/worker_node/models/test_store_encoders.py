@@ -143,11 +143,11 @@ def test_what_is_no_model_is_refused(store_root, tmp_path):
         ModelStore().convert(tmp_path, "x")
 
 
-def test_encoders_are_not_quantised_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
-    with pytest.raises(ConversionFailed, match="f32"):
-        ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT8_SYM)
+def test_encoders_take_no_4_bits_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
+    with pytest.raises(ConversionFailed, match="f32 or int8_sym"):
+        ModelStore().convert(make_bert()[0], "x", quantization=Quantization.INT4_SYM)
     with pytest.raises(ConversionFailed, match="choice"):
-        ModelStore().wish("all-minilm", quantization=Quantization.INT8_SYM)
+        ModelStore().wish("all-minilm", quantization=Quantization.F16)
 
 
 def test_a_removed_model_is_gone(store_root, make_bert):

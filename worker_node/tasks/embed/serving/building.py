@@ -27,6 +27,8 @@ class _Embed(EncoderTask):
             tokenizer,
             installed.space,
             installed.dimensions,
+            installed.prompts,
+            installed.matryoshka,
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )
