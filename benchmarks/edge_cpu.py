@@ -6,9 +6,11 @@ all threads of the edge process, around a fixed amount of work.
 
 import asyncio
 import json
+import time
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import Figure, show, to_json
+from benchmarks.harness import GUARD, Figure, show, to_json
 from benchmarks.load import session
 
 # Few tokens, so that the edge is asked often while the engine has little to do.
@@ -43,15 +45,26 @@ async def run(node, _store, quick):
                 (_stream, 32, 16),
             )
             for figure, (measure, count, callers) in zip(figures, work, strict=False):
-                before = cpu_seconds(pid)
-                units = await measure(http, node.url, count, callers)
-                figure.values.append((cpu_seconds(pid) - before) / units * 1e3)
-            seconds = 5 if quick else 20
-            before = cpu_seconds(pid)
-            await asyncio.sleep(seconds)
-            figures[-1].values.append((cpu_seconds(pid) - before) / seconds * 100)
+                seconds = await GUARD.take(partial(_cpu_per_unit, pid, measure, http, node.url, count, callers))
+                figure.values.append(seconds * 1e3)
+            idle = await GUARD.take(partial(_cpu_per_unit, pid, _rest, 5 if quick else 20))
+            figures[-1].values.append(idle * 100)
     show("CPU time of the edge process", figures)
     return to_json(figures)
+
+
+async def _cpu_per_unit(pid, measure, *arguments):
+    """CPU seconds of the process for each of the units that `measure` returns."""
+    before = cpu_seconds(pid)
+    units = await measure(*arguments)
+    return (cpu_seconds(pid) - before) / units
+
+
+async def _rest(seconds):
+    """Do nothing; return how many seconds that took."""
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    return time.monotonic() - began
 
 
 async def _embed(http, url, count, callers):

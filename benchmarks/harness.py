@@ -9,7 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.quiet import QuietGuard
+
 ROUNDS = 5
+# Every measurement of `in_turn` goes through it; the command sets its patience.
+GUARD = QuietGuard()
 
 
 @dataclass
@@ -55,10 +59,10 @@ async def in_turn(title, unit, contenders, rounds=ROUNDS):
     values = {contender.name: [] for contender in contenders}
     ratios = {contender.name: [] for contender in contenders}
     for number in range(-1, rounds):
-        before = await baseline.measure()
+        before = await GUARD.take(baseline.measure)
         for contender in others if number % 2 else others[::-1]:
-            value = await contender.measure()
-            after = await baseline.measure()
+            value = await GUARD.take(contender.measure)
+            after = await GUARD.take(baseline.measure)
             if number >= 0:
                 values[contender.name].append(value)
                 ratios[contender.name].append(2 * value / (before + after))
