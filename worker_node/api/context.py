@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from worker_node.api.body import limited
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, DryRun
 from worker_node.domain import Device, EmbeddingReply, Priority, RequestContext, Route
 from worker_node.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
@@ -56,6 +57,7 @@ def request_context(request: web.Request) -> RequestContext:
         restart_wait_s=_restart_wait_s(headers),
         dry_run=dry_run is not None,
         note_ignored=partial(_note_ignored, request),
+        note_limited=partial(_note_limited, request),
     )
 
 
@@ -68,6 +70,12 @@ def _note_ignored(request: web.Request, place: str) -> None:
         )
     if (ignored := request.get(IGNORED)) is not None:
         ignored.add(place)
+
+
+def _note_limited(request: web.Request, name: str, most: int) -> None:
+    """List a field as limited, or refuse it where the node is strict. A body that nobody sifts lists nothing."""
+    if IGNORED in request:
+        limited(request, name, most + 1, most)
 
 
 def _timeout_s(headers: Mapping[str, str], longest: float) -> float:

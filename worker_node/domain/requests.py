@@ -30,7 +30,7 @@ class RequestContext:
     waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds the NPU that it
     requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run: the routing
     decision is all that is wanted. `note_ignored` is called with the place of each part of the request that has no
-    effect.
+    effect, `note_limited` with a field of which less can be had than was asked for, and how much that is.
     """
 
     request_id: str
@@ -44,6 +44,7 @@ class RequestContext:
     own_proof: bool = False
     dry_run: bool = False
     note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
+    note_limited: Callable[[str, int], None] = field(default=lambda _name, _most: None, compare=False, repr=False)
 
     @property
     def interactive(self) -> bool:

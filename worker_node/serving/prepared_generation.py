@@ -85,12 +85,15 @@ def _needs(sampling: Sampling) -> frozenset[Feature]:
 
 
 def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens."""
+    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens.
+
+    A limit beyond the model's is listed as limited: Ollama clamps it.
+    """
     window = request.context_limit
     if window is None:
         return
     if window > (widest := max(placement.total_limit for placement in model.placements)):
-        raise ContextLengthExceeded(f"num_ctx {window}: {model.id} has at most {widest} here", param="num_ctx")
+        request.context.note_limited("num_ctx", widest)
     if tokens > window:
         raise ContextLengthExceeded(
             f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"

@@ -82,7 +82,6 @@ async def test_a_priority_above_0_is_batch_work(store):
         ({"chat_template_kwargs": {"a": [[[[[1]]]]]}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 10_000}}, "chat_template_kwargs"),
         ({"keep_alive": "soon"}, "keep_alive"),
-        ({"num_ctx": 10_000_000}, "num_ctx"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_the_engine(store, fields, param):
@@ -90,6 +89,32 @@ async def test_what_cannot_be_is_refused_before_the_engine(store, fields, param)
         reply, body = await post(client, CHAT, **{"messages": TURNS, **fields})
         assert (reply.status, body["error"]["param"]) == (400, param), body
     assert engine.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": TURNS, "num_ctx": 1_000_000}),
+        (COMPLETIONS, {"prompt": "Hello", "num_ctx": 1_000_000}),
+        ("/api/chat", {"messages": TURNS, "stream": False, "options": {"num_ctx": 1_000_000}}),
+        ("/api/generate", {"prompt": "Hello", "stream": False, "options": {"num_ctx": 1_000_000}}),
+    ],
+)
+async def test_a_wider_context_than_the_models_is_clamped_and_listed(store, path, fields):
+    async with writing(store) as (client, _, engine):
+        reply, body = await post(client, path, **fields)
+        assert reply.status == 200, body
+        assert "num_ctx;limited=" in reply.headers["X-NPU-Node-Ignored"]
+        assert len(engine.jobs) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_an_unknown_tool_choice_is_told_the_known_ones(store, path):
+    body = {"input": "Hello"} if path == "/v1/responses" else {"messages": TURNS}
+    async with writing(store) as (client, *_):
+        reply, answer = await post(client, path, **body, tool_choice="any")
+    assert (reply.status, answer["error"]["param"]) == (400, "tool_choice")
+    assert answer["error"]["message"] == "tool_choice: Input should be 'none', 'auto' or 'required' or an object"
 
 
 async def test_text_to_tokens_and_back(store):
