@@ -20,7 +20,7 @@ class Fault:
     stays (half-open). `cut_after`: it ends after that many bytes, by a reset or, with `gently`, by a close.
     `instead`: these bytes come in its place. `before`: these bytes come first. `close_after`: seconds that the
     connection stays open after its sender closed it (slow close). `probes`: /health suffers as well. `each`: no fault,
-    it is called with every chunk.
+    it is called with every chunk that its sender wrote, before anything is done to that.
     """
 
     latency: float = 0.0
@@ -139,6 +139,8 @@ class _Reply:
             fault = self.fault
             if fault.silent:
                 continue
+            if fault.each:
+                fault.each(data)
             if not self.begun:
                 self.begun = True
                 await asyncio.sleep(fault.latency)
@@ -147,8 +149,6 @@ class _Reply:
                     await self.writer.drain()
                     raise ConnectionAbortedError
                 data = fault.before + data
-            if fault.each:
-                fault.each(data)
             await self._send(data, fault)
         await asyncio.sleep(self.fault.close_after)
         self.writer.close()
