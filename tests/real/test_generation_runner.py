@@ -145,10 +145,11 @@ def test_a_long_prompt_that_makes_way_again_and_again_loses_nothing_of_what_was_
         step(runner)
 
 
-def test_a_seed_repeats_an_answer_in_full_precision_beside_other_requests(store):
-    """With less, the numbers depend on how many tokens a step computes: docs/clients.md."""
+def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
+    """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/clients.md."""
     installed = store.get("smollm2-135m-instruct")
-    options = {"plugin_config": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}}
+    config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+    options = {"plugin_config": config}
     precise = ContinuousRunner(
         EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", options)
     )
