@@ -13,6 +13,7 @@ import pytest
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.models.store import ModelStore
+from worker_node.scheduling.steps import BLOCK_TOKENS
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -91,3 +92,12 @@ def test_prompts_that_others_overtake_again_and_again_give_the_answer_that_they_
     (alone,) = answers(runner).values()
     np.testing.assert_allclose(found[51], alone, atol=0.01)
     np.testing.assert_allclose(found[52], alone, atol=0.01)
+
+
+def test_what_prompts_have_in_common_is_counted_as_hit(runner):
+    for number in range(3):
+        runner.submit(job(number, np.append(LONG, np.int32(2000 + number)).astype("<i4")))
+        answers(runner)
+    stats = runner.stats()
+    assert stats.prefix_asked_tokens == 3 * 731
+    assert stats.prefix_hit_tokens == 2 * (730 // BLOCK_TOKENS * BLOCK_TOKENS)

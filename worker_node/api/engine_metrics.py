@@ -48,6 +48,12 @@ class EngineMetrics:
         self._gauge("model_load_seconds", "The last load and compile", key, status.load_seconds)
         self._counter("engine_runs", "Batches run, or steps of a generation", key, stats.runs)
         self._counter("engine_rows", "Texts or sequences in them", key, stats.rows)
+        text = "Prompt tokens that were looked up in the prefix cache"
+        self._counter("prefix_cache_asked_tokens", text, key, stats.prefix_asked_tokens)
+        text = (
+            "Of these, tokens of whole blocks that an earlier prompt began with, too; the cache may have dropped some"
+        )
+        self._counter("prefix_cache_hit_tokens", text, key, stats.prefix_hit_tokens)
         self._counter("engine_restarts", "Engine processes that ended", key, status.restarts)
         self._counter("canary_failures", "Times that the engine answered a known question wrong", key, status.wrong)
         if status.proof is not None:

@@ -165,7 +165,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
     `runs` and `rows` are cumulative: their quotient is the mean batch. `kv_cache_usage` is a share of 1, None where
     there is no paged cache. `oldest_run` is the oldest run that the device works on while the engine's loop turns, and
-    `last_run` the one that ended last: tokens, padding included, and seconds.
+    `last_run` the one that ended last: tokens, padding included, and seconds. Of `prefix_asked_tokens` of prompts,
+    `prefix_hit_tokens` began as an earlier prompt did; both are cumulative, and 0 without a prefix cache.
     """
 
     waiting: int = 0
@@ -175,6 +176,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_cache_usage: float | None = None
     oldest_run: tuple[int, float] | None = None
     last_run: tuple[int, float] | None = None
+    prefix_asked_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):

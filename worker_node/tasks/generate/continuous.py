@@ -23,15 +23,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import (
-    TOKEN_DTYPE,
-    EngineSpec,
-    EngineStats,
-    Event,
-    Failed,
-    Loaded,
-    NativeCall,
-)
+from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, EngineStats, Event, Failed, Loaded, NativeCall
 from worker_node.scheduling.jobs import JobQueue
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.shares import batch_sequences
@@ -50,6 +42,7 @@ from worker_node.scheduling.steps import (
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.pipeline import open_pipeline
+from worker_node.tasks.generate.prefix_hits import PrefixHits
 from worker_node.tasks.generate.running import AbandonedPrompts, Running
 from worker_node.tasks.generate.sampling import generation_config
 
@@ -70,6 +63,7 @@ class ContinuousRunner:
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
         self._short_turns = ShortTurns()
         self._prefills = PrefillMeter()
+        self._prefixes = PrefixHits()
         self._taken_back: set[int] = set()
         self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
         self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
@@ -98,6 +92,8 @@ class ContinuousRunner:
             runs=self._steps,
             rows=self._stepped,
             kv_cache_usage=metrics.cache_usage / 100 if self._running else 0.0,
+            prefix_asked_tokens=self._prefixes.asked_tokens,
+            prefix_hit_tokens=self._prefixes.hit_tokens,
         )
 
     def load(self) -> Loaded:
@@ -173,6 +169,8 @@ class ContinuousRunner:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
             return 0
+        if self._options.enable_prefix_caching and prompt.left == prompt.job.prompt_tokens and prompt.begun is None:
+            self._prefixes.look_up(prompt.job.tokens)
         self._running[job.id] = Running(prompt, handle, end, left)
         return left
 
@@ -267,6 +265,8 @@ class ContinuousRunner:
         at = time.monotonic()
         begun = at if running.prompt.begun is None else running.prompt.begun
         started = None if running.started else begun
+        if not running.started:
+            self._prefixes.computed(running.job.tokens)
         running.started = True
         self._queue.remove(job_id)
         if finished:

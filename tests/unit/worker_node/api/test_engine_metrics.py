@@ -54,7 +54,9 @@ def test_what_an_engine_holds_and_proved_is_told():
         EngineState.READY,
         pid=os.getpid(),
         in_flight=4,
-        stats=EngineStats(waiting=1, running=3, runs=10, rows=25, kv_cache_usage=0.5),
+        stats=EngineStats(
+            waiting=1, running=3, runs=10, rows=25, kv_cache_usage=0.5, prefix_asked_tokens=900, prefix_hit_tokens=640
+        ),
         proof=CanaryProof(1234.5, "NPU", None, "2026"),
     )
     assert value(status, "engine_ready") == 1
@@ -62,6 +64,8 @@ def test_what_an_engine_holds_and_proved_is_told():
     assert value(status, "num_requests_waiting") == 1
     assert value(status, "engine_rows_total") / value(status, "engine_runs_total") == 2.5
     assert value(status, "kv_cache_usage_ratio") == 0.5
+    assert value(status, "prefix_cache_asked_tokens_total") == 900
+    assert value(status, "prefix_cache_hit_tokens_total") == 640
     assert value(status, "canary_passed_timestamp_seconds") == 1234.5
     assert value(status, "engine_resident_memory_bytes") > 1_000_000
     assert value(status, "engine_open_fds") >= 3

@@ -1,0 +1,57 @@
+"""How much of the prompts the prefix cache can hold: counted by us, since GenAI reports nothing of it. No device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worker_node.engines.messages import TOKEN_DTYPE
+from worker_node.scheduling.steps import BLOCK_TOKENS
+
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_DTYPE.itemsize
+# Half a million tokens, more than a KV cache of some GB holds.
+_REMEMBERED_BLOCKS = 16_384
+
+
+@dataclass(slots=True)
+class PrefixHits:
+    """Compares each prompt, block by block, with those that were computed before it.
+
+    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that an earlier prompt had too. The cache
+    holds them unless it had to make room since: which blocks it dropped is not known.
+    """
+
+    remembered: int = _REMEMBERED_BLOCKS
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+    # A block's key stands for all that comes before it, too. The least recently seen is first.
+    _blocks: dict[int, None] = field(default_factory=dict)
+
+    def look_up(self, tokens: bytes) -> int:
+        """Count a prompt (token ids, `TOKEN_DTYPE`) that is about to be computed; return the tokens that were hit."""
+        hit = 0
+        for key in _keys(tokens):
+            if key not in self._blocks:
+                break
+            hit += BLOCK_TOKENS
+        self.asked_tokens += len(tokens) // TOKEN_DTYPE.itemsize
+        self.hit_tokens += hit
+        return hit
+
+    def computed(self, tokens: bytes) -> None:
+        """A prompt was computed to its end: from now on others may hit its whole blocks."""
+        # From its end, so that the beginning, which others share, is forgotten last.
+        for key in reversed(_keys(tokens)):
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        while len(self._blocks) > self.remembered:
+            del self._blocks[next(iter(self._blocks))]
+
+
+def _keys(tokens: bytes) -> list[int]:
+    """One key for each whole block, made of it and of all blocks before it."""
+    keys: list[int] = []
+    key = 0
+    for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
+        key = hash((key, tokens[end - _BLOCK_BYTES : end]))
+        keys.append(key)
+    return keys
