@@ -239,6 +239,19 @@ async def test_the_client_of_backends_transcribes(node):
     assert said.device == "NPU"
 
 
+@pytest.mark.parametrize(
+    "prompt", ["é" * 8000, "Mr. John Dashwood " * 500, "𝔘" * 4000, " " * 9000], ids=["é", "words", "𝔘", "blanks"]
+)
+async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine(send, node, prompt):
+    def engines():
+        return [engine["restarts"] for engine in node.health()[1]["models"][0]["engines"]]
+
+    before, file = engines(), next(iter(SPEECH))
+    status, _, body = await send(file.read_bytes(), headers=ON_CPU, prompt=prompt)
+    assert status == 200, body
+    assert engines() == before
+
+
 async def test_a_killed_engine_is_replaced_and_the_audio_is_heard_again(send, node):
     content = next(iter(SPEECH)).read_bytes()
     heard = asyncio.create_task(send(content, headers={"X-NPU-Require-Device": "NPU"}))

@@ -18,7 +18,13 @@ log = logging.getLogger(__name__)
 
 _REFUSALS: dict[str, type[NodeError]] = {
     error.code: error
-    for error in (errors.BadRequest, errors.ContextLengthExceeded, errors.UnsupportedParameter, errors.PayloadTooLarge)
+    for error in (
+        errors.BadRequest,
+        errors.ContextLengthExceeded,
+        errors.InsufficientStorage,
+        errors.PayloadTooLarge,
+        errors.UnsupportedParameter,
+    )
 }
 Spawn = Callable[[int, Sequence[str]], Awaitable[PreparationProcess]]
 

@@ -7,16 +7,18 @@ so memory does not grow with the length; a file whose header says that it is too
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import BinaryIO
 
 import av
+from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.container import InputContainer
 from av.error import FFmpegError
 
-from worker_node.errors import BadRequest
+from worker_node.errors import BadRequest, InsufficientStorage
 
 RATE = 16_000
 _FILE = "file"
@@ -28,22 +30,34 @@ _FORMATS = (
 _CLOSED = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "probesize": "5000000"}
 # More damaged packets than this, and the rest of the file is not worth the time.
 _DAMAGED_PACKETS = 50
+# A full disk, a quota, and the largest file that a process may write.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def decode_audio(source: str, target: str, max_seconds: float) -> float:
     """Write the first audio stream of the file `source` to `target` as mono 16-bit PCM, 16 kHz; returns seconds.
 
-    Raises BadRequest (`file`) when it is not audio that FFmpeg reads, is damaged throughout, empty, or too long.
+    Raises BadRequest (`file`) when it is not audio that FFmpeg reads, is damaged throughout, empty, or too long, and
+    InsufficientStorage.
     """
-    with Path(source).open("rb") as stream, Path(target).open("wb") as output:
-        try:
-            with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
-                return _decode(container, output, max_seconds)
-        except FFmpegError as error:
-            raise BadRequest(
-                f"file: not audio in a known format ({_brief(error)}); send WAV, FLAC, MP3, Ogg, MP4, WebM or the like",
-                param=_FILE,
-            ) from None
+    try:
+        with Path(source).open("rb") as stream, Path(target).open("wb") as output:
+            return _decode_stream(stream, output, max_seconds)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise InsufficientStorage(f"the disk with {Path(target).parent} is full; free space, or set TMPDIR") from None
+
+
+def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> float:
+    try:
+        with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
+            return _decode(container, output, max_seconds)
+    except FFmpegError as error:
+        raise BadRequest(
+            f"file: not audio in a known format ({_brief(error)}); send WAV, FLAC, MP3, Ogg, MP4, WebM or the like",
+            param=_FILE,
+        ) from None
 
 
 def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> float:
@@ -53,8 +67,12 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     # The header's word is enough to reject, never to accept.
     if container.duration is not None and container.duration / av.time_base > max_seconds:
         raise _too_long(max_seconds)
-    stream.codec_context.thread_type = "NONE"
-    resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
+    # None, whatever the type says, where FFmpeg has no decoder.
+    codec: AudioCodecContext | None = stream.codec_context
+    if codec is None:
+        raise BadRequest("file: its audio is in a codec that FFmpeg does not know", param=_FILE)
+    codec.thread_type = "NONE"
+    resampler = _Resampler()
     most, written, damaged = int(max_seconds * RATE), 0, 0
     for packet in container.demux(stream):
         try:
@@ -72,6 +90,23 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
     return written / RATE
+
+
+class _Resampler:
+    """To mono of 16 kHz. Rate and layout may change within a file, as where recordings were put together."""
+
+    def __init__(self) -> None:
+        self._resampler: AudioResampler | None = None
+        self._form: tuple[str, str, int] | None = None
+
+    def resample(self, frame: AudioFrame | None) -> list[AudioFrame]:
+        """The samples for a frame; for None, those that are left at the end."""
+        form = None if frame is None else (frame.format.name, frame.layout.name, frame.sample_rate)
+        left = []
+        if self._resampler is None or form != self._form:
+            left = [] if self._resampler is None else self._resampler.resample(None)
+            self._resampler, self._form = AudioResampler(format="s16", layout="mono", rate=RATE), form
+        return left if frame is None else [*left, *self._resampler.resample(frame)]
 
 
 def _write(frames: list[AudioFrame], output: BinaryIO) -> int:

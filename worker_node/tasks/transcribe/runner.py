@@ -31,6 +31,9 @@ _FULL_SCALE = np.float32(32768.0)
 # Shorter audio than this GenAI's feature extractor refuses; silence is added to it.
 _SHORTEST = 1600
 _BLANK_PROMPT = " "
+# Half of the decoder's positions, less the token that announces a prompt. With longer ones GenAI has too few positions
+# left for an answer, or none and fails in the middle of a transcription.
+_PROMPT_TOKENS = 223
 
 
 class TranscribeRunner:
@@ -155,7 +158,7 @@ class TranscribeRunner:
                 config.language = f"<|{job.language}|>"
             config.task = "translate" if job.translate else "transcribe"
         config.return_timestamps, config.word_timestamps = job.segments, job.words
-        prompt = job.prompt
+        prompt = self._fitting(job.prompt)
         if self._on_npu and not config.is_multilingual and job.segments and not prompt:
             prompt = _BLANK_PROMPT
         if prompt:
@@ -164,6 +167,20 @@ class TranscribeRunner:
             config.do_sample, config.temperature = True, job.temperature
         config.validate()
         return config
+
+    def _fitting(self, prompt: str) -> str:
+        """The end of a prompt, as much as the decoder takes; OpenAI's API reads no more of it either."""
+        tokenizer = self._pipeline.get_tokenizer()
+        text, keep = prompt.strip(), _PROMPT_TOKENS
+        while text:
+            # GenAI puts the blank in front, too.
+            ids = tokenizer.encode(f" {text}", add_special_tokens=False).input_ids.data[0]
+            if len(ids) <= _PROMPT_TOKENS:
+                return text
+            # The cut may fall within a character, and what is left of that takes more tokens than before.
+            text = tokenizer.decode(ids[-keep:].tolist()).lstrip("\ufffd").strip()
+            keep -= 1
+        return text
 
     def close(self) -> None:
         del self._pipeline

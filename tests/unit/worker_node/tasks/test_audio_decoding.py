@@ -2,12 +2,13 @@
 
 import struct
 import wave
+from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
-from worker_node.errors import BadRequest
+from worker_node.errors import BadRequest, InsufficientStorage
 from worker_node.tasks.transcribe.audio import decode_audio
 
 TONE = (np.sin(np.arange(16_000 * 3) / 10) * 12_000).astype(np.int16)
@@ -124,3 +125,30 @@ def test_pictures_without_sound_are_rejected(tmp_path):
         output.mux(stream.encode(None))
     with pytest.raises(BadRequest, match="no audio stream"):
         decode(tmp_path / "a.mkv", tmp_path / "pcm")
+
+
+def test_a_codec_that_is_not_known_is_rejected(tmp_path):
+    path = pcm_wave(tmp_path / "a.wav")
+    content = bytearray(path.read_bytes())
+    content[20:22] = (0x9999).to_bytes(2, "little")
+    path.write_bytes(content)
+    with pytest.raises(BadRequest, match="codec"):
+        decode(path, tmp_path / "pcm")
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp3", "libmp3lame"), ("adts", "aac"), ("mpegts", "mp2")])
+def test_recordings_with_other_rates_put_together_are_decoded_to_the_end(tmp_path, container, codec):
+    rates = [16_000, 48_000, 24_000]
+    parts = [encoded(tmp_path / str(rate), container, codec, rate=rate).read_bytes() for rate in rates]
+    (tmp_path / "whole").write_bytes(b"".join(parts))
+    seconds, samples = decode(tmp_path / "whole", tmp_path / "pcm")
+    assert seconds == pytest.approx(9.0, abs=0.5)
+    assert samples[-16_000:].astype(np.int32).std() == pytest.approx(TONE.astype(np.int32).std(), rel=0.1)
+
+
+def test_a_full_disk_is_the_nodes_want_of_storage_and_no_bug(tmp_path):
+    target = Path("/dev/full")
+    if not target.exists():
+        pytest.skip("needs /dev/full")
+    with pytest.raises(InsufficientStorage, match="TMPDIR"):
+        decode_audio(str(pcm_wave(tmp_path / "a.wav")), str(target), 60.0)

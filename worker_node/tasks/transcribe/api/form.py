@@ -190,7 +190,7 @@ async def _store(part: BodyPartReader, path: Path, most_bytes: int, timeout_s: f
                 # A page-cache write; only a full disk makes it slow.
                 file.write(chunk)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
         raise
     return size

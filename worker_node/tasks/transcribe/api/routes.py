@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from worker_node.api.operation import ApiOperation
 from worker_node.api.replies import Reply
 from worker_node.api.sse import EventStream
 from worker_node.api.task import TaskApi
-from worker_node.errors import BadRequest, NodeError, PayloadTooLarge
+from worker_node.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge
 from worker_node.tasks.transcribe.api.form import UploadForm, read_form
 from worker_node.tasks.transcribe.messages import Span
 from worker_node.tasks.transcribe.options import AudioOptions
@@ -93,12 +95,11 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
     node, context = request.app[NODE], request_context(request)
     dry_run: DryRun | None = request.get(DRY_RUN)
     if dry_run is not None:
-        await explain(node.services, context, _described(dry_run, translate=translate))
+        await explain(node.services, context, described(dry_run, translate=translate))
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
-    with tempfile.TemporaryDirectory(prefix="npu-node-audio-") as room:
-        scratch = Path(room)
+    with scratch_directory() as scratch:
         form = await read_form(request, scratch / "upload", most)
         wanted, reply_form, stream = form.wanted(translate=translate), form.form(), form.stream()
         form.note_ignored(request)
@@ -114,14 +115,29 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
             return _rendered(reply_form, run, parts, wanted, headers)
 
 
-def _described(dry_run: DryRun, *, translate: bool) -> TranscriptionRequest:
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory for one request's files. Raises InsufficientStorage where none can be made."""
+    try:
+        room = tempfile.TemporaryDirectory(prefix="npu-node-audio-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InsufficientStorage(
+            f"no temporary directory for the upload can be made ({error.strerror}); free space, or set TMPDIR"
+        ) from None
+    with room as path:
+        yield Path(path)
+
+
+def described(dry_run: DryRun, *, translate: bool) -> TranscriptionRequest:
     """The fields of a request that is only to be explained, given as JSON without its file."""
     form = UploadForm(Path())
     fields = orjson.loads(dry_run.body)
     if not isinstance(fields, dict):
         raise BadRequest("body is an object with the fields of the form, without its file", param="body")
     for name, value in fields.items():
-        form.fields.add(name, str(value).lower() if isinstance(value, bool) else str(value))
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None:
+                form.fields.add(name, str(item).lower() if isinstance(item, bool) else str(item))
     return form.wanted(translate=translate)
 
 

@@ -1,0 +1,31 @@
+"""Where the files of an upload go, and what the description of one that is only explained means."""
+
+import tempfile
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from worker_node.errors import InsufficientStorage
+from worker_node.tasks.transcribe.api.routes import described, scratch_directory
+
+
+def test_the_files_of_a_request_are_gone_when_it_ends(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_directory() as scratch:
+        (scratch / "upload").write_bytes(b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_temporary_directory_the_node_has_no_storage(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InsufficientStorage, match="TMPDIR"), scratch_directory():
+        pass
+
+
+def test_a_field_that_is_explained_may_be_left_open_or_come_several_times():
+    body = orjson.dumps(
+        {"model": None, "response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    )
+    wanted = described(SimpleNamespace(body=body), translate=False)
+    assert (wanted.model, wanted.segments, wanted.words) == (None, True, True)
