@@ -29,7 +29,8 @@ class Task:
     `capability` what the models can do there before they are loaded. `options` are the modules that declare the options
     of its engines and models (`options.declaration`). `serving` is a `serving.task.ServedTask`: how a model is built,
     planned and admitted. `api` is an `api.task.TaskApi`: its routes. `files` is a `models.files.ModelFiles`: which
-    published files are such a model, and what is made of them.
+    published files are such a model, and what is made of them. `listed` is what lists of models say that it can do, in
+    the words of Ollama's API; by default the capability.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Task:
     options: tuple[str, ...] = ()
     api: str | None = None
     files: str | None = None
+    listed: tuple[str, ...] = ()
 
 
 @functools.cache

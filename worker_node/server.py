@@ -39,6 +39,7 @@ from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.memory import HOST, memory_budgets
 from worker_node.serving.parts import TaskParts
+from worker_node.serving.pictures import PictureDecoder
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
@@ -147,6 +148,8 @@ async def hosted_node(
         stack.push_async_callback(schemas.close)
         texts = LargeTexts()
         stack.push_async_callback(texts.close)
+        pictures = PictureDecoder()
+        stack.push_async_callback(pictures.close)
         parts = TaskParts()
         stack.push_async_callback(parts.close)
         if profile.takes_schemas:
@@ -169,6 +172,7 @@ async def hosted_node(
                 tracing=tracing,
                 schemas=schemas,
                 texts=texts,
+                pictures=pictures,
                 parts=parts,
                 require_proof=settings.npu_require_proof,
             ),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # The extras on which each package may draw, besides the base.
 EXTRAS = {
     "backend_client": ("bulk", "dns", "observability", "parquet", "ray", "testing"),
-    "worker_node": ("node", "convert", "hub", "speech", "tracing"),
+    "worker_node": ("node", "convert", "hub", "speech", "tracing", "vision"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from worker_node.domain import ModelKind
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import task_of
@@ -11,7 +10,6 @@ from worker_node.serving.models import GenerationModel
 
 def capabilities(installed: InstalledModel, served: ServedModel | None = None) -> list[str]:
     """`embedding` alone for a model that cannot chat; `thinking` is known of models that were loaded once."""
-    if installed.kind is not ModelKind.GENERATION:
-        return [task_of(installed.kind).capability]
+    task = task_of(installed.kind)
     thinking = isinstance(served, GenerationModel) and served.tokenizer.can_think
-    return ["completion", "tools", *(["thinking"] if thinking else [])]
+    return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]

@@ -137,6 +137,8 @@ def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared:
         "X-NPU-Node-Route-Reason": route.reason,
         "X-NPU-Node-Token-Count": str(route.token_count),
     }
+    if route.parts:
+        headers["X-NPU-Node-Devices"] = ", ".join(f"{part}={device}" for part, device in route.parts.items())
     if route.emulated:
         headers["X-NPU-Emulated"] = "true"
     if route.unproven:

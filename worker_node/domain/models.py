@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -38,6 +39,7 @@ class Route:
     """The decision where a request runs, and why. `token_count` is the prompt's.
 
     `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
+    `parts` say where each part of the model runs, if not all of it runs on `device`.
     """
 
     model: str
@@ -46,3 +48,4 @@ class Route:
     token_count: int
     emulated: bool = False
     unproven: bool = False
+    parts: Mapping[str, Device] = field(default_factory=dict, compare=False)

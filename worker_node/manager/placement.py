@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from worker_node.domain import Device
@@ -32,7 +33,7 @@ class Placement:
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
     at start-up. `notes` say what was found when it was built. `suspects` are those of the model, shared by its
-    placements.
+    placements. `parts` say where each part of the model runs, if not all of it runs on `device`.
     """
 
     device: Device
@@ -45,6 +46,7 @@ class Placement:
     eager: bool = False
     notes: tuple[str, ...] = ()
     lacks: frozenset[Feature] = NOTHING
+    parts: Mapping[str, Device] = field(default_factory=dict)
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
     residency: Residency = field(default_factory=Residency, compare=False, repr=False)

@@ -153,6 +153,7 @@ def _placement(
         on_demand=lazy or wanted.idle_unload_s is not None,
         notes=tuple(notes),
         lacks=task.lacks(plan.options),
+        parts=task.parts(plan.options),
         suspects=suspects,
         eager=not lazy,
         residency=Residency(

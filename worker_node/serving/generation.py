@@ -21,6 +21,7 @@ from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.answer_text import AnswerText
 from worker_node.serving.models import GenerationModel, generation_model
+from worker_node.serving.pictures import pictures_of
 from worker_node.serving.pieces import PieceReader
 from worker_node.serving.places import Place, errors_of, find_place
 from worker_node.serving.prepared_generation import PreparedGeneration, generate_job, prepare_generation
@@ -74,7 +75,8 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
     context = request.context
     with services.tracing.generation(request) as operation, ExitStack() as in_use:
         began = time.monotonic()
-        model = await generation_model(services.manager, request.model)
+        seeing = bool(pictures_of(request.prompt))
+        model = await generation_model(services.manager, request.model, seeing=seeing)
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)
         request = prepared.request
@@ -84,7 +86,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
         operation.routed(place.route)
         prompt = prepared.prompt
         job = generate_job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
-        work = Work(len(prompt.tokens), job.max_new_tokens, exact=job.ignore_eos)
+        work = Work(prompt.count, job.max_new_tokens, exact=job.ignore_eos)
 
         def permit(placement: Placement) -> AbstractContextManager[Permit]:
             return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
@@ -147,6 +149,7 @@ async def _run(
     first_token: float | None = None
     completion_tokens = reasoning_tokens = 0
     busy_us, busy_shared = None, False
+    prompt_tokens = prompt.count
     finish = FinishReason.STOP
     text = AnswerText(model.tokenizer, request.sampling)
     use = request.tool_use
@@ -173,6 +176,7 @@ async def _run(
                 yield piece
             reasoning_tokens += len(delta.tokens) if reader.reasoning else 0
             busy_us, busy_shared = delta.busy_us, delta.busy_shared
+            prompt_tokens = delta.prompt_tokens or prompt_tokens
             if text.ended or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
                 runs.permit.answered(by_itself=text.ended or delta.finish == FinishReason.STOP)
@@ -186,7 +190,7 @@ async def _run(
     now = time.monotonic()
     yield Finished(
         finish_reason=_reason(finish, stopped=text.ended, called=reader.called),
-        usage=Usage(len(prompt.tokens), completion_tokens, reasoning_tokens),
+        usage=Usage(prompt_tokens, completion_tokens, reasoning_tokens),
         timing=Timing(
             queue=max(0.0, started - submitted) * 1e3,
             tokenize=tokenize_s * 1e3,

@@ -89,6 +89,13 @@ async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingM
     return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name)
 
 
-async def generation_model(manager: ModelManager, name: str | None) -> GenerationModel:
-    """The generation model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
+async def generation_model(manager: ModelManager, name: str | None, *, seeing: bool = False) -> GenerationModel:
+    """The generation model of that name, or the default one; for requests with pictures (`seeing`) one with vision.
+
+    Raises ModelNotFound, BadRequest (wrong kind).
+    """
+    if name is None and seeing:
+        for model in manager.models:
+            if isinstance(model, GenerationModel) and model.pictures is not None:
+                return model
     return await model_of(manager, ModelKind.GENERATION, GenerationModel, name)

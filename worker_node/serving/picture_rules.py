@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,10 +19,3 @@ class PictureRules:
     max_pixels: int
     shortest: int | None = None
     marks: tuple[str, ...] = ()
-
-    def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size at which a picture of this size goes to the engine."""
-        factor = min(1.0, math.sqrt(self.max_pixels / (width * height)))
-        if self.shortest is not None:
-            factor = min(factor, self.shortest / min(width, height))
-        return max(1, round(width * factor)), max(1, round(height * factor))

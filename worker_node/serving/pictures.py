@@ -1,13 +1,56 @@
-"""Which requests have pictures, and whether their model takes them."""
+"""The pictures of a request: whether its model takes them, their pixels, and their tags in its prompt."""
 
 from __future__ import annotations
 
-from worker_node.domain import GenerationRequest, Message, Picture
-from worker_node.errors import BadRequest
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from worker_node.domain import GenerationRequest, Message, Picture, TokenIds
+from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.manager.manager import ModelManager
+from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.serving import picture_decoding
 from worker_node.serving.models import GenerationModel
+from worker_node.serving.picture_rules import PictureRules
+from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 
 MAX_PICTURES = 8
+# What GenAI takes for the picture of a number, whatever the model's own mark is.
+_TAG = "<ov_genai_image_{}>"
+_TAGS = ("<ov_genai_image_", "<ov_genai_video_")
+# Most of a process's memory is address space that its runtime reserves. 50 M pixels take 150 MB in RGB.
+_LIMITS = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29, queue=32)
+_MODULES = ("worker_node.serving.picture_decoding",)
+
+
+class PictureDecoder:
+    """The process that decodes pictures, started when the first one comes, until `close`."""
+
+    def __init__(self, pool: PreparationPool | None = None) -> None:
+        self._pool = pool or PreparationPool(_LIMITS, _MODULES)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._pool.close()
+
+    async def decode(self, pictures: Sequence[Picture], rules: PictureRules, deadline: float) -> dict[str, RawPicture]:
+        """The pixels of pictures by the field that holds them.
+
+        Raises BadRequest for a picture that is none or over a bound, Overloaded, DeadlineExceeded, EngineUnavailable.
+        """
+        found = {}
+        for picture in pictures:
+            width, height, pixels = await self._pool.run(
+                picture_decoding.decode,
+                picture.base64,
+                picture.where,
+                rules.max_pixels,
+                rules.shortest,
+                deadline=deadline,
+                param=picture.where,
+            )
+            found[picture.where] = RawPicture(width, height, pixels)
+        return found
 
 
 def pictures_of(messages: object) -> tuple[Picture, ...]:
@@ -17,17 +60,68 @@ def pictures_of(messages: object) -> tuple[Picture, ...]:
     return tuple(picture for turn in messages if isinstance(turn, Message) for picture in turn.pictures)
 
 
-def check_pictures(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> None:
-    """Raise BadRequest for pictures that the model does not take, naming a model that does, and for too many."""
+def check_pictures(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> tuple[Picture, ...]:
+    """The pictures of a request. Raises BadRequest for pictures that the model does not take, naming a model that does,
+    for too many, and UnsupportedParameter for what a model with vision cannot do."""
     pictures = pictures_of(request.prompt)
-    if not pictures:
-        return
-    where = pictures[0].where
-    if model.pictures is None:
+    if model.pictures is not None:
+        _check_vision(model, model.pictures, request)
+    elif pictures:
+        where = pictures[0].where
         raise BadRequest(f"{where}: {model.id} reads no images; {_instead(manager)}", param=where)
     if len(pictures) > MAX_PICTURES:
         where = pictures[MAX_PICTURES].where
         raise BadRequest(f"{where}: the request has {len(pictures)} images; the bound is {MAX_PICTURES}", param=where)
+    return pictures
+
+
+def with_tags(messages: Sequence[Message]) -> tuple[list[Message], list[Picture]]:
+    """The messages with tags in place of their pictures, and the pictures in the order of their tags."""
+    turns: list[Message] = []
+    pictures: list[Picture] = []
+    for message in messages:
+        text, end = "", 0
+        for picture in message.pictures:
+            text += message.content[end : picture.at] + _TAG.format(len(pictures))
+            end = picture.at
+            pictures.append(picture)
+        turns.append(replace(message, content=text + message.content[end:], pictures=()))
+    return turns, pictures
+
+
+def picture_prompt(
+    text: str, pictures: Sequence[Picture], pixels: Mapping[str, RawPicture], rules: PictureRules
+) -> PicturePrompt:
+    """A text with tags, the pictures that they stand for, and how many tokens these are likely to have."""
+    raw = [pixels[picture.where] for picture in pictures]
+    return PicturePrompt(text, raw, sum(rules.tokens(picture.width, picture.height) for picture in raw))
+
+
+def without_tags(text: str, count: int) -> str:
+    """A text without the tags of so many pictures."""
+    for number in range(count):
+        text = text.replace(_TAG.format(number), "", 1)
+    return text
+
+
+def _check_vision(model: GenerationModel, rules: PictureRules, request: GenerationRequest) -> None:
+    """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of a picture in a text."""
+    refused = {
+        "tools": request.tool_use is not None,
+        "response_format": request.grammar is not None,
+        "keep_last": request.keep_last is not None,
+        "prompt": isinstance(request.prompt, TokenIds),
+    }
+    reasons = {"prompt": "takes texts, no token ids", "keep_last": "takes prompts whole"}
+    for name in (name for name, asked in refused.items() if asked):
+        reason = reasons.get(name, "gives free text only, no tool calls and no answers of a form")
+        raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
+    texts = [request.prompt] if isinstance(request.prompt, str) else []
+    if isinstance(request.prompt, tuple):
+        texts = [turn.content for turn in request.prompt]
+    for mark in (*_TAGS, *rules.marks):
+        if any(mark in text for text in texts):
+            raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")
 
 
 def _instead(manager: ModelManager) -> str:

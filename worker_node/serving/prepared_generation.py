@@ -18,7 +18,7 @@ from worker_node.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.serving.sampling_defaults import completed
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand
-from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.tasks.generate.messages import GenerateJob, RawPicture
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,23 @@ class PreparedGeneration:
 async def prepare_generation(
     services: Services, model: GenerationModel, request: GenerationRequest
 ) -> PreparedGeneration:
-    """Check the pictures, compile the schema and tokenize.
+    """Decode the pictures, compile the schema and tokenize.
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    check_pictures(services.manager, model, request)
+    pictures = check_pictures(services.manager, model, request)
     if not request.context.dry_run:
         turn_away(model.placements, 1, request.context)
+    pixels: dict[str, RawPicture] = {}
+    if pictures and model.pictures is not None:
+        pixels = await services.pictures.decode(pictures, model.pictures, request.context.deadline)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.schemas.grammar(form, request.context)
     request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
     check_sampling(model, request)
-    prompt = await prepare(services.texts, model, request, grammar)
-    count = len(prompt.tokens)
+    prompt = await prepare(services.texts, model, request, grammar, pixels)
+    count = prompt.count
     wanted = request.sampling.max_new_tokens
     if wanted is not None and wanted > model.max_tokens_limit:
         raise BadRequest(
@@ -104,7 +107,7 @@ def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Cand
     """The job for the engine of `candidate`; an answer gets at most `limit` tokens and what the window leaves."""
     sampling = request.sampling
     window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
-    room = min(limit, window - len(prepared.tokens))
+    room = min(limit, window - prepared.count)
     return GenerateJob(
         id=0,
         tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
@@ -124,4 +127,5 @@ def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Cand
         grammar=prepared.grammar,
         min_new_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
+        seen=prepared.seen,
     )

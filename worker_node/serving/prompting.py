@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
@@ -12,29 +14,48 @@ from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.models import GenerationModel
+from worker_node.serving.pictures import picture_prompt, with_tags, without_tags
+from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
+
+_NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`parser` tells tool calls and reasoning from the answer; None where all is text."""
+    """`parser` tells tool calls and reasoning from the answer; None where all is text.
+
+    `seen` is the prompt for an engine that sees; `tokens` are then those of its text.
+    """
 
     tokens: list[int]
     grammar: str | None = None
     parser: Parser | None = None
+    seen: PicturePrompt | None = None
+
+    @property
+    def count(self) -> int:
+        """Tokens of the prompt; of pictures an estimate."""
+        return len(self.tokens) + (0 if self.seen is None else self.seen.picture_tokens)
 
 
 async def prepare(
-    texts: LargeTexts, model: GenerationModel, request: GenerationRequest, grammar: str | None
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    grammar: str | None,
+    pixels: Mapping[str, RawPicture] = _NOTHING_SEEN,
 ) -> Prepared:
     """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
+
+    `pixels` are those of the request's pictures, by the fields that hold them.
 
     Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt what `LargeTexts` raises.
     """
     if isinstance(request.prompt, tuple):
         turns = request.prompt
         if request.drop_oldest:
-            turns = await _newest(texts, model, request, turns, grammar)
-        prepared = await _conversation(texts, model, request, turns, grammar)
+            turns = await _newest(texts, model, request, turns, grammar, pixels)
+        prepared = await _conversation(texts, model, request, turns, grammar, pixels)
     elif isinstance(request.prompt, TokenIds):
         ids = model.tokenizer.check_ids(request.prompt.ids)
         last = kept(model, request)
@@ -42,7 +63,8 @@ async def prepare(
     else:
         deadline, last = request.context.deadline, kept(model, request)
         ids = await texts.encode(model.tokenizer, request.prompt, deadline=deadline, last=last)
-        prepared = Prepared(ids, grammar)
+        seen = None if model.pictures is None else PicturePrompt(request.prompt, [], 0)
+        prepared = Prepared(ids, grammar, seen=seen)
     if not prepared.tokens:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
     return prepared
@@ -54,7 +76,10 @@ async def _conversation(
     request: GenerationRequest,
     messages: tuple[Message, ...],
     grammar: str | None,
+    pixels: Mapping[str, RawPicture],
 ) -> Prepared:
+    if model.pictures is not None:
+        return await _with_pictures(texts, model, request, messages, pixels)
     chat = model.tokenizer
     use = request.tool_use
     if request.think and not chat.can_think:
@@ -94,12 +119,36 @@ async def _conversation(
     return Prepared(tokens, grammar, ReasoningFirst(answer, begun=begun))
 
 
+async def _with_pictures(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    pixels: Mapping[str, RawPicture],
+) -> Prepared:
+    """The prompt of a model that sees, which has neither tools nor grammars here."""
+    chat, deadline = model.tokenizer, request.context.deadline
+    rules = model.pictures
+    if rules is None:
+        raise RuntimeError("a model without vision got a request for one with it")
+    if request.think and not chat.can_think:
+        raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
+    history, pictures = with_tags(messages)
+    text = await texts.render(chat, history, None, request.think, request.rendering, deadline=deadline)
+    tokens = await texts.encode(chat, without_tags(text, len(pictures)), special=False, deadline=deadline)
+    # The engine's tokenizer adds what a text begins with, and the template has written it already.
+    seen = picture_prompt(text.removeprefix(chat.opening()), pictures, pixels, rules)
+    reader = ReasoningFirst(None, begun=text.rstrip().endswith("<think>")) if request.split_reasoning else None
+    return Prepared(tokens, parser=reader, seen=seen)
+
+
 async def _newest(
     texts: LargeTexts,
     model: GenerationModel,
     request: GenerationRequest,
     messages: tuple[Message, ...],
     grammar: str | None,
+    pixels: Mapping[str, RawPicture],
 ) -> tuple[Message, ...]:
     """The messages without the oldest turns that there is no room for; the instructions before them stay.
 
@@ -111,10 +160,10 @@ async def _newest(
 
     async def fits(start: int) -> bool:
         try:
-            prepared = await _conversation(texts, model, request, messages[:head] + messages[start:], grammar)
+            prepared = await _conversation(texts, model, request, messages[:head] + messages[start:], grammar, pixels)
         except ContextLengthExceeded:
             return False
-        return limit is None or len(prepared.tokens) <= limit
+        return limit is None or prepared.count <= limit
 
     first, end = 0, len(starts)
     while first < end:

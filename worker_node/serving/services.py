@@ -8,6 +8,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.parts import TaskParts
+from worker_node.serving.pictures import PictureDecoder
 from worker_node.serving.schemas import SchemaCompiler
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
@@ -27,4 +28,5 @@ class Services:
     schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
     texts: LargeTexts = field(default_factory=LargeTexts)
     parts: TaskParts = field(default_factory=TaskParts)
+    pictures: PictureDecoder = field(default_factory=PictureDecoder)
     require_proof: bool = False

@@ -6,7 +6,7 @@ A task derives a class from `ServedTask` and names an object of it in its regist
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -105,6 +105,10 @@ class ServedTask(ABC):
     def lacks(self, _options: EngineOptions) -> frozenset[Feature]:
         """What requests may need and this engine cannot do."""
         return NOTHING
+
+    def parts(self, _options: EngineOptions) -> Mapping[str, Device]:
+        """Where each part of the model runs, if not all of it runs on the engine's device."""
+        return {}
 
     def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
         """What an operator should know of this plan."""

@@ -107,6 +107,12 @@ class ChatTokenizer:
         # A template writes the special tokens itself.
         return self.encode_prompt(text, special=not self.chat_template, last=last)
 
+    def opening(self) -> str:
+        """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
+        bare, whole = (self._graph.encode("a", special=special) for special in (False, True))
+        at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return self.decode(whole[:at], skip_special_tokens=False) if at else ""
+
     @property
     def chat_template(self) -> str:
         """The model's own template, in Jinja."""

@@ -43,7 +43,14 @@ class Demand:
     def route(self, decision: Decision) -> Route:
         """The decision as replies tell it."""
         placement = self.placements[decision.index]
-        return Route(self.model, placement.device, decision.reason, self.token_count, placement.emulated)
+        return Route(
+            self.model,
+            placement.device,
+            decision.reason,
+            self.token_count,
+            placement.emulated,
+            parts=placement.parts,
+        )
 
     def suits(self, candidate: Candidate) -> bool:
         """Whether the placement could run it if its engine were up."""

@@ -7,12 +7,31 @@ import msgspec
 from worker_node.engines.messages import TOKEN_DTYPE, Outcome
 
 
+class RawPicture(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of RGB, a byte each."""
+
+    width: int
+    height: int
+    pixels: bytes
+
+
+class PicturePrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt for an engine that tokenizes it itself: its text, with GenAI's tags in place of `pictures`.
+
+    These have about `picture_tokens` tokens.
+    """
+
+    text: str
+    pictures: list[RawPicture]
+    picture_tokens: int
+
+
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     """Continue the prompt whose token ids are `tokens` (int32). `temperature` 0 means greedy.
 
     Within `min_new_tokens` neither the model's end nor one of `stop_token_ids` is generated; the ids must be of the
     model's vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good.
+    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text.
     """
 
     id: int
@@ -33,11 +52,13 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     grammar: str | None = None
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    seen: PicturePrompt | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
-        return len(self.tokens) // TOKEN_DTYPE.itemsize
+        """How many tokens the prompt has; of pictures an estimate."""
+        pictures = 0 if self.seen is None else self.seen.picture_tokens
+        return len(self.tokens) // TOKEN_DTYPE.itemsize + pictures
 
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""
@@ -60,6 +81,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     `started` (monotonic) is set on the first delta: when the engine took the job up. `busy_us` is the NPU's busy time
     since then, `busy_shared` that others are known to have used it too. `at` (monotonic) is when the engine had the
     tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
+    `prompt_tokens`, on the last, is the prompt's exact size where the edge could only estimate it.
     """
 
     id: int
@@ -72,6 +94,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     at: float | None = None
     prefilled: int = 0
     prefill_s: float = 0.0
+    prompt_tokens: int | None = None
 
     @property
     def last(self) -> bool:

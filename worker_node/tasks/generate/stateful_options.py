@@ -10,6 +10,16 @@ from annotated_types import Gt
 from worker_node.domain import Device, ModelKind
 from worker_node.options.declaration import EngineOptions, Option, declare
 
+MaxPromptLen = Annotated[
+    int,
+    Gt(0),
+    Option(
+        "tokens of the longest prompt, up to the model's context; memory grows with it",
+        default="1024, or what the catalog says of the model",
+    ),
+]
+MinResponseLen = Annotated[int, Gt(0), Option("tokens that the answer to the longest prompt has room for")]
+
 
 @declare
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +35,8 @@ class StatefulOptions(EngineOptions):
     runner: ClassVar[str] = "worker_node.tasks.generate.stateful:StatefulRunner"
 
     engine: Literal["generation_stateful"] = "generation_stateful"
-    max_prompt_len: Annotated[
-        int,
-        Gt(0),
-        Option(
-            "tokens of the longest prompt, up to the model's context; memory grows with it",
-            default="1024, or what the catalog says of the model",
-        ),
-    ] = 1024
-    min_response_len: Annotated[int, Gt(0), Option("tokens that the answer to the longest prompt has room for")] = 128
+    max_prompt_len: MaxPromptLen = 1024
+    min_response_len: MinResponseLen = 128
     prefill_hint: Annotated[
         Literal["DYNAMIC", "STATIC"] | None,
         Option("compute prompts in chunks (DYNAMIC), or all at once (STATIC)", default="OpenVINO's own"),

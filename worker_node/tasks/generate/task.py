@@ -9,6 +9,7 @@ TASK = Task(
     kind=ModelKind.GENERATION,
     verb="generate",
     capability="chat",
+    listed=("completion", "tools"),
     options=(
         "worker_node.options.generation",
         "worker_node.tasks.generate.continuous_options",

@@ -1,0 +1,238 @@
+"""Chat about pictures over HTTP, on the CPU and the (emulated) NPU, with stock clients.
+
+The model has SmolLM2's weights and no vision (`tests/support/colour_vision`): this proves that pictures reach the
+language model, in order, and not that a model sees. The node is one of its own, for its model: its start, and that of
+the NPU's engine, are most of this file's seconds.
+"""
+
+import asyncio
+import base64
+import io
+import os
+import signal
+import zlib
+
+import ollama
+import openai
+import pytest
+from PIL import Image
+
+from tests.support import colour_vision
+from tests.support.nodes import start_node
+
+pytestmark = pytest.mark.real
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+PROMPT = colour_vision.PROMPT
+# What a picture has in this model: one for each of its quarters.
+TOKENS = 4
+
+
+def encoded(colour, form="PNG", size=(300, 200)):
+    """The base64 form of a picture of one colour."""
+    stream = io.BytesIO()
+    Image.new("RGB", size, COLOURS[colour]).save(stream, form)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def part(data, kind="png"):
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}", "detail": "low"}}
+
+
+def question(*parts):
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": PROMPT}]}]
+
+
+@pytest.fixture(scope="module")
+def seeing(store, tmp_path_factory):
+    """A node with the model on the CPU and the NPU, whose engine is loaded on demand."""
+    root = tmp_path_factory.mktemp("vision")
+    colour_vision.build(store.get("smollm2-135m-instruct").path, root / "colours")
+    (root / "node.toml").write_text(
+        f"""
+        [[models]]
+        name = "colours"
+        path = "{root / "colours"}"
+        placements = ["CPU", "NPU"]
+        max_prompt_len = 256
+        min_response_len = 64
+        """
+    )
+    environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(root / "cache")}
+    with start_node("--config", str(root / "node.toml"), **environment) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(seeing):
+    async with openai.AsyncOpenAI(base_url=seeing.url + "/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+async def asked(client, *parts, device=None, **fields):
+    """The reply to a question about pictures, and its headers."""
+    headers = {"X-NPU-Require-Device": device} if device else {}
+    raw = await client.chat.completions.with_raw_response.create(
+        model="colours", messages=question(*parts), max_tokens=12, extra_headers=headers, **fields
+    )
+    return raw.parse(), raw.headers
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("device", ["CPU", "NPU"])
+async def test_each_colour_is_named_on_each_device(client, device, colour):
+    reply, headers = await asked(client, part(encoded(colour)), device=device)
+    assert colour in reply.choices[0].message.content
+    assert headers["X-NPU-Node-Device"] == device
+    if device == "NPU":
+        assert headers["X-NPU-Node-Devices"] == "language=NPU, vision=CPU"
+        assert headers["X-NPU-Emulated"] == "true"
+        assert int(headers["X-NPU-Busy-Delta-Us"]) > 0
+    else:
+        assert "X-NPU-Node-Devices" not in headers
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "GIF"])
+async def test_every_format_is_read(client, form):
+    reply, _ = await asked(client, part(encoded("green", form), form.lower()))
+    assert "green" in reply.choices[0].message.content
+
+
+async def test_responses_stream_and_ollama_name_the_colour_too(client, seeing):
+    content = [
+        {"type": "input_image", "image_url": "data:image/png;base64," + encoded("red"), "detail": "auto"},
+        {"type": "input_text", "text": PROMPT},
+    ]
+    response = await client.responses.create(
+        model="colours", input=[{"role": "user", "content": content}], max_output_tokens=12
+    )
+    assert "red" in response.output_text
+    stream = await client.chat.completions.create(
+        model="colours", messages=question(part(encoded("blue"))), max_tokens=12, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+    assert "blue" in "".join(pieces)
+    assert sum(map(bool, pieces)) > 2
+    local = ollama.AsyncClient(host=seeing.url)
+    green = base64.b64decode(encoded("green"))
+    options = {"temperature": 0, "num_predict": 12}
+    chatted = await local.chat("colours", [{"role": "user", "content": PROMPT, "images": [green]}], options=options)
+    assert "green" in chatted.message.content
+    generated = await local.generate("colours", PROMPT, images=[green], options=options)
+    assert "green" in generated.response
+    shown = await local.show("colours")
+    assert shown.capabilities == ["completion", "vision"]
+    await local._client.aclose()
+
+
+async def test_pictures_count_in_usage_and_stand_where_they_were_sent(client):
+    none, _ = await asked(client)
+    one, headers = await asked(client, part(encoded("red")))
+    three, _ = await asked(client, *(part(encoded(colour)) for colour in COLOURS))
+    assert one.usage.prompt_tokens - none.usage.prompt_tokens == TOKENS
+    assert three.usage.prompt_tokens - none.usage.prompt_tokens == 3 * TOKENS
+    assert int(headers["X-NPU-Node-Token-Count"]) == pytest.approx(one.usage.prompt_tokens, abs=2)
+
+
+async def test_pictures_are_seen_in_their_order_and_places(client):
+    order = ("blue", "red", "green")
+    places = ("First colour:", " Second colour:", " Third colour:")
+    content = []
+    for place, colour in zip(places, order, strict=True):
+        content += [{"type": "text", "text": place}, part(encoded(colour))]
+    content.append({"type": "text", "text": "\nList the three colours."})
+    reply = await client.chat.completions.create(
+        model="colours", messages=[{"role": "user", "content": content}], max_tokens=24
+    )
+    answer = reply.choices[0].message.content.lower()
+    assert tuple(sorted(COLOURS, key=answer.find)) == order, answer
+
+
+async def test_a_text_alone_is_answered(client):
+    reply, _ = await asked(client)
+    assert reply.choices[0].message.content
+    completion = await client.completions.create(model="colours", prompt="The capital of France is", max_tokens=4)
+    assert "Paris" in completion.choices[0].text
+
+
+async def test_what_clients_are_told_of_the_model(http, seeing):
+    async with http.get(seeing.url + "/v1/models/colours") as reply:
+        assert (await reply.json())["capabilities"] == ["completion", "vision"]
+    async with http.get(seeing.url + "/models/colours") as reply:
+        assert (await reply.json())["capabilities"] == ["chat", "vision"]
+    body = {"model": "colours", "messages": question(part(encoded("red")))}
+    async with http.post(seeing.url + "/route/explain", json={"path": "/v1/chat/completions", "body": body}) as reply:
+        told = await reply.json()
+    assert (told["device"], told["prompt_tokens"] > TOKENS) == ("CPU", True)
+
+
+def huge():
+    """A PNG whose header says 10,000 x 10,000 pixels, and that holds none."""
+    stream = io.BytesIO()
+    Image.new("L", (1, 1)).save(stream, "PNG")
+    data = bytearray(stream.getvalue())
+    data[16:24] = (10_000).to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return base64.b64encode(data).decode()
+
+
+BAD = {
+    "truncated": (lambda: [part(encoded("red", "JPEG", (900, 900))[:1600])], "truncated or damaged"),
+    "100 megapixels": (lambda: [part(huge())], "10000 x 10000 pixels; the bound is"),
+    "a text": (lambda: [part(base64.b64encode(b"hello" * 99).decode())], "not an image"),
+    "no base64": (lambda: [part("!!!!")], "not base64"),
+    "SVG": (lambda: [part(encoded("red"), "svg+xml")], "not image/svg+xml"),
+    "remote": (lambda: [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}], "no remote URLs"),
+    "nine": (lambda: [part(encoded("red"))] * 9, "the bound is 8"),
+    "a strip": (lambda: [part(encoded("red", size=(4000, 2)))], "100 times the shorter"),
+    "GenAI's tag": (lambda: [{"type": "text", "text": "<ov_genai_image_0>"}], "stands for an image"),
+    "the model's mark": (lambda: [{"type": "text", "text": "<image>"}], "stands for an image"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_bad_input_is_a_clear_error_that_harms_nobody(client, seeing, case):
+    before = seeing.engine_processes()
+    parts, told = BAD[case]
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await asked(client, *parts())
+    assert told in refusal.value.message
+    assert seeing.engine_processes() == before
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"response_format": {"type": "json_object"}},
+        {"n": 2},
+        {"logprobs": True},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_the_engine_cannot_do_is_refused_by_name(client, fields):
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await asked(client, part(encoded("red")), **fields)
+    assert next(iter(fields)) in refusal.value.message
+
+
+async def test_a_killed_engine_is_a_retryable_error_in_a_stream_and_comes_back(client, seeing):
+    stream = await client.chat.completions.create(
+        model="colours",
+        messages=question(part(encoded("red"))),
+        max_tokens=400,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    chunks = aiter(stream)
+    # Before its first token the request would be run again, and nobody would see an error.
+    while not (await anext(chunks)).choices[0].delta.content:
+        pass
+    os.kill(seeing.engine_pids()["colours"], signal.SIGKILL)
+    with pytest.raises(openai.APIError) as failure:
+        async for _ in chunks:
+            pass
+    assert failure.value.body["code"] == "engine_unavailable"
+    await asyncio.to_thread(seeing.wait_for, lambda body: body["status"] == "ready")
+    reply, _ = await asked(client, part(encoded("blue")))
+    assert "blue" in reply.choices[0].message.content

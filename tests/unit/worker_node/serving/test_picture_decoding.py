@@ -1,0 +1,132 @@
+"""Image files to pixels: formats, sizes, and what is refused by its header."""
+
+import base64
+import io
+import resource
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from worker_node.errors import BadRequest
+from worker_node.serving.picture_decoding import decode
+
+RED, GREEN = (255, 0, 0), (0, 255, 0)
+
+
+def written(picture, form, **options):
+    stream = io.BytesIO()
+    picture.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def pixels(data, max_pixels=10**6, shortest=None):
+    width, height, rows = decode(base64.b64encode(data).decode(), "here", max_pixels, shortest)
+    return np.frombuffer(rows, np.uint8).reshape(height, width, 3)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_every_format_has_its_pixels(form):
+    found = pixels(written(Image.new("RGB", (64, 40), RED), form, **({"lossless": True} if form == "WEBP" else {})))
+    assert found.shape == (40, 64, 3)
+    assert np.abs(found.astype(int) - RED).max() <= 2
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP"])
+def test_an_animation_is_its_first_frame(form):
+    frames = [Image.new("RGB", (40, 40), colour) for colour in (GREEN, RED)]
+    found = pixels(written(frames[0], form, save_all=True, append_images=frames[1:]))
+    assert np.abs(found[20, 20].astype(int) - GREEN).max() < 50
+
+
+def test_transparent_parts_are_white():
+    picture = Image.new("RGBA", (40, 40), (*RED, 255))
+    picture.paste((0, 0, 0, 0), (0, 0, 20, 40))
+    found = pixels(written(picture, "PNG"))
+    assert tuple(found[20, 5]) == (255, 255, 255)
+    assert tuple(found[20, 35]) == RED
+
+
+def test_sixteen_bits_keep_their_brightness():
+    grey = Image.fromarray(np.full((40, 40), 0x8000, np.uint16))
+    assert np.all(pixels(written(grey, "PNG")) == 0x80)
+
+
+def test_a_photograph_is_turned_as_its_camera_was_held():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.new("RGB", (80, 40), RED)
+    assert pixels(written(picture, "JPEG", exif=exif)).shape == (80, 40, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "shortest", "shape"),
+    [
+        ((800, 400), 10**6, None, (400, 800)),
+        ((800, 400), 80_000, None, (200, 400)),
+        ((800, 400), 10**6, 100, (100, 200)),
+        ((8, 4), 10**6, 100, (32, 64)),
+    ],
+)
+def test_pictures_are_as_large_as_is_of_use(size, most, shortest, shape):
+    found = pixels(written(Image.new("RGB", size, RED), "PNG"), most, shortest)
+    assert found.shape[:2] == shape
+    assert np.all(found == RED)
+
+
+def png_of(width, height):
+    """A PNG whose header states a size, and that holds no pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(b"")
+
+    def chunk(data):
+        return struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(head) + chunk(body) + chunk(b"IEND")
+
+
+def webp_of(width, height):
+    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def gif_of(width, height):
+    data = written(Image.new("RGB", (1, 1)), "GIF")
+    return data[:6] + struct.pack("<HH", width, height) + data[10:]
+
+
+@pytest.mark.parametrize("data", [png_of(10_000, 10_000), webp_of(16_000, 16_000), gif_of(20_000, 20_000)])
+def test_a_hundred_megapixels_are_refused_by_the_header(data):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadRequest, match=r"here: the image has \d+ x \d+ pixels; the bound is 50000000"):
+        pixels(data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+
+
+def test_a_strip_is_refused():
+    with pytest.raises(BadRequest, match="100 times the shorter"):
+        pixels(written(Image.new("RGB", (1010, 10), RED), "PNG"))
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+def test_a_cut_file_is_a_bad_request(form, share):
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
+    data = written(Image.fromarray(noise), form)
+    with pytest.raises(BadRequest, match=r"here: (the image is truncated|not an image)"):
+        pixels(data[: int(len(data) * share)])
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"RIFF0000WEBPVP8X", b"<svg/>", b"BM" + bytes(60), bytes(1000)])
+def test_what_is_no_image_is_a_bad_request(data):
+    with pytest.raises(BadRequest, match="here: "):
+        pixels(data)
+
+
+@pytest.mark.parametrize("text", ["!!!!", "AAA", "AA=A", "ÄÄÄÄ"])
+def test_what_is_not_base64_is_a_bad_request(text):
+    with pytest.raises(BadRequest, match="here: not base64"):
+        decode(text, "here", 1000, None)

@@ -1,0 +1,186 @@
+"""What generation engines share that run one generation at a time, in one call of GenAI's.
+
+`generate` releases the GIL and returns when the answer is complete; everything in between happens in the streamer,
+which GenAI calls for each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot
+be interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import openvino_genai as genai
+
+from worker_node.devices.busy import Busy, BusyMeter
+from worker_node.devices.npu_properties import brief
+from worker_node.engines.base import Inbox, Outbox
+from worker_node.engines.messages import EngineStats, Failed, NativeCall
+from worker_node.scheduling.jobs import JobQueue
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.sampling import generation_config
+from worker_node.tasks.generate.token_streamer import TokenStreamer
+
+
+class SerialRunner(ABC):
+    """All of a `Runner` but loading and the call; a derived class loads `_pipeline` and `_defaults`.
+
+    `_meter` is None where the device has no busy counter.
+    """
+
+    jobs = GenerateJob
+    _pipeline: Any
+    _defaults: genai.GenerationConfig
+
+    def __init__(self) -> None:
+        self._meter: BusyMeter | None = None
+        self._queue: JobQueue[GenerateJob] = JobQueue()
+        self._current: GenerateJob | None = None
+        self._cancelled = False
+        self._generated = 0
+
+    @abstractmethod
+    def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
+        """Run one generation; the result has `finish_reasons`. Raises RuntimeError as GenAI does."""
+
+    @abstractmethod
+    def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
+        """What a failed generation means for its job alone. Raises DeviceBroken for a failure of the device."""
+
+    @abstractmethod
+    def _limit(self) -> int | None:
+        """Tokens of the longest prompt; None for any."""
+
+    def _prompt_tokens(self, _result: Any) -> int | None:
+        """The exact size of the prompt, where the edge cannot know it."""
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        """See `Runner`."""
+        return len(self._queue) > 0
+
+    @property
+    def wake_fd(self) -> None:
+        """See `Runner`."""
+        return None
+
+    def stats(self) -> EngineStats:
+        """See `Runner`."""
+        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
+
+    def submit(self, job: GenerateJob) -> None:
+        """See `Runner`."""
+        self._queue.add(job)
+
+    def cancel(self, job_id: int) -> None:
+        """See `Runner`."""
+        if self._current is not None and self._current.id == job_id:
+            self._cancelled = True
+        else:
+            self._queue.remove(job_id)
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:
+        """See `Runner`."""
+        now = time.monotonic()
+        for late in self._queue.expired(now):
+            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        pick = self._queue.next()
+        if pick is None:
+            return
+        self._current, self._cancelled, self._generated = pick.job, False, 0
+        try:
+            self._run(pick.job, emit, poll)
+        finally:
+            self._current = None
+            self._queue.computed(pick, pick.job.prompt_tokens + self._generated)
+
+    def _run(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
+        refusal = self._refusal(job)
+        if refusal is not None:
+            emit(refusal)
+            return
+        meter, started = self._meter, time.monotonic()
+        first: float | None = started
+
+        def delta(tokens: list[int], finish: str | None, busy: Busy, prompt_tokens: int | None = None) -> TokenDelta:
+            # An answer may end with any of them, as far as the edge is concerned, so each tells all that is known.
+            at = time.monotonic()
+            prefilled = (job.prompt_tokens, at - first) if first is not None else (0, 0.0)
+            return TokenDelta(
+                job.id,
+                tokens,
+                finish,
+                first,
+                busy.us,
+                busy_shared=busy.shared,
+                at=at,
+                prefilled=prefilled[0],
+                prefill_s=prefilled[1],
+                prompt_tokens=prompt_tokens,
+            )
+
+        def on_tokens(tokens: list[int]) -> bool:
+            nonlocal first
+            self._generated += len(tokens)
+            emit(Step([delta(tokens, None, _UNKNOWN if meter is None else meter.so_far())]))
+            first = None
+            poll()
+            return not self._cancelled and job.deadline > time.monotonic()
+
+        streamer = TokenStreamer(on_tokens)
+        emit(NativeCall("prefill", job.prompt_tokens, [job.id]))
+        if meter is not None:
+            meter.begin()
+        try:
+            result = self._generate(job, streamer)
+        except RuntimeError as error:
+            failed = self._failure(job, error)
+            if meter is not None:
+                meter.end()
+            emit(failed)
+            return
+        busy = _UNKNOWN if meter is None else meter.end()
+        if streamer.failure is not None:
+            raise streamer.failure
+        if self._cancelled:
+            return
+        finish = _finish(result.finish_reasons[0], stopped=streamer.stopped)
+        if finish is None:
+            emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
+            return
+        emit(Step([delta([], finish, busy, self._prompt_tokens(result))]))
+
+    def _refusal(self, job: GenerateJob) -> Failed | None:
+        """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
+        limit = self._limit()
+        if limit is not None and job.prompt_tokens > limit:
+            return Failed(
+                job.id,
+                "context_length_exceeded",
+                f"the prompt has {job.prompt_tokens} tokens and this NPU engine takes {limit}",
+            )
+        if job.logprobs:
+            return Failed(job.id, "unsupported_parameter", "this engine does not give logprobs; place it elsewhere")
+        try:
+            generation_config(job, self._defaults).validate()
+        except RuntimeError as error:
+            return Failed(job.id, "invalid_request", brief(error))
+        return None
+
+    def close(self) -> None:
+        """See `Runner`."""
+        del self._pipeline
+
+
+_UNKNOWN = Busy(None)
+
+
+def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | None:
+    """GenAI's NONE means that the KV cache is full or that the streamer stopped it (None), which only we can tell."""
+    if reason == genai.GenerationFinishReason.STOP:
+        return "stop"
+    if reason == genai.GenerationFinishReason.NONE and stopped:
+        return None
+    return "length"

@@ -1,0 +1,3 @@
+"""The kind of model that this task serves."""
+
+VISION = "vision"

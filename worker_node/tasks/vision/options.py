@@ -1,0 +1,46 @@
+"""Options of the engines of vision-language models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from worker_node.domain import Device
+from worker_node.options.declaration import EngineOptions, declare
+from worker_node.tasks.generate.stateful_options import MaxPromptLen, MinResponseLen
+from worker_node.tasks.vision.kind import VISION
+
+_RUNNER = "worker_node.tasks.vision.runner:VisionRunner"
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class VisionOptions(EngineOptions):
+    """All of the model on one device, in dynamic shapes."""
+
+    title: ClassVar[str] = "Vision-language models on CPU and GPU"
+    task: ClassVar[str] = VISION
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+    runner: ClassVar[str] = _RUNNER
+
+    engine: Literal["vision_dynamic"] = "vision_dynamic"
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class VisionNpuOptions(EngineOptions):
+    """The language model on the NPU, in static shapes; vision and the embedding of texts on the CPU.
+
+    `busy_counter` and `stand_in` are as those of `StatefulOptions`.
+    """
+
+    title: ClassVar[str] = "Vision-language models on the NPU"
+    task: ClassVar[str] = VISION
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+    runner: ClassVar[str] = _RUNNER
+
+    engine: Literal["vision_npu"] = "vision_npu"
+    max_prompt_len: MaxPromptLen = 1024
+    min_response_len: MinResponseLen = 128
+    busy_counter: str | None = None
+    stand_in: bool = False

@@ -1,0 +1,16 @@
+"""The registration of the task."""
+
+from __future__ import annotations
+
+from worker_node.registry import Task
+from worker_node.tasks.vision.kind import VISION
+
+TASK = Task(
+    kind=VISION,
+    verb="generate",
+    capability="chat",
+    listed=("completion", "vision"),
+    options=("worker_node.tasks.vision.options",),
+    serving="worker_node.tasks.vision.serving.building:VISION_CHAT",
+    files="worker_node.tasks.vision.files:FILES",
+)
