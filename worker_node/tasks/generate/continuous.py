@@ -162,7 +162,7 @@ class ContinuousRunner:
             emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
-            config = generation_config(job, self._defaults)
+            config = generation_config(job, self._defaults, prompt_lookup=self._options.prompt_lookup)
             handle = self._pipeline.add_request(next(self._handles), ov.Tensor(tokens), config)
         except RuntimeError as error:
             self._queue.remove(job.id)

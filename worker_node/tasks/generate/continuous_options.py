@@ -36,8 +36,16 @@ class ContinuousOptions(EngineOptions):
         Literal["u8", "u4", "f16", "bf16", "f32"] | None,
         Option("type of the values in the KV cache", default="the device's own"),
     ] = None
+    prompt_lookup: Annotated[
+        bool,
+        Option(
+            "guess the next tokens from the prompt and verify several in one step: faster where answers repeat their "
+            "prompt, slower on others"
+        ),
+    ] = False
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""
         own = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}
-        return {name: value for name, value in own.items() if value} | self.plugin_config
+        lookup = {"prompt_lookup": True} if self.prompt_lookup else {}
+        return {name: value for name, value in own.items() if value} | lookup | self.plugin_config
