@@ -46,6 +46,7 @@ class ContinuousOptions(EngineOptions):
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""
-        own = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}
-        lookup = {"prompt_lookup": True} if self.prompt_lookup else {}
-        return {name: value for name, value in own.items() if value} | lookup | self.plugin_config
+        own: dict[str, Any] = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}
+        # GenAI takes this one out before the plugin sees the others.
+        own |= {"prompt_lookup": self.prompt_lookup}
+        return {name: value for name, value in own.items() if value} | self.plugin_config
