@@ -111,15 +111,17 @@ class PreparationPool:
         # Apart from the caller, who may leave: then the process is still in the middle of the call.
         exchange = asyncio.create_task(process.call(call))
         exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
+        left = deadline - time.monotonic()
         try:
-            async with asyncio.timeout(min(self._limits.wall_s, deadline - time.monotonic())):
+            async with asyncio.timeout(min(self._limits.wall_s, left)):
                 reply = await asyncio.shield(exchange)
         except ProcessEnded:
             self._replace(process)
             raise
         except TimeoutError:
             self._task(self._leave(process, exchange))
-            if time.monotonic() >= deadline:
+            # Not by the clock: a timer may fire a little early.
+            if left <= self._limits.wall_s:
                 raise DeadlineExceeded(f"the deadline passed while {param} was prepared", param=param) from None
             raise EngineUnavailable(
                 f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"

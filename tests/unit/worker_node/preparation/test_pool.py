@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -84,6 +85,15 @@ async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_pa
         await run(pool, prepared.echo, 3, seconds=0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_deadline_is_told_as_such_though_the_timer_fires_early(pool, tmp_path, monkeypatch):
+    await run(pool, prepared.echo, 1)
+    # The clock stands still, so that no deadline is ever past.
+    now = time.monotonic()
+    monkeypatch.setattr("worker_node.preparation.pool.time", SimpleNamespace(monotonic=lambda: now))
+    with pytest.raises(DeadlineExceeded):
+        await pool.run(prepared.hang, str(tmp_path / "running"), deadline=now + 0.01, param="it")
 
 
 async def test_a_call_that_nobody_waits_for_is_ended(pool, tmp_path):
