@@ -24,6 +24,14 @@ pytestmark = pytest.mark.real
 RESET = Fault(cut_after=0)
 
 
+async def test_tokens_are_counted_as_the_answer_counts_them(node):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Zürich, 東京?"}]
+    async with NPUClient([node.url]) as client:
+        counted = await client.count_tokens(messages)
+        assert counted == (await client.chat(messages, max_tokens=1)).usage.prompt_tokens
+        assert await client.count_tokens("Hello Hello") == 2
+
+
 @pytest.fixture
 async def proxies(node):
     """Three ways to the same real node."""

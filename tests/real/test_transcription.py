@@ -20,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 
+import backend_client
 from backend_client import NPUClient
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH, pcm, reference_words, word_errors
@@ -211,11 +212,18 @@ def test_health_says_what_the_model_knows(node):
     assert model["engines"][0]["canary"]["device"]
 
 
-async def test_openai_client_transcribes_and_streams(node):
+def straight(url):
+    return openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, default_headers=ON_CPU)
+
+
+def over_the_fleet(url):
+    return backend_client.openai(nodes=[url]).with_options(default_headers=ON_CPU)
+
+
+@pytest.mark.parametrize("made", [straight, over_the_fleet])
+async def test_openai_client_transcribes_and_streams(node, made):
     content = list(SPEECH)[4].read_bytes()
-    async with openai.AsyncOpenAI(
-        base_url=node.url + "/v1", api_key="none", max_retries=0, default_headers=ON_CPU
-    ) as client:
+    async with made(node.url) as client:
         said = await client.audio.transcriptions.create(model="whisper-1", file=("a.ogg", content))
         assert "amiable himself" in said.text
         verbose = await client.audio.transcriptions.create(
@@ -226,6 +234,10 @@ async def test_openai_client_transcribes_and_streams(node):
         )
         assert [word.word for word in verbose.words][-1].startswith("himself")
         assert verbose.segments is None
+        text = await client.audio.transcriptions.create(
+            model="whisper-1", file=("a.ogg", content), response_format="text"
+        )
+        assert text.strip() == said.text
         stream = await client.audio.transcriptions.create(model="whisper-1", file=("a.ogg", content), stream=True)
         events = [event async for event in stream]
     assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 _SHOWN = 3
 _KINDS = ("type", "role")
+_OBJECTS = frozenset({"model_type", "model_attributes_type"})
 _EXPECTED = "Input should be "
 
 
@@ -51,6 +52,9 @@ def _located(location: Sequence[int | str], message: str, kind: str, body: Any) 
             continue
         path.append(part)
         here = here[part] if inside else None
+    if kind in _OBJECTS:
+        # Pydantic's message names a class of ours.
+        message = f"{_EXPECTED}an object"
     return Problem(tuple(path), message, kind, tuple(forms))
 
 
@@ -77,15 +81,10 @@ def _of_one_form(problems: list[Problem], level: int) -> list[Problem]:
         return min((_meant(form, level + 1) for form in possible), key=len)
     kinds = [problem for problem in problems if problem.path[-1:] and problem.path[-1] in _KINDS]
     first = (kinds or problems)[0]
-    expected = dict.fromkeys(_expected(p) for p in (kinds or problems) if p.path == first.path)
+    expected = dict.fromkeys(p.message for p in (kinds or problems) if p.path == first.path)
     if all(message.startswith(_EXPECTED) for message in expected):
         return [Problem(first.path, _EXPECTED + " or ".join(m.removeprefix(_EXPECTED) for m in expected), first.kind)]
     return [Problem(first.path, " or ".join(expected), first.kind)]
-
-
-def _expected(problem: Problem) -> str:
-    """The message, without the name of a class of ours."""
-    return f"{_EXPECTED}an object" if problem.kind in {"model_type", "model_attributes_type"} else problem.message
 
 
 def _is_another_form(problem: Problem, level: int) -> bool:

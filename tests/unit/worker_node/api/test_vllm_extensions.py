@@ -117,6 +117,12 @@ async def test_an_unknown_tool_choice_is_told_the_known_ones(store, path):
     assert answer["error"]["message"] == "tool_choice: Input should be 'none', 'auto' or 'required' or an object"
 
 
+async def test_what_must_be_an_object_is_said_without_names_of_classes(store):
+    async with writing(store) as (client, *_):
+        _, answer = await post(client, CHAT, messages=TURNS, stream_options=5)
+    assert answer["error"]["message"] == "stream_options: Input should be an object"
+
+
 async def test_text_to_tokens_and_back(store):
     async with writing(store) as (client, _, engine):
         reply, body = await post(client, "/tokenize", prompt="Hello <|im_end|>", return_token_strs=True)
