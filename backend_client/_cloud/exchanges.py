@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, AsyncStream
 from backend_client._cloud.attempt import CloudAttempt
 from backend_client._cloud.reply import NotAnAnswer, usage_in
 from backend_client._cloud.streams import CloudReading, follow
-from backend_client._protocol.dialect import Json, StreamEvent
+from backend_client._protocol.dialect import FORMS, Json, StreamEvent
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import CloudRejected
@@ -129,6 +129,8 @@ class CloudExchanges:
         found = await self._client(job).post("/chat/completions", cast_to=object, body=self._body(job, attempt))
         if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
             raise NotAnAnswer("no chat completion")
+        if job.check is not None and not job.check(found):
+            raise NotAnAnswer("no chat completion")
         return found
 
     async def _events(self, job: Exchange, attempt: CloudAttempt) -> AsyncGenerator[StreamEvent, None]:
@@ -139,7 +141,7 @@ class CloudExchanges:
             "/chat/completions", cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
         ) as stream:
             async for chunk in stream:
-                if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
+                if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list) or not _valid(chunk):
                     raise NotAnAnswer("no part of a chat completion")
                 finished = finished or any(
                     isinstance(choice, dict) and choice.get("finish_reason") for choice in chunk["choices"]
@@ -148,6 +150,10 @@ class CloudExchanges:
         if not finished:
             raise NotAnAnswer("a stream that ended before the answer did")
         yield StreamEvent("message", None)
+
+
+def _valid(chunk: Json) -> bool:
+    return FORMS[_CHAT].valid(StreamEvent("message", chunk))
 
 
 def _without_images(messages: Any) -> tuple[Any, int]:

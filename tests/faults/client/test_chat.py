@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from backend_client import (
     AuthenticationFailed,
     CloudClient,
+    CloudError,
     CloudSettings,
     InferenceClient,
     InvalidAnswer,
@@ -240,6 +241,25 @@ async def test_a_stream_that_turns_malformed_is_interrupted_with_its_text(client
     with pytest.raises(StreamInterrupted) as caught:
         await anext(stream)
     assert caught.value.partial_text == "so far"
+
+
+@pytest.mark.parametrize("event", MALFORMED[1:])
+async def test_a_malformed_chat_of_the_cloud_is_a_typed_error(cloud, event):
+    async def respond(_):
+        return stream_of({"choices": [{"index": 0, "delta": {"content": "so far"}}]}, event)
+
+    async def whole(_):
+        return web.json_response({"choices": [{"message": {"content": "", "tool_calls": [{"function": 5}]}}]})
+
+    async with CloudClient(CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")) as client:
+        cloud.respond = respond
+        stream = client.stream_chat(QUESTION)
+        assert (await anext(stream)).text == "so far"
+        with pytest.raises(StreamInterrupted):
+            await anext(stream)
+        cloud.respond = whole
+        with pytest.raises(CloudError, match="no chat completion"):
+            await client.chat(QUESTION)
 
 
 async def test_a_chat_without_a_function_name_is_answered_by_the_other_node(client, chats):
