@@ -82,8 +82,12 @@ async def test_an_embedding_cut_at_every_byte_is_answered_by_the_other_node(pair
         async with pair_of.client(Fault(cut_after=byte, gently=gently)) as client:
             result = await client.embed_result(TEXT)
         assert result.vector == pair_of.vector, byte
-        assert [attempt.node for attempt in result.attempts] == [proxy.url, pair_of.sound], (byte, result.attempts)
-        assert result.attempts[0].outcome in {"ConnectionLost", "BadReply"}, (byte, result.attempts)
+        # The faulty node may be asked again while the first probe of the sound one is under way.
+        *failed, last = result.attempts
+        assert failed, byte
+        assert {attempt.node for attempt in failed} == {proxy.url}, (byte, result.attempts)
+        assert {attempt.outcome for attempt in failed} <= {"ConnectionLost", "BadReply"}, (byte, result.attempts)
+        assert (last.node, last.outcome) == (pair_of.sound, "ok"), (byte, result.attempts)
 
 
 async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(pair_of):
@@ -148,8 +152,10 @@ async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(pair_of, name):
     async with pair_of.client(SURPRISES[name]) as client:
         result = await client.embed_result(TEXT)
     assert result.vector == pair_of.vector
-    assert [attempt.node for attempt in result.attempts] == [proxy.url, pair_of.sound]
-    assert result.attempts[0].outcome in {"BadReply", "ConnectionLost"}
+    *failed, last = result.attempts
+    assert {attempt.node for attempt in failed} == {proxy.url}
+    assert {attempt.outcome for attempt in failed} <= {"BadReply", "ConnectionLost"}
+    assert last.node == pair_of.sound
 
 
 async def test_early_hints_and_slow_closes_are_no_faults(pair_of):
