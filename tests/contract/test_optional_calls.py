@@ -109,7 +109,7 @@ async def test_the_arguments_of_a_call_match_the_schema(http, node, dialect, str
 
 
 async def test_a_schema_that_cannot_be_enforced_is_listed(http, node):
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)y"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "tools": tools, "max_tokens": 4}
     async with http.post(node.url + "/v1/chat/completions", json=body) as reply:

@@ -70,7 +70,7 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request(qui
             pid = node.engine_pids()[WRITER]
             os.kill(pid, signal.SIGKILL)
             for answer in await asyncio.gather(*working):
-                assert b"engine process died" in answer
+                assert b"engine process was killed from outside" in answer
             state = await state_of(http, node, lambda state: len(state["failures"]) == len(STREAMS) + 2)
             engine = next(model for model in state["models"] if model["id"] == WRITER)["engines"][0]
             assert engine["state"] in {"backing_off", "starting"}
