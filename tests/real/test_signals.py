@@ -30,9 +30,9 @@ def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
             return reply.status, await reply.json()
 
     with start_node("--config", str(config), NPU_NODE_MODEL_STORE=str(tmp_path / "store")) as node:
-        config.write_text("models = []\nmax_texts = 7\n")
+        config.write_text("models = []\nembedding_cache = 7\n")
         status, report = asyncio.run(reload(node))
-        assert (status, report["restart"]) == (200, ["max_texts"])
+        assert (status, report["restart"]) == (200, ["embedding_cache"])
         config.write_text("models = []\nmax_textz = 7\n")
         node.process.send_signal(signal.SIGHUP)
         status, refused = asyncio.run(reload(node))

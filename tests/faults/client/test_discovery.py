@@ -230,7 +230,7 @@ def test_what_is_no_node_is_refused():
     nodes, sources = parse_nodes(["http://a:1/", "http://a:1", "dns://b:2", "srv://_x._tcp.c", "file:///d"])
     assert nodes == ["http://a:1"]
     assert [type(source_of(source)) for source in sources] == [DnsNodes, SrvNodes, FileNodes]
-    for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:8081"):
+    for wrong in ("ftp://a", "http://", "http://user:hunter2@a", "http://a?x=1", "dns://b", "a:99999"):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient([wrong])
         assert "hunter2" not in str(caught.value)
