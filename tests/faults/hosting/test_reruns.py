@@ -151,7 +151,9 @@ async def test_what_was_on_board_of_a_killed_engine_is_run_again_together(tmp_pa
 
 
 @pytest.mark.parametrize("sign", ["the kernel counts it", "it grew", "nothing was left"])
-async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign):
+async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign, monkeypatch):
+    # An idle engine is looked at every 5 s: the request here is shorter.
+    monkeypatch.setattr("worker_node.hosting.liveness._IDLE_LOOK_S", 0.3)
     kills, own, left = iter(range(1000)), 0, 1 << 40
 
     def oom_kills():
@@ -165,7 +167,7 @@ async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign):
     if sign == "nothing was left":
         left = 0
     memory = MemoryReader(grown, lambda: left, oom_kills)
-    async with serving(memory=memory, prefill_s=1.5 if sign == "it grew" else 0) as model:
+    async with serving(memory=memory, prefill_s=2.0 if sign == "it grew" else 0) as model:
         async with asyncio.timeout(60):
             with pytest.raises(RequestBreaksEngine):
                 await model.answer(EATER)
