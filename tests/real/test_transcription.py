@@ -200,7 +200,7 @@ def test_the_command_of_the_documentation_works(node, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "speech.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"```sh\n(curl .*)\n```", page)
     shutil.copyfile(list(SPEECH)[1], tmp_path / "speech.ogg")
-    command = command.replace("http://127.0.0.1:8080", node.url)
+    command = command.replace("http://127.0.0.1:8081", node.url)
     done = subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True, timeout=60)
     assert "young man" in json.loads(done.stdout)["text"]
 
