@@ -18,7 +18,7 @@ def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows(lon
     print(report)
     assert report.kills == 2
     assert not report.lost
-    assert report.answered["/embeddings"] > 10
+    assert report.answered["/embeddings"] > 3
     assert report.answered["/inference"] > 5
     assert report.retried["engine_unavailable"] + report.retried["model_loading"] > 0
     assert report.flat, str(report)

@@ -260,7 +260,7 @@ async def test_runs_are_bounded():
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
 async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
     log = tmp_path / "log"
-    async with serving(log=str(log), announce=announce, prefill_s=0.2) as model:
+    async with serving(log=str(log), announce=announce, prefill_s=0.6) as model:
         # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
         before = asyncio.create_task(model.answer(9))
         while "submit" not in log.read_text():
