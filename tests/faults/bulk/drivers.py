@@ -93,6 +93,9 @@ def _drive(source, out, step, sign, occurrence, largest_file, shard):
                 os.kill(os.getpid(), getattr(signal, sign))
 
     steps.observe(kill)
+    if largest_file:
+        # Bytecode that is cut off at the limit would break every later import of its module.
+        sys.dont_write_bytecode = True
     if largest_file is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
