@@ -118,6 +118,6 @@ class ChatMethods(ClientBase):
 
 
 def _count_in(body: Any) -> int | None:
-    """The number of tokens that a reply of /tokenize tells; None for what is none."""
+    """The token count of a /tokenize reply; None if the reply is malformed."""
     count = body.get("count") if isinstance(body, dict) else None
     return count if type(count) is int and count >= 0 else None

@@ -36,7 +36,7 @@ def chat_result(reply: RawReply, schema: type[BaseModel] | None) -> ChatResult:
 
 
 def choices_in(body: Any) -> tuple[ChatChoice, ...] | None:
-    """The choices of a chat completion; None for what is none."""
+    """The choices of a chat completion; None if the reply is malformed."""
     with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):
         return tuple(_choice(choice) for choice in body["choices"]) or None
     return None

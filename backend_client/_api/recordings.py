@@ -51,7 +51,7 @@ async def _read(read: Callable[[], Any]) -> bytes:
 
 
 def transcription_fields(body: Any) -> dict[str, Any] | None:
-    """What a reply of /v1/audio/transcriptions (`verbose_json`) says; None for what is none."""
+    """What a reply of /v1/audio/transcriptions (`verbose_json`) says; None if it is malformed."""
     try:
         return {
             "text": _typed(body["text"], str),
