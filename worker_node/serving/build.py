@@ -116,7 +116,8 @@ def _placement(
         try:
             root = wanted.compile_cache or settings.compile_cache
             key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
-            options = replace(options, cache_dir=str(compile_cache.prepare(root.expanduser(), key)))
+            kept = compile_cache.prepare(root.expanduser(), key, installed.path.resolve())
+            options = replace(options, cache_dir=str(kept))
         except OSError as error:
             notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
     for note in notes:
