@@ -25,7 +25,7 @@ from backend_client.bulk.results import Results
 from backend_client.bulk.rows import Chunk, Rejection
 from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import OutputFailed, Store
-from backend_client.bulk.together import cancelled
+from backend_client.bulk.together import cancelled, uninterrupted
 from backend_client.bulk.writer import Writer
 
 R = TypeVar("R")
@@ -99,7 +99,8 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
         )
         return await _output(lambda: _commit(fragment, store, writer, receipt, rejected))
     finally:
-        await asyncio.shield(in_daemon_thread(writer.abandon, "abandon"))
+        # Another fragment's failure may cancel this one even here; the temporary file must be gone all the same.
+        await uninterrupted(in_daemon_thread(writer.abandon, "abandon"))
 
 
 async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> _Sums:
@@ -176,12 +177,8 @@ async def _output(work: Callable[[], R]) -> R:
     Raises OutputFailed where every fragment would fail alike, and OSError for what may pass.
     """
     # A thread cannot be cancelled: who is goes when it has ended, so that nobody closes the file beneath it.
-    writing = asyncio.ensure_future(in_daemon_thread(work, "write output"))
     try:
-        return await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.gather(writing, return_exceptions=True)
-        raise
+        return await uninterrupted(in_daemon_thread(work, "write output"))
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno not in _LASTING:
             raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -25,3 +27,19 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+async def uninterrupted(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine to its end, however often the caller is cancelled meanwhile; it is raised only then."""
+    task = asyncio.create_task(coroutine)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # it has been looked at: nothing is logged
+    raise interruption
