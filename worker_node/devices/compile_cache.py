@@ -2,9 +2,9 @@
 
 A blob fits one model, one device and the versions that made it: after an upgrade of OpenVINO, the driver or the
 compiler it is refused by the device at best. So each combination has a directory of its own,
-`<root>/<model>/<device>-<digest>/`, with the key in `key.json`; entries of the same model directory that differ from the
-current key in a version or in the model's hash are removed at start-up. Entries that differ only in lengths, and those of
-another model directory of this name (in another store), stay: another node on this machine may use them.
+`<root>/<model>/<device>-<digest>/`, with the key in `key.json`; entries of the same model directory that differ from
+the current key in a version or in the model's hash are removed at start-up. Entries that differ only in lengths, and
+those of another model directory of this name (in another store), stay: another node on this machine may use them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def cache_directory(root: Path, key: CacheKey) -> Path:
 
 
 def prepare(root: Path, key: CacheKey, source: Path) -> Path:
-    """Make the directory for this key of the model in `source`, remove what it outdates, and return it. Raises OSError."""
+    """Make the directory for this key of the model in `source`, and remove what it outdates. Raises OSError."""
     directory = cache_directory(root, key)
     directory.mkdir(parents=True, exist_ok=True)
     entry = _Entry(**msgspec.structs.asdict(key), source=str(source))
