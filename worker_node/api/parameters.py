@@ -22,6 +22,8 @@ _SEEDS = 2**63
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Sampling))
 # Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
+# Engines want it above 0 in float32.
+_LEAST_TOP_P = 1e-6
 # Engines want it below 1 in float32, to which larger values are rounded.
 _MOST_MIN_P = 1 - 1e-6
 # Logits are divided by it: from here down, nothing but what was said before is left.
@@ -42,6 +44,11 @@ def _as_it_is(value: Any, _name: str) -> Any:
 
 def _temperature(value: float, _name: str) -> float:
     return 0.0 if value < _LEAST_TEMPERATURE else value
+
+
+def _top_k(value: int, _name: str) -> int:
+    # vLLM's and llama.cpp's word for all tokens; here it is 0, as in Ollama.
+    return 0 if value == -1 else value
 
 
 def _tuple(value: list[int], _name: str) -> tuple[int, ...]:
@@ -80,7 +87,7 @@ def _stop(value: str | list[str], name: str) -> tuple[str, ...]:
 _SHARED = {
     "temperature": Parameter("temperature", _temperature),
     "top_p": Parameter("top_p", _as_it_is),
-    "top_k": Parameter("top_k", _as_it_is),
+    "top_k": Parameter("top_k", _top_k),
     "min_p": Parameter("min_p", _min_p),
     "seed": Parameter("seed", _seed),
     "stop": Parameter("stop", _stop),
@@ -125,7 +132,7 @@ def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: A
         read = parameter.read(value, name)
         if fields.setdefault(parameter.field, read) != read:
             raise BadRequest(f"{name} contradicts another parameter of the same meaning", param=name)
-    if fields.get("top_p") == 0:
+    if fields.get("top_p", 1) < _LEAST_TOP_P:
         # Nothing but the likeliest token is left, whatever the temperature.
         fields |= {"top_p": 1.0, "temperature": 0.0}
     # What the dialect sets by itself is as good as asked for.

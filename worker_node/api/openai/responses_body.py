@@ -15,6 +15,7 @@ from worker_node.api.openai.kinds import only_functions, only_text, text_or_imag
 from worker_node.api.openai.messages import past_arguments
 from worker_node.api.openai.table import RESPONSES, STYLE
 from worker_node.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
+from worker_node.api.parameters import RepetitionPenalty
 from worker_node.api.pictures import picture_of_url
 from worker_node.domain import (
     AnswerSchema,
@@ -172,7 +173,7 @@ class ResponsesBody(DialectBody):
     stop: str | list[str] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None

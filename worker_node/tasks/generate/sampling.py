@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import openvino_genai as genai
 
@@ -12,34 +13,43 @@ from worker_node.tasks.generate.messages import GenerateJob
 _LOOKUP_TOKENS, _LOOKUP_NGRAM = 5, 3
 
 
+class SamplingRefused(RuntimeError):
+    """GenAI has no room for a value. A `RuntimeError`, as what GenAI itself raises for values that it does not take."""
+
+
 def generation_config(
     job: GenerateJob, defaults: genai.GenerationConfig, *, prompt_lookup: bool = False
 ) -> genai.GenerationConfig:
     """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken.
 
-    `prompt_lookup`: the pipeline was opened for it.
+    `prompt_lookup`: the pipeline was opened for it. Raises SamplingRefused.
     """
-    config = genai.GenerationConfig()
-    config.eos_token_id = defaults.eos_token_id
-    config.stop_token_ids = defaults.stop_token_ids | set(job.stop_token_ids)
-    config.max_new_tokens = job.max_new_tokens
-    config.min_new_tokens = min(job.min_new_tokens, job.max_new_tokens)
-    config.ignore_eos = job.ignore_eos
-    config.presence_penalty = job.presence_penalty
-    config.frequency_penalty = job.frequency_penalty
-    config.repetition_penalty = job.repetition_penalty
-    config.logprobs = int(job.logprobs)
+    values: dict[str, Any] = {
+        "eos_token_id": defaults.eos_token_id,
+        "stop_token_ids": defaults.stop_token_ids | set(job.stop_token_ids),
+        "max_new_tokens": job.max_new_tokens,
+        "min_new_tokens": min(job.min_new_tokens, job.max_new_tokens),
+        "ignore_eos": job.ignore_eos,
+        "presence_penalty": job.presence_penalty,
+        "frequency_penalty": job.frequency_penalty,
+        "repetition_penalty": job.repetition_penalty,
+        "logprobs": int(job.logprobs),
+        "do_sample": job.temperature > 0,
+    }
     if job.grammar is not None:
-        config.structured_output_config = genai.StructuredOutputConfig(grammar=job.grammar)
+        values["structured_output_config"] = genai.StructuredOutputConfig(grammar=job.grammar)
     if prompt_lookup:
-        config.num_assistant_tokens = _LOOKUP_TOKENS
-        config.max_ngram_size = _LOOKUP_NGRAM
-    config.do_sample = job.temperature > 0
-    if config.do_sample:
-        config.temperature = job.temperature
-        config.top_p = job.top_p
+        values |= {"num_assistant_tokens": _LOOKUP_TOKENS, "max_ngram_size": _LOOKUP_NGRAM}
+    if job.temperature > 0:
+        values |= {"temperature": job.temperature, "top_p": job.top_p, "min_p": job.min_p}
         if job.top_k:
-            config.top_k = job.top_k
-        config.min_p = job.min_p
-        config.rng_seed = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+            values["top_k"] = job.top_k
+        values["rng_seed"] = job.seed if job.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+    config = genai.GenerationConfig()
+    for name, value in values.items():
+        try:
+            setattr(config, name, value)
+        except (TypeError, ValueError, OverflowError):
+            # One job's value must not end the process that serves the others.
+            raise SamplingRefused(f"{name} is outside of what this engine takes") from None
     return config

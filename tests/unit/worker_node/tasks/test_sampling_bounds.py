@@ -1,0 +1,87 @@
+"""Every value that a dialect's schema admits is one that the engine takes."""
+
+import math
+
+import msgspec
+import openvino_genai as genai
+import pytest
+
+from worker_node.api import parameters
+from worker_node.api.native import InferenceBody
+from worker_node.api.ollama.options import OllamaOptions
+from worker_node.api.openai.fields import SamplingFields
+from worker_node.api.openai.responses_body import ResponsesBody
+from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
+
+DIALECTS = [
+    (SamplingFields, parameters.OPENAI),
+    (ResponsesBody, parameters.OPENAI),
+    (OllamaOptions, parameters.OLLAMA),
+    (InferenceBody, parameters.NATIVE),
+]
+
+
+def extremes(schema):
+    """The least and the greatest value of a number's JSON schema."""
+    kind = next(form for form in schema.get("anyOf", [schema]) if form.get("type") in {"integer", "number"})
+    whole = kind["type"] == "integer"
+    if "minimum" in kind:
+        yield kind["minimum"]
+    if "exclusiveMinimum" in kind:
+        yield kind["exclusiveMinimum"] + 1 if whole else math.nextafter(kind["exclusiveMinimum"], math.inf)
+    if "maximum" in kind:
+        yield kind["maximum"]
+    if "exclusiveMaximum" in kind:
+        yield kind["exclusiveMaximum"] - 1 if whole else math.nextafter(kind["exclusiveMaximum"], -math.inf)
+
+
+def admitted():
+    for body, table in DIALECTS:
+        for name, schema in body.model_json_schema()["properties"].items():
+            kinds = {form.get("type") for form in schema.get("anyOf", [schema])}
+            if name in table and kinds & {"integer", "number"}:
+                for value in extremes(schema):
+                    yield pytest.param(table, name, value, id=f"{body.__name__}-{name}-{value:.6g}")
+
+
+def job_for(sampling):
+    return GenerateJob(
+        id=1,
+        tokens=b"\0\0\0\0",
+        max_new_tokens=sampling.max_new_tokens or 16,
+        deadline=math.inf,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_new_tokens=sampling.min_tokens,
+    )
+
+
+@pytest.mark.parametrize(("table", "name", "value"), list(admitted()))
+def test_the_engine_takes_the_least_and_the_greatest_value(table, name, value):
+    given = {"temperature": 0.8, name: value}
+    try:
+        sampling = parameters.sampling(table, given)
+    except parameters.BadRequest:
+        return  # told to the caller before any engine is asked
+    generation_config(job_for(sampling), genai.GenerationConfig()).validate()
+
+
+def test_all_tokens_are_asked_for_with_zero_or_minus_one():
+    for value in (0, -1):
+        assert parameters.sampling(parameters.OPENAI, {"top_k": value}).top_k == 0
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_new_tokens", "seed"])
+def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
+    job = msgspec.structs.replace(
+        job_for(parameters.sampling(parameters.OPENAI, {"temperature": 1.0})), **{name: 2**70}
+    )
+    with pytest.raises(SamplingRefused, match="rng_seed" if name == "seed" else name):
+        generation_config(job, genai.GenerationConfig())
