@@ -1,4 +1,4 @@
-"""Whether an engine process that was killed was killed from outside: by an operator, a deployment or a fault injection.
+"""What ended an engine process: its own doing, its memory, or a kill from outside (an operator, a deployment, a test).
 
 A request that breaks its engine ends it by a signal of its own (SIGSEGV, SIGABRT, ...), by an exit status, or by the
 memory that it takes: then the kernel or a daemon kills the engine by SIGKILL, too. Pure, but for the given readings.
@@ -27,6 +27,14 @@ class _Reading:
     own: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a process ended, for people; `from_outside` only if that is known and its memory was not the reason."""
+
+    reason: str
+    from_outside: bool = False
+
+
 @dataclass(slots=True)
 class KillWatch:
     """Readings of one engine process while it lives, and the verdict when it has ended."""
@@ -37,23 +45,43 @@ class KillWatch:
     _own: int | None = field(default=None, init=False)
     _left: int | None = field(default=None, init=False)
 
-    def look(self, now: float, pid: int | None) -> None:
-        """Note what the process has taken and what is left; once a second."""
-        own = None if pid is None else self.memory.own(pid)
+    def look(self, now: float, pid: int | None, *, loading: bool = False) -> None:
+        """Note what the process has taken and what is left; once a second. While it is `loading` it grows anyway."""
+        own = None if pid is None or loading else self.memory.own(pid)
         if own is not None:  # a process that has just ended has none
-            self._own, self._left = own, self.memory.available()
+            self._own = own
+        if own is not None or loading:
+            self._left = self.memory.available()
+        if own is not None and self._newer is not None and self._newer.own is None:
+            self._older = self._newer = None  # from now on its growth can be told
         if self._newer is None or now - self._newer.at >= _WINDOW_S:
             self._older, self._newer = self._newer, _Reading(now, self.memory.oom_kills(), own)
 
-    def from_outside(self, status: int | None) -> bool:
-        """Whether a process with this exit status (negative: the signal) was killed, and not for its memory.
-
-        False where that is not known.
-        """
+    def verdict(self, status: int | None) -> Death:
+        """What ended the process, by its exit status (negative: the signal; None: it is not known)."""
+        if status not in _FROM_OUTSIDE:
+            return Death("the engine process died" + _how(status))
         before = self._older or self._newer
-        if status not in _FROM_OUTSIDE or before is None:
-            return False
-        if self.memory.oom_kills() != before.oom_kills:
-            return False
+        if before is None:
+            return Death("the engine process was killed" + _how(status))
         grown = 0 if self._own is None or before.own is None else self._own - before.own
-        return grown < _GROWTH_BYTES and (self._left is None or self._left >= _LEFT_BYTES)
+        if self.memory.oom_kills() != before.oom_kills:
+            reason = "the kernel has killed for lack of memory"
+        elif grown >= _GROWTH_BYTES:
+            reason = f"its memory had just grown by {grown / 1e6:.0f} MB"
+        elif self._left is not None and self._left < _LEFT_BYTES:
+            reason = f"the machine had {self._left / 1e6:.0f} MB of memory left"
+        else:
+            return Death("the engine process was killed from outside" + _how(status), from_outside=True)
+        return Death(f"the engine process was killed{_how(status)}, most likely for its memory: {reason}")
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return ""
+    if status >= 0:
+        return f" (exit status {status})"
+    try:
+        return f" ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time signal has no name
+        return f" (signal {-status})"

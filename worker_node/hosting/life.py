@@ -123,11 +123,13 @@ class EngineLife:
     async def _watch_load(self, link: EngineLink) -> None:
         watch = LoadWatch(self._limits.liveness.watchdog_s, time.monotonic())
         while True:
-            await asyncio.sleep(watch.look_s)
-            reason = watch.look(time.monotonic(), activity_of(link.pid))
+            now = time.monotonic()
+            link.kills.look(now, link.pid, loading=True)
+            reason = watch.look(now, activity_of(link.pid))
             if reason is not None:
                 link.kill(reason)
                 return
+            await asyncio.sleep(watch.look_s)
 
     async def _serve(self, link: EngineLink, loaded: Loaded) -> tuple[End, str]:
         try:

@@ -80,6 +80,7 @@ class EngineLink(asyncio.Protocol):
         self.accepted = 0
         self._kill_reason: str | None = None
         self._blameless = False
+        self.killed_from_outside = False
         self._inquest: asyncio.Task[None] | None = None
         self.stats = EngineStats()
 
@@ -227,7 +228,7 @@ class EngineLink(asyncio.Protocol):
         if not self.loaded.done():
             self.loaded.set_exception(engine_died(self._spec, reason))
             self.loaded.exception()  # somebody may have stopped waiting for it
-        if self._kill_reason is None and not self._blameless and len(self._jobs):
+        if self._kill_reason is None and not self._blameless:
             self._inquest = asyncio.create_task(self._learn_cause(reason), name=f"cause of death {self._spec.model_id}")
         else:
             self._end(reason)
@@ -237,13 +238,14 @@ class EngineLink(asyncio.Protocol):
         self._closed.set_result(reason)
 
     async def _learn_cause(self, reason: str) -> None:
-        """Fail the jobs once the exit status tells whether one of them can have caused the end."""
+        """Fail the jobs once the exit status tells whether one of them, or the engine, can have caused the end."""
         try:
             async with asyncio.timeout(_STATUS_WAIT_S):
                 while self._status() is None:  # noqa: ASYNC110  (no event tells of it but SIGCHLD, which is not ours)
                     await asyncio.sleep(_STATUS_LOOK_S)
-            if self.kills.from_outside(self._status()):
-                self._blameless, reason = True, "the engine process was killed from outside"
+            death = self.kills.verdict(self._status())
+            reason, self.killed_from_outside = death.reason, death.from_outside
+            self._blameless = death.from_outside
         except TimeoutError:
             pass
         finally:

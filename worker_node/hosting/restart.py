@@ -1,7 +1,8 @@
 """When an engine that ended is started again: pure, the clock is the caller's.
 
 Backoff doubles from `first_backoff_s` to `max_backoff_s`. `crash_limit` crashes within `crash_window_s` quarantine the
-engine for `quarantine_s`. After a quarantine it gets one attempt: another crash, before it has served for
+engine for `quarantine_s`. A kill from outside is no crash: it only backs off, and from the beginning again when the
+engine had served for `kill_window_s`. After a quarantine it gets one attempt: another crash, before it has served for
 `crash_window_s`, quarantines it again. Serving for that long clears its history.
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+
+# More overflow a float, and any limit is reached by then.
+_DOUBLINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class RestartLimits:
     crash_limit: int = 3
     crash_window_s: float = 600.0
     quarantine_s: float = 300.0
+    kill_window_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class RestartPolicy:
     limits: RestartLimits = field(default_factory=RestartLimits)
     _crashes: deque[float] = field(default_factory=deque)
     _on_probation: bool = False
+    _kills: int = 0
 
     def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> RestartVerdict:
         """Record a crash at `now`, `served_s` seconds after the engine became ready (0: it never did)."""
@@ -56,8 +62,15 @@ class RestartPolicy:
         count = len(self._crashes)
         if count >= limits.crash_limit:
             return self._quarantine(f"{count} crashes within {limits.crash_window_s:.0f} s, the last: {reason}")
-        delay = min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** (count - 1))
-        return RestartVerdict(delay, quarantined=False, reason=reason)
+        return RestartVerdict(self._backoff(count), quarantined=False, reason=reason)
+
+    def killed(self, reason: str, *, served_s: float) -> RestartVerdict:
+        """Somebody killed it from outside, `served_s` seconds after it became ready (0: it never did).
+
+        An operator, or a daemon that wants memory and kills again: neither says that the engine cannot serve.
+        """
+        self._kills = 1 if served_s >= self.limits.kill_window_s else self._kills + 1
+        return RestartVerdict(self._backoff(self._kills), quarantined=False, reason=reason)
 
     def blameless(self, reason: str) -> RestartVerdict:
         """One request is to blame for the end, not the engine: start again soon, and count nothing."""
@@ -66,6 +79,10 @@ class RestartPolicy:
     def distrusted(self, reason: str) -> RestartVerdict:
         """It runs, but what it answers is wrong: quarantined at once, since another start would answer the same."""
         return self._quarantine(reason)
+
+    def _backoff(self, count: int) -> float:
+        limits = self.limits
+        return min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** min(count - 1, _DOUBLINGS))
 
     def _quarantine(self, reason: str) -> RestartVerdict:
         self._crashes.clear()

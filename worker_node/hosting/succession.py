@@ -36,6 +36,7 @@ class EngineEnd:
     reason: str
     served_s: float = 0.0
     request_to_blame: bool = False
+    from_outside: bool = False
 
 
 class Succession:
@@ -88,7 +89,8 @@ class Succession:
                 if process.task.done():
                     end, reason = process.task.result()
                     served_s = 0.0 if process.ready_at is None else time.monotonic() - process.ready_at
-                    return EngineEnd(end, reason, served_s, process.link.request_to_blame)
+                    link = process.link
+                    return EngineEnd(end, reason, served_s, link.request_to_blame, link.killed_from_outside)
                 if self._heir is not None and self._heir.task.done():
                     self._heir_failed(self._heir)
                 elif self._heir is not None and self._heir.ready.done():

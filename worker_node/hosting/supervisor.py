@@ -197,6 +197,8 @@ class SupervisedEngine:
             return self._policy.distrusted(outcome.reason)
         if outcome.request_to_blame:
             return self._policy.blameless(outcome.reason)
+        if outcome.from_outside:
+            return self._policy.killed(outcome.reason, served_s=outcome.served_s)
         return self._policy.crashed(time.monotonic(), outcome.reason, served_s=outcome.served_s)
 
     async def _pause(self, state: EngineState, reason: str, delay: float) -> None:

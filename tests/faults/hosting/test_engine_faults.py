@@ -107,6 +107,34 @@ async def test_three_crashes_quarantine_with_the_reason():
             await collect(engine, 1)
 
 
+@pytest.mark.parametrize("when", ["while it serves", "while it is idle", "while it loads"])
+async def test_kills_from_outside_never_quarantine(when, tmp_path):
+    order = tmp_path / "order"
+    order.write_text("compute" if when == "while it loads" else "")
+    async with running(step_s=0.01, on_load=str(order)) as engine:
+        for count in range(1, 5):
+            async with asyncio.timeout(100):
+                if when == "while it loads":
+                    while engine.status.pid is None or engine.status.restarts < count - 1:
+                        await asyncio.sleep(0.01)
+                else:
+                    await until(engine, EngineState.READY)
+            job = asyncio.create_task(collect(engine, *range(1, 400))) if when == "while it serves" else None
+            await asyncio.sleep(0)
+            os.kill(engine.status.pid, signal.SIGKILL)
+            if job is not None:
+                with pytest.raises(EngineUnavailable, match="from outside"):
+                    await job
+            status = await until(engine, EngineState.BACKING_OFF, EngineState.QUARANTINED)
+            while status.restarts < count:
+                await asyncio.sleep(0.01)
+                status = await until(engine, EngineState.BACKING_OFF, EngineState.QUARANTINED)
+            assert status.state is EngineState.BACKING_OFF
+            assert "killed from outside (SIGKILL)" in status.reason
+        order.write_text("")
+        assert (await until(engine, EngineState.READY)).restarts == 4
+
+
 async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
     limits = HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK)
     async with running(limits=limits) as engine:

@@ -20,7 +20,7 @@ class Kernel:
             self.watch.look(now, 1)
 
     def outside(self, status=-signal.SIGKILL):
-        return self.watch.from_outside(status)
+        return self.watch.verdict(status).from_outside
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
@@ -45,6 +45,44 @@ def test_a_crash_does_not(status):
     kernel = Kernel()
     kernel.look(0.0)
     assert not kernel.outside(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (None, "the engine process died"),
+        (3, "the engine process died (exit status 3)"),
+        (-signal.SIGSEGV, "the engine process died (SIGSEGV)"),
+        (-signal.SIGKILL, "the engine process was killed from outside (SIGKILL)"),
+        (-45, "the engine process died (signal 45)"),
+    ],
+)
+def test_the_reason_names_the_signal_or_the_exit_status(status, reason):
+    kernel = Kernel()
+    kernel.look(0.0)
+    assert kernel.watch.verdict(status).reason == reason
+
+
+def test_the_reason_tells_what_speaks_for_the_memory():
+    kernel = Kernel()
+    kernel.look(0.0)
+    kernel.kills += 1
+    assert "the kernel has killed for lack of memory" in kernel.watch.verdict(-signal.SIGKILL).reason
+    kernel.kills -= 1
+    kernel.own += 2 * GIB
+    kernel.look(1.0)
+    assert "its memory had just grown by 2147 MB" in kernel.watch.verdict(-signal.SIGKILL).reason
+
+
+def test_an_engine_that_loads_grows_anyway():
+    kernel = Kernel()
+    for now in range(3):
+        kernel.watch.look(now, 1, loading=True)
+        kernel.own += 2 * GIB
+    assert kernel.outside()
+    kernel.left = GIB // 4
+    kernel.watch.look(3, 1, loading=True)
+    assert not kernel.outside()
 
 
 def test_nothing_is_known_without_a_reading():

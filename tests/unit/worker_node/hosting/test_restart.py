@@ -50,6 +50,27 @@ def test_an_end_that_a_request_is_to_blame_for_counts_nothing():
     assert policy.crashed(0.0, "died").delay == LIMITS.first_backoff_s
 
 
+def test_kills_from_outside_back_off_and_never_quarantine():
+    policy = RestartPolicy()
+    verdicts = [policy.killed("SIGKILL", served_s=1.0) for _ in range(2000)]
+    assert [verdict.delay for verdict in verdicts[:8]] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert verdicts[-1].delay == LIMITS.max_backoff_s
+    assert not any(verdict.quarantined for verdict in verdicts)
+    assert not policy.crashed(0.0, "died").quarantined, "kills count as no crashes"
+
+
+def test_a_kill_of_an_engine_that_had_served_for_a_minute_is_the_first_again():
+    policy = RestartPolicy()
+    assert [policy.killed("SIGKILL", served_s=60.0).delay for _ in range(20)] == [0.5] * 20
+
+
+def test_a_kill_does_not_end_the_probation_after_a_quarantine():
+    policy = RestartPolicy()
+    policy.distrusted("garbage")
+    assert not policy.killed("SIGKILL", served_s=0.0).quarantined
+    assert policy.crashed(0.0, "died").quarantined
+
+
 def test_wrong_answers_quarantine_at_once():
     verdict = RestartPolicy(RestartLimits(quarantine_s=7.0)).distrusted("canary failed")
     assert (verdict.quarantined, verdict.delay, verdict.reason) == (True, 7.0, "canary failed")
