@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from worker_node.errors import ConfigurationError
@@ -40,6 +42,7 @@ _APPLIED = _BY_REQUEST | {"models", "memory_budget"}
 # What a model's engines do not know of.
 _LIGHT = frozenset({"aliases", "idle_unload_s"})
 _LOOK_S = 1.0
+_Stamp = tuple[int, int, int]
 
 Build = Callable[[ModelSettings], ServedModel | FailedModel]
 Budget = Callable[[int | None], int | None]
@@ -58,6 +61,10 @@ class ReloadReport:
     applied: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
+
+
+class StillWritten(ConfigurationError):
+    """The file is being written: what was read of it may be a part."""
 
 
 class Reloader:
@@ -84,14 +91,24 @@ class Reloader:
         self._build = build
         self._one = asyncio.Lock()
 
-    async def reload(self) -> ReloadReport:
-        """Read the settings and apply them; returns when every model has been changed over."""
+    async def reload(self, whole: Callable[[], bool] = lambda: True) -> ReloadReport:
+        """Read the settings and apply them; returns when every model has been changed over.
+
+        `whole` is asked once they have been read: False, and StillWritten, if the file was changed meanwhile.
+        """
         async with self._one:
             # Once begun it is not left half applied, whoever stops waiting for it.
-            return await asyncio.shield(asyncio.ensure_future(self._reload()))
+            return await asyncio.shield(asyncio.ensure_future(self._reload(whole)))
 
-    async def _reload(self) -> ReloadReport:
+    async def _reload(self, whole: Callable[[], bool]) -> ReloadReport:
         new, old = await asyncio.to_thread(self._source.read), self._settings
+        if not whole():
+            raise StillWritten("the file was changed while it was read")
+        if old.from_file and not new.from_file:
+            raise ConfigurationError(
+                f"{self._source.config} sets nothing, and settings of the running node came from it: it may be in the "
+                "middle of being written. Reload when it is complete; to go back to the defaults, restart the node"
+            )
         merged = old.model_copy(update={name: getattr(new, name) for name in _APPLIED})
         _refuse_to_open(merged, new)
         differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
@@ -108,6 +125,7 @@ class Reloader:
             applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
             restart=tuple(name for name in differing if name not in _APPLIED),
         )
+        merged.note_file(given=new.from_file)
         self._settings = merged
         for follow in self.followers:
             follow(merged)
@@ -178,22 +196,32 @@ async def watch_file(path: Path, reloader: Reloader) -> None:
         await asyncio.sleep(_LOOK_S)
         now = _stamp(path)
         if now == seen and now != known and now is not None:
-            known = now
-            await reload_and_log(reloader)
+            with contextlib.suppress(StillWritten):  # it is read again when it rests
+                await reload_and_log(reloader, partial(_rests, path, now))
+                known = now
         seen = now
 
 
-async def reload_and_log(reloader: Reloader) -> None:
-    """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones."""
+async def reload_and_log(reloader: Reloader, whole: Callable[[], bool] = lambda: True) -> None:
+    """Reload; what is wrong with the settings is logged, and the node goes on with the earlier ones.
+
+    Raises StillWritten.
+    """
     try:
-        await reloader.reload()
+        await reloader.reload(whole)
+    except StillWritten:
+        raise
     except ConfigurationError as error:
         log.error("the settings were not reloaded, the node goes on with the earlier ones: %s", error.message)
     except Exception:
         log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _rests(path: Path, stamp: _Stamp) -> bool:
+    return _stamp(path) == stamp
+
+
+def _stamp(path: Path) -> _Stamp | None:
     try:
         status = path.stat()
     except OSError:

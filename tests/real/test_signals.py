@@ -41,6 +41,9 @@ def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
         config.write_text('[[models]]\nname = "missing"\n')
         status, refused = asyncio.run(reload(node))
         assert (status, "npu-node pull missing" in refused["error"]["message"]) == (400, True)
+        config.write_text("")
+        status, refused = asyncio.run(reload(node))
+        assert (status, "sets nothing" in refused["error"]["message"]) == (400, True)
         assert node.health()[0] == 200, "it goes on as before"
         assert node.terminate() == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker_node.environment import cache_home
@@ -186,6 +186,17 @@ class NodeSettings(BaseSettings):
         description="bytes of memory that all models together may take; a load that does not fit unloads idle models "
         "that the settings do not name; default: 80 % of the host memory that is free at start-up",
     )
+
+    _from_file: bool = PrivateAttr(default=False)
+
+    @property
+    def from_file(self) -> bool:
+        """Whether a file gave any of these settings."""
+        return self._from_file
+
+    def note_file(self, *, given: bool) -> None:
+        """Note whether a file gave any of these settings."""
+        self._from_file = given
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -78,6 +78,7 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         problems += explain(error, given, list(NodeSettings.model_fields))
     if problems:
         raise InvalidSettings(problems)
+    settings.note_file(given=bool(document))
     if file is not None and "models" not in variables and "models" not in flags:
         for index, model in enumerate(settings.models):
             model.read_from(Origin(file, text, index))

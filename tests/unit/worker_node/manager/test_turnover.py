@@ -12,7 +12,7 @@ from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
-from worker_node.reload import Reloader
+from worker_node.reload import Reloader, watch_file
 from worker_node.settings.reading import SettingsSource
 
 BROKEN = (
@@ -200,6 +200,69 @@ def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
         world.write({"always": {}}, host='"127.0.0.1"')
         with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
             await reloader.reload()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# node.toml\n"])
+def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(tmp_path, text):
+    async def scenario(world):
+        before = world.manager.find("always")
+        world.reloader.followers.append(lambda _: pytest.fail("nothing may be applied"))
+        world.file.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"node\.toml sets nothing.* middle of being written"):
+            await world.reloader.reload()
+        assert world.manager.find("always") is before
+        await world.request("always", 0.0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_that_never_set_anything_may_stay_empty(tmp_path, monkeypatch):
+    async def scenario(world):
+        monkeypatch.setenv("NPU_NODE_MODELS", '[{"name": "always"}]')
+        world.file.write_text("")
+        reloader = Reloader(world.source, world.source.read(), world.manager, world.build)
+        monkeypatch.setenv("NPU_NODE_API_KEYS", "k")
+        assert (await reloader.reload()).applied == ("api_keys",)
+        # From now on it sets something, and must not lose it by being cut.
+        world.file.write_text("max_texts = 7\n")
+        assert (await reloader.reload()).applied == ("max_texts",)
+        world.file.write_text("")
+        with pytest.raises(ConfigurationError, match="sets nothing"):
+            await reloader.reload()
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_is_reloaded_when_it_rests_and_never_a_part_of_it(tmp_path, monkeypatch):
+    """It is cut, written in two parts with pauses, and changed while it is read: nobody loses a model by that."""
+
+    async def scenario(world):
+        before = world.manager.find("always")
+        wanted = text({"always": {}, "second": {}})
+        reads = []
+        read = SettingsSource.read
+
+        def interrupted(source):
+            settings = read(source)
+            reads.append([model.name for model in settings.models])
+            if len(reads) == 2:
+                world.file.write_text(wanted)
+            return settings
+
+        monkeypatch.setattr(SettingsSource, "read", interrupted)
+        watching = asyncio.create_task(watch_file(world.file, world.reloader))
+        await asyncio.sleep(2)
+        world.file.write_text("")
+        await asyncio.sleep(5)
+        assert world.manager.find("always") is before, "an empty file removes nothing"
+        world.file.write_text(text({"second": {}}))
+        await asyncio.sleep(10)
+        assert world.manager.find("always") is before, "a part of it that was read removes nothing"
+        assert len(reads) == 3, "each state was read once"
+        await world.request("second", 0.0)
+        watching.cancel()
 
     run(tmp_path, scenario)
 
