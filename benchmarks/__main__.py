@@ -19,6 +19,7 @@ from benchmarks import (
     footprint,
     generation,
     overload,
+    prefix,
 )
 from benchmarks.harness import GUARD
 from benchmarks.quiet import describe_machine
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "footprint": footprint.run,
     "dialects": dialects.run,
     "edge-cpu": edge_cpu.run,
+    "prefix": prefix.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
     "client-faults": client_faults.run,

@@ -25,12 +25,12 @@ SHORT = np.random.default_rng(2).integers(1000, 20000, 55).astype("<i4")
 
 
 @pytest.fixture
-def runner(quick_models):
+def runner(quick_models, request):
     installed = ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"])).get("smollm2-135m-instruct")
-    spec = EngineSpec(
-        installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", {"plugin_config": F32}
+    options = {"plugin_config": F32, **getattr(request, "param", {})}
+    runner = ContinuousRunner(
+        EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "continuous", options)
     )
-    runner = ContinuousRunner(spec)
     runner.load()
     yield runner
     runner.close()
@@ -101,3 +101,39 @@ def test_what_prompts_have_in_common_is_counted_as_hit(runner):
     stats = runner.stats()
     assert stats.prefix_asked_tokens == 3 * 731
     assert stats.prefix_hit_tokens == 2 * (730 // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("runner", [{"prefix_cache_tokens": 8192}], indirect=True)
+def test_a_prefix_that_other_prompts_came_after_is_found_and_takes_one_step(runner):
+    def steps_to_the_first_token(job_id, tokens):
+        before = runner.stats().runs
+        runner.submit(msgspec.structs.replace(job(job_id, tokens), max_new_tokens=1))
+        found = answers(runner)[job_id]
+        return runner.stats().runs - before, found
+
+    for number in range(4):
+        steps, _ = steps_to_the_first_token(70 + number, np.roll(LONG, number))
+        assert steps == 3, "of 256 tokens each"
+    before = runner.stats()
+    steps, again = steps_to_the_first_token(80, LONG)
+    assert steps == 1
+    assert runner.stats().prefix_hit_tokens - before.prefix_hit_tokens == 730 // BLOCK_TOKENS * BLOCK_TOKENS
+    runner.close()
+    runner.load()
+    _, fresh = steps_to_the_first_token(81, LONG)
+    np.testing.assert_allclose(again, fresh, atol=0.01)
+
+
+@pytest.mark.parametrize("runner", [{"prefix_cache_tokens": 8192}], indirect=True)
+def test_the_next_turn_of_a_conversation_finds_the_answer_before_it(runner):
+    runner.submit(msgspec.structs.replace(job(90, LONG), max_new_tokens=100))
+    ids = []
+    while runner.has_work:
+        events = []
+        runner.step(events.append, lambda: None)
+        ids += [
+            token for event in events if isinstance(event, Step) for delta in event.deltas for token in delta.tokens
+        ]
+    runner.submit(job(91, np.concatenate([LONG, np.array(ids, "<i4"), SHORT])))
+    answers(runner)
+    assert runner.stats().prefix_hit_tokens == 829 // BLOCK_TOKENS * BLOCK_TOKENS

@@ -143,6 +143,10 @@ class PrefillMeter:
         known = decoding and self._decode_step_s
         self.seconds += max(share / 2, seconds - self._decode_step_s) if known else share
 
+    def spared(self, prompt_tokens: int) -> None:
+        """So many tokens of a prompt need not be computed: what takes no time is progress, too."""
+        self.tokens += prompt_tokens
+
     def take(self) -> tuple[int, float]:
         """Return tokens and seconds, and begin anew."""
         taken = self.tokens, self.seconds

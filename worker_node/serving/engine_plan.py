@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
+from worker_node.devices.memory import machine_memory
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device
 from worker_node.models.manifest import InstalledModel
@@ -33,7 +34,7 @@ def plan_engine(
     ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
     task = served_task(installed.kind)
     if place.device is not Device.NPU:
-        task.complete(installed, wanted, values)
+        task.complete(installed, wanted, values, place.device, _memory(settings))
         limit = installed.context_limit
         return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
     taken = {field.name for field in fields(declaration)}
@@ -43,6 +44,13 @@ def plan_engine(
     options = engine_options(declaration, values)
     prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
     return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
+
+
+def _memory(settings: NodeSettings) -> int | None:
+    if settings.memory_budget is not None:
+        return settings.memory_budget
+    machine = machine_memory()
+    return None if machine is None else machine.total
 
 
 def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:

@@ -95,8 +95,15 @@ class ServedTask(ABC):
         limit = installed.context_limit
         return Shapes((limit,), limit, limit)
 
-    def complete(self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> None:  # noqa: B027
-        """Complete the `values` of an engine of dynamic shapes."""
+    def complete(  # noqa: B027
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        device: Device,
+        memory: int | None,
+    ) -> None:
+        """Complete the `values` of an engine of dynamic shapes; all models together may take `memory` bytes."""
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
         """What an engine will take before it has ever been loaded."""

@@ -43,7 +43,7 @@ from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.pipeline import open_pipeline
 from worker_node.tasks.generate.prefix_hits import PrefixHits
-from worker_node.tasks.generate.running import AbandonedPrompts, Running
+from worker_node.tasks.generate.running import AbandonedPrompts, Running, step_tokens
 from worker_node.tasks.generate.sampling import generation_config
 
 
@@ -63,10 +63,12 @@ class ContinuousRunner:
         self._batch_limit = batch_sequences(self._options.max_num_seqs)
         self._short_turns = ShortTurns()
         self._prefills = PrefillMeter()
-        self._prefixes = PrefixHits()
+        kept = self._options.prefix_cache_tokens
+        self._prefixes = PrefixHits(kept // BLOCK_TOKENS) if kept else PrefixHits()
         self._taken_back: set[int] = set()
         self._abandoned = AbandonedPrompts(in_cache=self._options.enable_prefix_caching)
         self._in_parts = self._options.enable_prefix_caching and self._options.dynamic_split_fuse
+        self._finds_prefixes = self._in_parts and bool(kept)
         # GenAI's own, because each part of a prompt is a request to it.
         self._handles = itertools.count()
         self._steps = 0
@@ -133,6 +135,8 @@ class ContinuousRunner:
         for prompt in chosen:
             if prompt.job.id in self._running:
                 continue
+            if prompt.begun is None and self._finds_prefixes:
+                prompt.left = max(1, prompt.job.prompt_tokens - self._prefixes.common(prompt.job.tokens))
             fits = free >= min(prompt.left, BLOCK_TOKENS) or (free > 0 and len(self._running) == len(decoding))
             # A prompt that has been begun keeps its blocks of the KV cache by having a part in the pipeline.
             if fits or prompt.begun is not None:
@@ -169,8 +173,9 @@ class ContinuousRunner:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
             return 0
-        if self._options.enable_prefix_caching and prompt.left == prompt.job.prompt_tokens and prompt.begun is None:
+        if self._options.enable_prefix_caching and prompt.begun is None:
             self._prefixes.look_up(prompt.job.tokens)
+            self._prefills.spared(prompt.job.prompt_tokens - prompt.left)
         self._running[job.id] = Running(prompt, handle, end, left)
         return left
 
@@ -198,7 +203,7 @@ class ContinuousRunner:
         self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
             if self._running:
-                emit(NativeCall("step", self._step_tokens(), list(self._running)))
+                emit(NativeCall("step", step_tokens(self._running.values(), self._limits), list(self._running)))
             self._compute()
         self._abandoned.cancel_computed()
         deltas: list[TokenDelta] = []
@@ -240,13 +245,6 @@ class ContinuousRunner:
         """How many answers are being generated."""
         return sum(running.started for running in self._running.values())
 
-    def _step_tokens(self) -> int:
-        """How many tokens the next step computes, at most."""
-        prompts = sum(running.left for running in self._running.values() if not running.started)
-        if self._limits.split:
-            prompts = min(prompts, self._limits.tokens)
-        return prompts + len(self._running)
-
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
@@ -268,8 +266,10 @@ class ContinuousRunner:
         if not running.started:
             self._prefixes.computed(running.job.tokens)
         running.started = True
+        running.answer += read.tokens
         self._queue.remove(job_id)
         if finished:
+            self._prefixes.computed(running.tokens_computed())
             self._release(job_id)
         prefilled, prefill_s = self._prefills.take()
         deltas.append(

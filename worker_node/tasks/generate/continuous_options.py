@@ -32,6 +32,15 @@ class ContinuousOptions(EngineOptions):
         Option("split long prompts over steps; with false, max_num_batched_tokens is raised to the model's context"),
     ] = True
     enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
+    prefix_cache_tokens: Annotated[
+        int | None,
+        Ge(0),
+        Option(
+            "tokens of earlier prompts and answers that are kept for prompts that begin alike, before the KV cache of "
+            "cache_size_gb = 0 grows; memory is taken as it fills",
+            default="16384 on a CPU, in at most a 16th of the memory budget; what cache_size_gb holds; 0 on a GPU",
+        ),
+    ] = None
     kv_cache_precision: Annotated[
         Literal["u8", "u4", "f16", "bf16", "f32"] | None,
         Option("type of the values in the KV cache", default="the device's own"),

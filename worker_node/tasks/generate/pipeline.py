@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import openvino as ov
 import openvino_genai as genai
 
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
@@ -15,4 +17,20 @@ def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.C
     scheduler.cache_size = options.cache_size_gb
     scheduler.dynamic_split_fuse = options.dynamic_split_fuse
     scheduler.enable_prefix_caching = options.enable_prefix_caching
-    return genai.ContinuousBatchingPipeline(path, scheduler, device, options.properties())
+    pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, options.properties())
+    if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
+        _reserve(pipeline, options.prefix_cache_tokens)
+    return pipeline
+
+
+def _reserve(pipeline: genai.ContinuousBatchingPipeline, tokens: int) -> None:
+    """Make a growing KV cache begin with blocks for so many tokens: a new prompt takes old blocks before it grows.
+
+    GenAI gives its cache at first what the first requests may need, prompt and answer, even if they are cancelled
+    before it computes anything. Nothing is written to the blocks, so the memory is taken when they are first used.
+    """
+    half = -(-tokens // 2)
+    config = pipeline.get_config()
+    config.max_new_tokens = half
+    pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
+    pipeline.step()

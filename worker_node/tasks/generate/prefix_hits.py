@@ -1,4 +1,4 @@
-"""How much of the prompts the prefix cache can hold: counted by us, since GenAI reports nothing of it. No device."""
+"""What prompts have in common with what the prefix cache holds: GenAI reports nothing of it. No device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _REMEMBERED_BLOCKS = 16_384
 
 @dataclass(slots=True)
 class PrefixHits:
-    """Compares each prompt, block by block, with those that were computed before it.
+    """Compares each prompt, block by block, with what was computed before it.
 
-    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that an earlier prompt had too. The cache
-    holds them unless it had to make room since: which blocks it dropped is not known.
+    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that came before. The cache holds them unless
+    it had to make room since: it drops what was used least recently, as this does beyond `remembered` blocks.
     """
 
     remembered: int = _REMEMBERED_BLOCKS
@@ -26,19 +26,24 @@ class PrefixHits:
     # A block's key stands for all that comes before it, too. The least recently seen is first.
     _blocks: dict[int, None] = field(default_factory=dict)
 
-    def look_up(self, tokens: bytes) -> int:
-        """Count a prompt (token ids, `TOKEN_DTYPE`) that is about to be computed; return the tokens that were hit."""
+    def common(self, tokens: bytes) -> int:
+        """How many tokens at the beginning of a prompt (token ids, `TOKEN_DTYPE`) came before, in whole blocks."""
         hit = 0
         for key in _keys(tokens):
             if key not in self._blocks:
                 break
             hit += BLOCK_TOKENS
+        return hit
+
+    def look_up(self, tokens: bytes) -> int:
+        """Count a prompt that is about to be computed; return the tokens that were hit."""
+        hit = self.common(tokens)
         self.asked_tokens += len(tokens) // TOKEN_DTYPE.itemsize
         self.hit_tokens += hit
         return hit
 
     def computed(self, tokens: bytes) -> None:
-        """A prompt was computed to its end: from now on others may hit its whole blocks."""
+        """These were computed, a prompt or it and its answer: from now on others may hit their whole blocks."""
         # From its end, so that the beginning, which others share, is forgotten last.
         for key in reversed(_keys(tokens)):
             self._blocks.pop(key, None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import numpy as np
 import openvino_genai as genai
 
+from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.scheduling.prompts import Prompt
+from worker_node.scheduling.steps import StepLimits
 from worker_node.tasks.generate.messages import GenerateJob
 
 _FINISH = {
@@ -28,7 +32,7 @@ class ReadTokens:
 class Running:
     """A job in the pipeline, with the first `end` tokens of its prompt, of which `left` are to come as far as is known.
 
-    `started` once its prompt is computed and its answer has begun.
+    `started` once its prompt is computed and its answer has begun; `answer` are the token ids of it so far.
     """
 
     prompt: Prompt[GenerateJob]
@@ -36,6 +40,7 @@ class Running:
     end: int
     left: int
     started: bool = False
+    answer: list[int] = field(default_factory=list)
 
     @property
     def job(self) -> GenerateJob:
@@ -58,6 +63,10 @@ class Running:
             ready.finish = _FINISH.get(output.finish_reason)
         return ready
 
+    def tokens_computed(self) -> bytes:
+        """Prompt and answer, as `TOKEN_DTYPE`, but for the last token: nothing came after it."""
+        return self.job.tokens + np.array(self.answer[:-1], TOKEN_DTYPE).tobytes()
+
     def part_is_computed(self) -> bool:
         """Whether the part of the prompt is computed: the next can follow. Its token is no part of the answer."""
         while self.handle.can_read():
@@ -66,6 +75,12 @@ class Running:
             return False
         self.prompt.left = self.job.prompt_tokens - self.end
         return True
+
+
+def step_tokens(running: Collection[Running], limits: StepLimits) -> int:
+    """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
+    prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
+    return (min(prompts, limits.tokens) if limits.split else prompts) + len(running)
 
 
 class AbandonedPrompts:

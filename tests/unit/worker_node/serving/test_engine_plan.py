@@ -1,6 +1,7 @@
 """Which engine with which limits a placement gets, and what is said about settings that it has no use for."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu_source import NpuSource
 from worker_node.domain import Device, ModelKind
 from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
+from worker_node.serving import engine_plan
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
 from worker_node.serving.shapes import buckets_up_to
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
@@ -87,6 +90,33 @@ def test_what_no_engine_for_the_model_knows_is_refused():
     refuse_foreign_options(model(), ModelSettings(name="m", max_tokens_limit=64, max_prompt_len=64, max_num_seqs=2))
     with pytest.raises(ConfigurationError, match="streams cannot be used"):
         refuse_foreign_options(model(), ModelSettings(name="m", streams=1))
+
+
+@pytest.mark.parametrize(
+    ("device", "budget", "set_", "tokens"),
+    [
+        (Device.CPU, None, {}, 16_384),
+        (Device.CPU, 16 * 46_080 * 5000, {}, 5000),  # a sixteenth of the budget
+        (Device.CPU, None, {"prefix_cache_tokens": 77}, 77),
+        (Device.CPU, 10**9, {"cache_size_gb": 1}, 2**30 // 46_080),
+        (Device.GPU, None, {}, 0),
+    ],
+)
+def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
+    tmp_path, monkeypatch, device, budget, set_, tokens
+):
+    monkeypatch.setattr(engine_plan, "machine_memory", lambda: MachineMemory(2**35, 2**34))
+    shape = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 6}
+    (tmp_path / "config.json").write_text(json.dumps(shape))  # 2 * 30 * 6 * 64 values of 2 bytes a token
+    installed = InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_sym", "smollm")
+    settings = NodeSettings(memory_budget=budget)
+    wanted = ModelSettings(name="m", **set_)
+    found = plan_engine(installed, wanted, PlacementSettings(device=device), BOTH, settings, EMULATED)
+    assert found.options.prefix_cache_tokens == tokens
+
+
+def test_nothing_is_reserved_for_a_model_of_unknown_shape():
+    assert plan(model(), Device.CPU).options.prefix_cache_tokens == 0
 
 
 @given(st.integers(8, 10_000))

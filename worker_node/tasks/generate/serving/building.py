@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Any
 
+from worker_node.domain import Device
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 EMULATED_CHUNK = 256
 # Resident bytes for each byte of weights, measured on Linux with OpenVINO 2026.4: the CPU plugin repacks int4 and int8.
 _CONTINUOUS, _STATEFUL = 2.0, 2.5
+# What is kept for prompts that begin alike: some long prompts and the traffic between their repetitions.
+_PREFIX_TOKENS = 16_384
+_PREFIX_SHARE = 1 / 16
 # Of a cache that grows as needed, what ordinary requests make it take.
 _USUAL_TOKENS = 2048
 
@@ -81,8 +85,19 @@ class _Generate(ServedTask):
         lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
         return Shapes(lengths, prompt, min(prompt + response, limit))
 
-    def complete(self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any]) -> None:
-        """Where prompts are not split a step must hold any prompt: a longer one would never be scheduled, and hang."""
+    def complete(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        device: Device,
+        memory: int | None,
+    ) -> None:
+        """Size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
+
+        A longer one would never be scheduled, and hang.
+        """
+        values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
         if values.get("dynamic_split_fuse") is not False:
             return
         asked, limit = wanted.options.get("max_num_batched_tokens"), installed.context_limit
@@ -98,8 +113,8 @@ class _Generate(ServedTask):
 
     def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
         match plan.options:
-            case ContinuousOptions(cache_size_gb=fixed):
-                tokens = min(plan.total_limit, _USUAL_TOKENS)
+            case ContinuousOptions(cache_size_gb=fixed, prefix_cache_tokens=kept):
+                tokens = max(min(plan.total_limit, _USUAL_TOKENS), kept or 0)
                 return Footprint(_CONTINUOUS, fixed * 2**30 or kv_cache_bytes(installed.path, tokens) or 0)
             case StatefulOptions():
                 return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
@@ -117,6 +132,18 @@ class _Generate(ServedTask):
         return [
             f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory"
         ]
+
+
+def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: Device, memory: int | None) -> int:
+    """How many tokens are kept for prompts that begin alike, where nothing was set."""
+    token = kv_cache_bytes(installed.path, 1)
+    if not token:
+        return 0
+    if fixed := values.get("cache_size_gb"):
+        return int(fixed * 2**30 // token)
+    if device is not Device.CPU:
+        return 0  # a GPU takes the memory at once, and how much it has left is not known here
+    return _PREFIX_TOKENS if memory is None else min(_PREFIX_TOKENS, int(memory * _PREFIX_SHARE) // token)
 
 
 GENERATE = _Generate()
