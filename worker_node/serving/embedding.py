@@ -130,13 +130,13 @@ class PreparedEmbedding:
 async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
     """Count the tokens, those of the model's prompts too.
 
-    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded.
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
     check_dimensions(model, request.dimensions)
     texts = with_prompt(model, request.texts, request.input_type)
     if not request.context.dry_run:
         turn_away(model.placements, len(request.texts), request.context)
-    tokens = await model.tokenizer.encode(texts, truncate=request.truncate)
+    tokens = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
     demand = Demand(
         model.id,
         model.placements,

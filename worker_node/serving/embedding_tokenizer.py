@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from worker_node.errors import ContextLengthExceeded
+from worker_node.serving.tokenizing_threads import (
+    CHARACTERS_AT_ONCE,
+    INLINE_CHARACTERS,
+    TokenizingThreads,
+    beginning,
+    never_abandoned,
+)
 from worker_node.serving.vocabulary import check_ids
 
-# Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
-INLINE_CHARACTERS = 8_000
-# Of its own, so that large requests hold up one another and nothing else that the node does in threads.
-THREADS = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+THREADS = TokenizingThreads()
+# Ordinary text has four to five characters a token.
+CHARACTERS_A_TOKEN = 16
+# The tokens of a text up to this long are counted exactly, even where it is much too long.
+COUNTED_CHARACTERS = 64_000
 
 
 class EmbeddingTokenizer:
@@ -30,31 +37,69 @@ class EmbeddingTokenizer:
         self._cut.no_padding()
         self._cut.enable_truncation(limit)
 
-    async def encode(self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool) -> list[list[int]]:
+    async def encode(
+        self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool, deadline: float = math.inf
+    ) -> list[list[int]]:
         """Return the token ids of each text, with the model's special tokens; token ids are taken as they stand.
 
         A text of more than `limit` tokens is cut if `truncate`, else ContextLengthExceeded names it and its length.
-        Raises BadRequest for token ids that are none of the model's.
+        `deadline` is monotonic seconds. Raises BadRequest for token ids that are none of the model's, Overloaded,
+        DeadlineExceeded.
         """
-        tokenizer = self._cut if truncate else self._whole
-        words = [text for text in texts if isinstance(text, str)]
-        if sum(map(len, words)) <= INLINE_CHARACTERS:
-            encodings = tokenizer.encode_batch_fast(words)
-        else:
-            encodings = await asyncio.get_running_loop().run_in_executor(THREADS, tokenizer.encode_batch_fast, words)
-        encoded = iter(encodings)
-        rows: list[list[int]] = []
-        for index, text in enumerate(texts):
-            row = next(encoded) if isinstance(text, str) else self._given(text, truncate)
-            # The length first: the ids of a text of megabytes are millions of numbers to make.
-            if len(row) > self.limit:
-                raise ContextLengthExceeded(
-                    f"text {index} has {len(row)} tokens and the model takes at most {self.limit}; "
-                    "shorten it or send truncate: true",
-                    param=f"texts[{index}]",
-                )
-            rows.append(row if isinstance(row, list) else row.ids)
+        characters = sum(len(text) for text in texts if isinstance(text, str))
+        if characters <= INLINE_CHARACTERS:
+            return self._encode(texts, truncate)
+        return await THREADS.run(lambda go_on: self._encode(texts, truncate, go_on), characters, deadline)
+
+    def _encode(
+        self, texts: Sequence[str | tuple[int, ...]], truncate: bool, go_on: Callable[[], None] = never_abandoned
+    ) -> list[list[int]]:
+        rows: list[list[int]] = [[]] * len(texts)
+        words: list[str] = []
+        places: list[int] = []
+        waiting = 0
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                rows[place] = self._given(text, truncate)
+                self._check_length(len(rows[place]), place)
+                continue
+            kept = self._enough(text, truncate, place, go_on)
+            words.append(kept)
+            places.append(place)
+            waiting += len(kept)
+            if waiting > CHARACTERS_AT_ONCE:
+                self._encode_words(words, places, rows, truncate)
+                go_on()
+                words, places, waiting = [], [], 0
+        self._encode_words(words, places, rows, truncate)
         return rows
+
+    def _enough(self, text: str, truncate: bool, place: int, go_on: Callable[[], None]) -> str:
+        """The text, or the beginning of it that counts. Raises ContextLengthExceeded."""
+        if truncate:
+            return beginning(self._whole, text, self.limit, CHARACTERS_A_TOKEN * self.limit, go_on)
+        kept = beginning(self._whole, text, self.limit, COUNTED_CHARACTERS, go_on)
+        if len(kept) < len(text):
+            raise self._too_long(f"more than {self.limit}", place)
+        return text
+
+    def _encode_words(self, words: list[str], places: list[int], rows: list[list[int]], truncate: bool) -> None:
+        tokenizer = self._cut if truncate else self._whole
+        for place, encoding in zip(places, tokenizer.encode_batch_fast(words), strict=True):
+            # The length first: the ids of a text that is too long are many numbers to make.
+            self._check_length(len(encoding), place)
+            rows[place] = encoding.ids
+
+    def _check_length(self, count: int, place: int) -> None:
+        if count > self.limit:
+            raise self._too_long(str(count), place)
+
+    def _too_long(self, count: str, place: int) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"text {place} has {count} tokens and the model takes at most {self.limit}; "
+            "shorten it or send truncate: true",
+            param=f"texts[{place}]",
+        )
 
     def _given(self, ids: tuple[int, ...], truncate: bool) -> list[int]:
         check_ids(ids, self._whole.get_vocab_size(with_added_tokens=True))

@@ -34,7 +34,7 @@ from worker_node.tracing.base import Operation, Tracing
 class Tokenizer:
     """One token is one letter."""
 
-    async def encode(self, texts, *, truncate):
+    async def encode(self, texts, *, truncate, deadline):
         return [list(text) for text in texts]
 
     def check_ids(self, ids):

@@ -62,6 +62,7 @@ async def _rerank(
         truncate=request.truncate,
         max_document_tokens=request.max_document_tokens,
         field=request.field,
+        deadline=context.deadline,
     )
     lengths = [len(pair.ids) for pair in pairs]
     operation.tokenized(began)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from worker_node.errors import ContextLengthExceeded
-from worker_node.serving.embedding_tokenizer import INLINE_CHARACTERS, THREADS
+from worker_node.serving.embedding_tokenizer import CHARACTERS_A_TOKEN, COUNTED_CHARACTERS, THREADS
+from worker_node.serving.tokenizing_threads import (
+    CHARACTERS_AT_ONCE,
+    INLINE_CHARACTERS,
+    beginning,
+    never_abandoned,
+)
 from worker_node.tasks.rerank.messages import Pair
 
 
@@ -30,33 +36,64 @@ class PairTokenizer:
         truncate: bool,
         max_document_tokens: int | None = None,
         field: str = "documents",
+        deadline: float = math.inf,
     ) -> list[Pair]:
         """Return the pair of the query with each document, special tokens included.
 
         A document is cut at its end to `max_document_tokens`, and, with `truncate`, to what the limit leaves it beside
         the query. Raises ContextLengthExceeded, naming the document as one of `field`, for a pair that is too long all
-        the same, and for a query that leaves no room for a document.
+        the same, and for a query that leaves no room for a document. `deadline` is monotonic seconds: raises
+        DeadlineExceeded, and Overloaded when too much text waits.
         """
-        if len(documents) * len(query) + sum(map(len, documents)) <= INLINE_CHARACTERS:
-            return self._encode(query, documents, truncate, max_document_tokens, field)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(THREADS, self._encode, query, documents, truncate, max_document_tokens, field)
 
-    def _encode(self, query: str, documents: Sequence[str], truncate: bool, most: int | None, field: str) -> list[Pair]:
-        # By itself first: a query that is too long would be tokenized once for each document.
-        if (count := len(self._tokenizer.encode_batch_fast([query])[0])) >= self.limit:
-            raise self._no_room(count)
-        pairs = []
-        for start in range(0, len(documents), _AT_ONCE):
-            some = documents[start : start + _AT_ONCE]
-            encodings = self._tokenizer.encode_batch_fast([(query, document) for document in some])
-            pairs += [
-                self._pair(encoding, f"{field}[{start + place}]", truncate, most)
-                for place, encoding in enumerate(encodings)
-            ]
+        def work(go_on: Callable[[], None]) -> list[Pair]:
+            return self._encode(query, documents, truncate, max_document_tokens, field, go_on)
+
+        characters = len(query) + sum(map(len, documents))
+        if characters <= INLINE_CHARACTERS:
+            return work(never_abandoned)
+        return await THREADS.run(work, characters, deadline)
+
+    def _encode(
+        self,
+        query: str,
+        documents: Sequence[str],
+        truncate: bool,
+        most: int | None,
+        field: str,
+        go_on: Callable[[], None] = never_abandoned,
+    ) -> list[Pair]:
+        # Once: a long query would be tokenized again for each document.
+        asked = beginning(self._tokenizer, query, self.limit, COUNTED_CHARACTERS, go_on)
+        question = self._tokenizer.encode_batch_fast([asked], add_special_tokens=False)[0]
+        count = len(self._tokenizer.post_process(question))
+        if count >= self.limit:
+            raise self._no_room(str(count) if asked is query else f"more than {self.limit}")
+        wanted = self.limit if most is None else min(most, self.limit)
+        cut = truncate or (most is not None and most <= self.limit)
+        first = CHARACTERS_A_TOKEN * wanted if cut else COUNTED_CHARACTERS
+        pairs: list[Pair] = []
+        some: list[str] = []
+        for place, document in enumerate(documents):
+            kept = beginning(self._tokenizer, document, wanted, first, go_on)
+            if kept is not document and not cut:
+                raise self._too_long(f"{field}[{place}]", f"more than {self.limit} tokens")
+            some.append(kept)
+            if place + 1 == len(documents) or sum(map(len, some)) > CHARACTERS_AT_ONCE or len(some) == _AT_ONCE:
+                for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                    pair = self._tokenizer.post_process(question, encoding)
+                    pairs.append(self._pair(pair, f"{field}[{len(pairs)}]", truncate, most))
+                go_on()
+                some = []
         return pairs
 
-    def _no_room(self, count: int) -> ContextLengthExceeded:
+    def _too_long(self, where: str, tokens: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"{where} has {tokens}, and the model takes at most {self.limit}; shorten it or send truncate: true",
+            param=where,
+        )
+
+    def _no_room(self, count: str) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"the query takes {count} of the model's {self.limit} tokens and leaves no room for a document; shorten it",
             param="query",
@@ -69,15 +106,11 @@ class PairTokenizer:
         fixed = len(ids) - length
         kept = length if most is None else min(length, most)
         if fixed >= self.limit:
-            raise self._no_room(fixed)
+            raise self._no_room(str(fixed))
         if truncate:
             kept = min(kept, self.limit - fixed)
         if fixed + kept > self.limit:
-            raise ContextLengthExceeded(
-                f"{where} has {kept} tokens, {fixed + kept} with the query, and the model takes at most "
-                f"{self.limit}; shorten it or send truncate: true",
-                param=where,
-            )
+            raise self._too_long(where, f"{kept} tokens, {fixed + kept} with the query")
         types = encoding.type_ids
         cut = [*ids[: begin + kept], *ids[begin + length :]]
         return Pair(cut, next((place for place, kind in enumerate(types) if kind == 1), len(cut)))

@@ -1,0 +1,136 @@
+"""Texts far over a model's limit: the tokens of the whole text for little work, and never beyond a deadline."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, Overloaded
+from worker_node.serving import embedding_tokenizer
+from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
+from worker_node.serving.tokenizing_threads import TokenizingThreads, beginning
+
+LIMIT = 16
+
+
+class Counted:
+    """A tokenizer that adds up the characters it is given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.characters = 0
+
+    def encode_batch_fast(self, texts, **how):
+        self.characters += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts, **how)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    words = {word: index for index, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "##a", "##b", "é"])}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def embedder(whole, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    whole.save(str(directory / "tokenizer.json"))
+    return EmbeddingTokenizer(directory, LIMIT)
+
+
+@given(text=st.text(st.sampled_from("ab cé\n.中"), max_size=3000))
+def test_the_beginning_of_a_text_begins_with_the_same_tokens(whole, text):
+    kept = beginning(whole, text, LIMIT, 40)
+    assert text.startswith(kept)
+    ids = whole.encode(text, add_special_tokens=False).ids
+    assert whole.encode(kept, add_special_tokens=False).ids[:LIMIT] == ids[:LIMIT]
+    assert kept == text or len(ids) > LIMIT
+
+
+@pytest.mark.parametrize("text", ["a b " * 500_000, "ab" * 1_000_000 + " a" * 1000], ids=["words", "one long word"])
+def test_of_a_text_of_megabytes_only_the_beginning_is_tokenized(whole, text):
+    counted = Counted(whole)
+    kept = beginning(counted, text, LIMIT, 256)
+    assert (counted.characters < 5_000) == text.startswith("a b")
+    assert kept == text or len(kept) < 5_000
+
+
+async def test_cut_texts_have_the_tokens_of_the_tokenizers_own_truncation(embedder, whole):
+    texts = ["a b c " * 10_000, "a", " " * 50_000 + "b c", "ab" * 20_000 + " a"]
+    known = tokenizers.Tokenizer.from_str(whole.to_str())
+    known.enable_truncation(LIMIT)
+    assert await embedder.encode(texts, truncate=True) == [known.encode(text).ids for text in texts]
+
+
+async def test_a_text_of_spaces_and_little_else_is_not_too_long(embedder):
+    assert await embedder.encode([" " * 200_000 + "a"], truncate=False) == [[1, 3, 2]]
+
+
+async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many(embedder):
+    with pytest.raises(ContextLengthExceeded, match="text 1 has 20002 tokens"):
+        await embedder.encode(["a", "a " * 20_000], truncate=False)
+    with pytest.raises(ContextLengthExceeded, match="text 1 has more than 16 tokens"):
+        await embedder.encode(["a", "a " * 2_000_000], truncate=False)
+
+
+async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
+    threads = TokenizingThreads()
+    monkeypatch.setattr(embedding_tokenizer, "THREADS", threads)
+    begun, left = threading.Event(), threading.Event()
+
+    def until_left(go_on):
+        begun.set()
+        try:
+            while True:
+                go_on()
+                time.sleep(0.001)
+        finally:
+            left.set()
+
+    working = asyncio.create_task(threads.run(until_left, 10, time.monotonic() + 0.2))
+    await asyncio.to_thread(begun.wait, 10)
+    with pytest.raises(DeadlineExceeded):
+        await working
+    assert await asyncio.to_thread(left.wait, 10)
+    with pytest.raises(DeadlineExceeded):
+        await embedder.encode(["a " * 30_000], truncate=True, deadline=time.monotonic() - 1)
+
+
+async def test_a_caller_who_leaves_ends_the_work():
+    threads, begun, left = TokenizingThreads(), threading.Event(), threading.Event()
+
+    def until_left(go_on):
+        begun.set()
+        try:
+            while True:
+                go_on()
+                time.sleep(0.001)
+        finally:
+            left.set()
+
+    working = asyncio.create_task(threads.run(until_left, 10, time.monotonic() + 60))
+    await asyncio.to_thread(begun.wait, 10)
+    working.cancel()
+    assert await asyncio.to_thread(left.wait, 10)
+
+
+async def test_more_characters_than_may_wait_are_refused_and_one_request_never_is():
+    threads, proceed = TokenizingThreads(max_characters=100), threading.Event()
+    forever = time.monotonic() + 60
+    first = asyncio.create_task(threads.run(lambda _: proceed.wait(10), 1000, forever))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="1000 characters wait to be tokenized; the bound here is 100"):
+        await threads.run(lambda _: None, 1, forever)
+    proceed.set()
+    assert await first
+    await asyncio.sleep(0)
+    assert await threads.run(lambda _: "next", 50, forever) == "next"

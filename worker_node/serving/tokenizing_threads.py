@@ -1,0 +1,102 @@
+"""Tokenizes large texts beside the event loop: as much of them as can count, and for no longer than someone waits.
+
+For tokenizers that release the GIL. Eight megabytes of text are four million tokens, and gigabytes of encodings: a text
+is looked at from its beginning, only until it is known to be too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import tokenizers
+
+from worker_node.errors import DeadlineExceeded, Overloaded
+
+R = TypeVar("R")
+
+# Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
+INLINE_CHARACTERS = 8_000
+# What is tokenized between two looks at whether someone still waits; encodings of no more are in memory at once.
+CHARACTERS_AT_ONCE = 256_000
+# Of requests that wait for a thread, and those in one.
+MAX_CHARACTERS = 64_000_000
+# Where a text is cut its last tokens may be others than in the whole text: so many more must be there.
+_MARGIN = 64
+_GROWTH = 4
+
+
+class Abandoned(Exception):
+    """Nobody waits for the result any more."""
+
+
+def never_abandoned() -> None:
+    """For work that is too small to look."""
+
+
+class TokenizingThreads:
+    """Two threads, so that large requests hold up one another and nothing else that the node does in threads."""
+
+    def __init__(self, *, max_characters: int = MAX_CHARACTERS) -> None:
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._most = max_characters
+        self._characters = 0
+
+    async def run(self, work: Callable[[Callable[[], None]], R], characters: int, deadline: float) -> R:
+        """Run `work` in a thread; it gets a function to call now and then, which raises when nobody waits any more.
+
+        `characters` is how many it is about, `deadline` monotonic seconds. Raises Overloaded, DeadlineExceeded.
+        """
+        if self._characters and self._characters + characters > self._most:
+            raise Overloaded(f"{self._characters} characters wait to be tokenized; the bound here is {self._most}")
+        left = threading.Event()
+
+        def go_on() -> None:
+            if left.is_set():
+                raise Abandoned
+
+        self._characters += characters
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work, go_on)
+        working.add_done_callback(lambda _: self._ended(characters))
+        try:
+            done, _ = await asyncio.wait([working], timeout=max(0.0, min(deadline - time.monotonic(), _FOREVER_S)))
+        finally:
+            left.set()
+        if done:
+            return working.result()
+        working.cancel()  # if it has not begun
+        raise DeadlineExceeded("the deadline passed while the texts were tokenized")
+
+    def _ended(self, characters: int) -> None:
+        self._characters -= characters
+
+
+_FOREVER_S = 86_400.0
+
+
+def beginning(
+    tokenizer: tokenizers.Tokenizer, text: str, tokens: int, first: int, go_on: Callable[[], None] = never_abandoned
+) -> str:
+    """Return the text, or a beginning of it that has more than `tokens` tokens and begins with the same ones.
+
+    `first` is how many characters are tried first; a text that is not longer is returned as it is.
+    """
+    size = first
+    while size < len(text):
+        go_on()
+        end = _last_space(text, size)
+        encoding = tokenizer.encode_batch_fast([text[:end]], add_special_tokens=False)[0]
+        if len(encoding) > tokens + _MARGIN:
+            return text[:end]
+        size *= _GROWTH
+    return text
+
+
+def _last_space(text: str, size: int) -> int:
+    """Where to cut, so that no word is, if there is a space in the second half of the first `size` characters."""
+    found = max(text.rfind(space, size // 2, size) for space in " \n")
+    return size if found < 0 else found
