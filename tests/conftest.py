@@ -70,6 +70,14 @@ def pytest_xdist_auto_num_workers():
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config):
+    """Before the workers start."""
+    from tests.support.compiled import compile_all
+
+    config.pluginmanager.get_plugin("cpu_time").add_start(compile_all(config))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Used with `-n`, whatever `--dist` says."""
     from tests.support.workers import SharedNodeScheduling
@@ -80,13 +88,19 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(autouse=True)
 def logging_as_imported():
     """Undo what earlier tests, the code that they ran and its imports set of logging: others read caplog."""
-    logging.disable(logging.NOTSET)
-    logging.root.setLevel(logging.WARNING)
+    if logging.root.manager.disable:
+        logging.disable(logging.NOTSET)
+    _set_level(logging.root, logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in {"worker_node", "backend_client"}:
-            logger.setLevel(logging.NOTSET)
+        if name.startswith(("worker_node", "backend_client")) and isinstance(logger, logging.Logger):
+            _set_level(logger, logging.NOTSET)
             logger.disabled = False
             logger.propagate = True
+
+
+def _set_level(logger, level):
+    if logger.level != level:  # setting it empties a cache of each logger
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Wall time depends on what else the machine does; CPU time far less.
 
 import contextlib
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 TICK = os.sysconf("SC_CLK_TCK")
 SHOWN = 10
 START = "(imports and collection)"
+CONTROLLER = "(the process that hands out the tests)"
 
 
 def cpu_seconds(pid):
@@ -43,7 +45,13 @@ class CpuTime:
     def __init__(self):
         self._before = 0.0
         self._by_file = Counter()
+        self._hands_out = False
         self._log = os.environ.get("CPU_TIME_LOG")
+
+    def add_start(self, seconds):
+        """Count what this process, which hands out the tests, used before it started the workers."""
+        self._by_file[START] += seconds
+        self._hands_out = True
 
     def pytest_collection_finish(self, session):
         self._before = cpu_seconds(os.getpid())
@@ -76,6 +84,8 @@ class CpuTime:
                         print(f"{seconds:8.2f} {report.nodeid}", file=log)
 
     def pytest_terminal_summary(self, terminalreporter):
+        if self._hands_out:
+            self._by_file[CONTROLLER] = time.process_time()
         total = sum(self._by_file.values())
         terminalreporter.section(f"{total / 60:.1f} minutes of CPU time, most of it in")
         for file, seconds in self._by_file.most_common(None if self._log else SHOWN):

@@ -9,6 +9,7 @@ import jsonschema_rs
 import pytest
 
 from tests.support.held_text import HeldText
+from tests.support.recogniser import Recogniser
 from worker_node.dialogue.formats import tool_format
 from worker_node.domain import (
     AnswerSchema,
@@ -103,6 +104,22 @@ def test_beside_a_schema_an_answer_is_calls_or_matches_it(held, family, schema, 
         answered, called = answered + bool(answer), called + bool(calls)
     assert answered
     assert called
+
+
+CALL = '{"name": "count", "arguments": {"count": 1}}'
+CALLS = {
+    "smollm": (f"<tool_call>[{CALL}]</tool_call>", f"<tool_call>[{CALL}, {CALL}]</tool_call>"),
+    "qwen": (f"<tool_call>{CALL}</tool_call>", f"<tool_call>{CALL}</tool_call>" * 2),
+    "llama3": (f"<tool_call>{CALL}</tool_call>", f"<tool_call>{CALL}</tool_call>" * 2),
+}
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_second_call_is_admitted_unless_the_request_wants_a_single_one(family, single):
+    use = ToolUse(TOOLS, single=single)
+    form = Recogniser(compile_form(answer_form(family, request(use, {"type": "object"}))))
+    assert [form.admits(text) for text in CALLS[family]] == [True, not single]
 
 
 def begun(grammar):
