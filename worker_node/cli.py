@@ -25,6 +25,7 @@ COMMANDS = (
     "rm",
     "models",
     "convert",
+    "compile",
     "job",
     "smoke",
     "doctor",

@@ -57,7 +57,7 @@ class _Parts:
 
     def profile(self) -> Profile:
         return Profile(
-            lambda machine: build(self._choice, machine, self._lock, examined=self._examined),
+            lambda machine: build(self._choice, machine, self._lock, self._settings.blobs, examined=self._examined),
             lambda node: _app(node, self.service(node)),
             jobs.job_error_response,
             takes_schemas=False,

@@ -73,7 +73,9 @@ def _read(path: Path, why: str) -> Choice:
     return Choice(path, why, installed)
 
 
-def build(choice: Choice, machine: Machine, lock: DeviceLock, *, examined: bool) -> list[GenerationModel]:
+def build(
+    choice: Choice, machine: Machine, lock: DeviceLock, blobs: Path | None = None, *, examined: bool
+) -> list[GenerationModel]:
     """The chosen model on the NPU alone, or nothing where there is none.
 
     With `examined` the engine is ready only after its known answers, which wait for the lock as every generation does.
@@ -90,5 +92,5 @@ def build(choice: Choice, machine: Machine, lock: DeviceLock, *, examined: bool)
 
         return locked
 
-    model = build_model(installed, bounded_model(installed.id), machine, guard)
+    model = build_model(installed, bounded_model(installed.id, blobs), machine, guard)
     return [model] if isinstance(model, GenerationModel) else []

@@ -26,6 +26,7 @@ def default_lock() -> Path:
 class BoundedSettings(BaseSettings):
     """`OV_GENAI_NPU_*`. `model` is a directory, None the reference model of the store; `cache` a directory.
 
+    `blobs` is a directory that `npu-node compile --profile bounded` made, None compiles the model when it is loaded.
     `lock` is the file that every process locks for the length of a generation on this NPU; `lock_wait_s` is how long
     a job waits for it.
     """
@@ -33,6 +34,7 @@ class BoundedSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="OV_GENAI_NPU_", frozen=True, hide_input_in_errors=True)
 
     model: Path | None = None
+    blobs: Path | None = None
     cache: Path = Field(default_factory=default_compile_cache)
     host: str = ADDRESS
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
@@ -53,19 +55,20 @@ class BoundedSettings(BaseSettings):
             host=ADDRESS,
             port=self.port,
             ollama_port=None,
-            models=(bounded_model(),),
+            models=(bounded_model(blobs=self.blobs),),
             compile_cache=self.cache,
             max_body_bytes=MAX_BODY_BYTES,
             max_connections=64,
         )
 
 
-def bounded_model(name: str = "bounded") -> ModelSettings:
-    """The pipeline of the contract: NPU and nothing else."""
+def bounded_model(name: str = "bounded", blobs: Path | None = None) -> ModelSettings:
+    """The pipeline of the contract: NPU and nothing else; `blobs` is what was compiled for it ahead of time."""
     fixed: dict[str, Any] = {
         "max_prompt_len": 1024,
         "min_response_len": 64,
         "prefill_hint": "DYNAMIC",
         "generate_hint": "FAST_COMPILE",
+        "blobs": None if blobs is None else str(blobs.expanduser()),
     }
     return ModelSettings(name=name, placements=(PlacementSettings(device="NPU", load="eager"),), **fixed)

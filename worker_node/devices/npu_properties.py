@@ -30,7 +30,7 @@ def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
     """The device's full name and the version of its driver, each as far as it can be read."""
     if emulated:
         return EMULATED_NAME, None
-    return str(_read(core, "FULL_DEVICE_NAME") or NPU), _read(core, "NPU_DRIVER_VERSION")
+    return str(read_property(core, "FULL_DEVICE_NAME") or NPU), read_property(core, "NPU_DRIVER_VERSION")
 
 
 def require_npu(core: ov.Core, *, emulated: bool) -> None:
@@ -48,13 +48,14 @@ def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
     return BusyMeter(StandInWriter(path) if stand_in else SysfsCounter(path))
 
 
-def brief(error: RuntimeError) -> str:
+def brief(error: Exception) -> str:
     """The last line of what OpenVINO says, without its source positions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
 
 
-def _read(core: ov.Core, name: str) -> str | None:
+def read_property(core: ov.Core, name: str) -> str | None:
+    """A property of the NPU as text; None where it cannot be read."""
     try:
         return str(core.get_property(NPU, name))
     except RuntimeError:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Gt, Le, Len
 
 from worker_node.domain import Device
+from worker_node.options.blobs import BlobOptions
 from worker_node.options.declaration import EngineOptions, Option
 
 
@@ -30,7 +31,7 @@ class DynamicEncoderOptions(EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticEncoderOptions(EngineOptions):
+class StaticEncoderOptions(BlobOptions):
     """Shapes. In an engine `npu_buckets` are ascending and never empty.
 
     `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.

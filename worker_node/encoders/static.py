@@ -8,6 +8,7 @@ that run's.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from worker_node.devices.npu_blobs import SMALL, ModelBlobs, import_encoder
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import StaticEncoderOptions
@@ -60,15 +62,44 @@ class StaticEncoder:
         core = ov.Core()
         require_npu(core, emulated=emulated)
         self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
-        config = npu_properties(emulated=emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config)
-        for length in options.npu_buckets:
-            model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
-            self._names = frozenset(port.any_name for port in model.inputs)
-            model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
-            self._requests[length] = core.compile_model(model, NPU, config).create_infer_request()
+        blobs = ModelBlobs(
+            self._spec.model_id,
+            Path(self._spec.path),
+            [_blob(length) for length in options.npu_buckets],
+            options.compiled_in(),
+            emulated,
+        )
+        for length, compiled in self._models(core, blobs):
+            self._names = frozenset(port.any_name for port in compiled.inputs)
+            self._requests[length] = compiled.create_infer_request()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, ov.get_version(), driver)
+
+    def _models(self, core: ov.Core, blobs: ModelBlobs) -> Iterator[tuple[int, ov.CompiledModel]]:
+        """Each length with what is compiled for it, or was ahead of time. Raises BlobRejected."""
+        options = self._options
+        if options.blobs is not None:
+            source = Path(options.blobs).expanduser()
+            properties = blobs.checked(core, source)
+            for length in options.npu_buckets:
+                shape = (options.npu_batch_size, length)
+                yield length, import_encoder(core, source / _blob(length), properties, shape)
+            return
+        config = npu_properties(
+            emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config
+        )
+        for length in options.npu_buckets:
+            model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
+            model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
+            if options.export_blobs is None:
+                yield length, core.compile_model(model, NPU, config)
+                continue
+            compiled = core.compile_model(model, NPU, config | SMALL)
+            (Path(options.export_blobs) / _blob(length)).write_bytes(compiled.export_model().getbuffer())
+            yield length, compiled
+        if options.export_blobs is not None:
+            blobs.written(core, Path(options.export_blobs))
 
     def submit(self, job: RowJob) -> None:
         self._jobs.add(job)
@@ -110,6 +141,10 @@ class StaticEncoder:
 
     def close(self) -> None:
         self._requests.clear()
+
+
+def _blob(length: int) -> str:
+    return f"{length}-tokens.blob"
 
 
 def bucket_for(length: int, buckets: tuple[int, ...]) -> int:

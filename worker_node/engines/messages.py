@@ -26,7 +26,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     """All that an engine process must know to load its model.
 
     `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
-    runner's own.
+    runner's own. `loads` names files beside the model's own that it loads, for the reason if it dies of them.
     """
 
     model_id: str
@@ -36,6 +36,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     runner: str
     options: dict[str, object]
     emulated: bool = False
+    loads: str | None = None
 
 
 class Job(Protocol):

@@ -96,7 +96,8 @@ class EngineLife:
             await link.wait_closed()
             return End.HOPELESS, f"cannot be loaded: {error}"
         except EngineUnavailable:
-            return End.CRASHED, f"{await link.wait_closed()} while loading"
+            what = "" if self._spec.loads is None else f" {self._spec.loads}"
+            return End.CRASHED, f"{await link.wait_closed()} while loading{what}"
         watchdog = asyncio.create_task(self._watch(link), name=f"watchdog {self._spec.model_id}")
         try:
             return await self._serve(link, loaded)

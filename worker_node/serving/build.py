@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from worker_node.devices import compile_cache
 from worker_node.devices.npu_source import NpuSource
@@ -23,6 +24,7 @@ from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.weights import check_weights
+from worker_node.options.blobs import BlobOptions
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
 from worker_node.serving.limits import admission_limits, growth_limits
@@ -37,12 +39,16 @@ _HASHED = (MANIFEST_FILE, MODEL_FILE)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The node's settings and the devices that it found."""
+    """The node's settings and the devices that it found.
+
+    Engines write what they compile to `export_blobs`, for `npu-node compile`.
+    """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     slots: LoadingSlots = field(default_factory=LoadingSlots)
+    export_blobs: Path | None = None
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in the order of preference."""
@@ -112,7 +118,13 @@ def _placement(
     notes = [f"{name} is ignored: the engine for {place.device} has no use for it" for name in plan.ignored]
     notes += task.notes(installed, plan)
     options = plan.options
-    if task.keeps_compiled(place.device, emulated=emulated):
+    blobs = None
+    if isinstance(options, BlobOptions):
+        export = machine.export_blobs
+        options = replace(options, export_blobs=None if export is None else str(export))
+        blobs = options.blobs
+    ahead = blobs is not None or machine.export_blobs is not None
+    if not ahead and task.keeps_compiled(place.device, emulated=emulated):
         try:
             root = wanted.compile_cache or settings.compile_cache
             key = _cache_key(installed, place.device, plan, machine, emulated=emulated)
@@ -130,6 +142,7 @@ def _placement(
         runner=plan.options.runner,
         options=asdict(options),
         emulated=emulated,
+        loads=None if blobs is None else f"the blobs in {blobs}",
     )
     hosting = HostingLimits(
         load_timeout_s=settings.load_timeout_s,

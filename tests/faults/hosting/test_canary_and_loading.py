@@ -223,3 +223,19 @@ async def test_an_engine_that_is_stopped_while_it_loads_is_killed_and_started_ag
         assert status.restarts == 1
     finally:
         await engine.stop()
+
+
+async def test_an_engine_that_dies_of_a_blob_says_which_files_it_was_loading(tmp_path):
+    order = tmp_path / "order"
+    order.write_text("die")
+    options = {"on_load": str(order)}
+    spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.NPU, RUNNER, options, loads="the blobs in /made/ahead")
+    engine = SupervisedEngine(spec, no_canary, HostingLimits(restart=QUICK))
+    engine.start()
+    try:
+        async with asyncio.timeout(30):
+            while not engine.status.restarts:
+                await asyncio.sleep(0.01)
+        assert "while loading the blobs in /made/ahead" in engine.status.reason
+    finally:
+        await engine.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.devices.npu_blobs import SMALL, ModelBlobs, unusable
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.base import DeviceBroken
 from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, Failed, Loaded
@@ -18,6 +20,9 @@ from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.serial import SerialRunner
 from worker_node.tasks.generate.stateful_options import StatefulOptions
 from worker_node.tasks.generate.token_streamer import TokenStreamer
+
+# GenAI demands the suffix.
+_BLOB = "generate.blob"
 
 
 class StatefulRunner(SerialRunner):
@@ -34,8 +39,27 @@ class StatefulRunner(SerialRunner):
         core = ov.Core()
         require_npu(core, emulated=emulated)
         self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        blobs = ModelBlobs(
+            self._spec.model_id, Path(self._spec.path), [_BLOB], options.compiled_in(), emulated, genai.get_version()
+        )
+        if options.blobs is not None:
+            self._pipeline = self._imported(blobs, core, Path(options.blobs).expanduser())
+        elif options.export_blobs is not None:
+            self._pipeline = self._compiled(
+                EXPORT_BLOB="YES", BLOB_PATH=str(Path(options.export_blobs) / _BLOB), **SMALL
+            )
+            blobs.written(core, Path(options.export_blobs))
+        else:
+            self._pipeline = self._compiled()
+        self._defaults = self._pipeline.get_generation_config()
+        self._meter.rest()
+        name, driver = describe_npu(core, emulated=emulated)
+        return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
+
+    def _compiled(self, **export: Any) -> genai.LLMPipeline:
+        options = self._options
         properties = npu_properties(
-            emulated=emulated,
+            emulated=self._spec.emulated,
             cache_dir=options.cache_dir,
             plugin_config=options.plugin_config,
             MAX_PROMPT_LEN=options.max_prompt_len,
@@ -44,11 +68,16 @@ class StatefulRunner(SerialRunner):
             GENERATE_HINT=options.generate_hint,
             NPUW_LLM_PREFILL_CHUNK_SIZE=options.prefill_chunk_size,
         )
-        self._pipeline = genai.LLMPipeline(self._spec.path, NPU, **properties)
-        self._defaults = self._pipeline.get_generation_config()
-        self._meter.rest()
-        name, driver = describe_npu(core, emulated=emulated)
-        return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
+        return genai.LLMPipeline(self._spec.path, NPU, **properties, **export)
+
+    def _imported(self, blobs: ModelBlobs, core: ov.Core, source: Path) -> genai.LLMPipeline:
+        """Load what was compiled ahead of time; all else is compiled in. Raises BlobRejected."""
+        properties = blobs.checked(core, source)
+        try:
+            return genai.LLMPipeline(self._spec.path, NPU, BLOB_PATH=str(source / _BLOB), **properties)
+        # A damaged name in a blob fails in Python, with another error than OpenVINO's own.
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise unusable(source / _BLOB, error) from None
 
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
         ids = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]

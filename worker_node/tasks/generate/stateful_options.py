@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt
 
 from worker_node.domain import Device, ModelKind
-from worker_node.options.declaration import EngineOptions, Option, declare
+from worker_node.options.blobs import BlobOptions
+from worker_node.options.declaration import Option, declare
 
 MaxPromptLen = Annotated[
     int,
@@ -23,7 +24,7 @@ MinResponseLen = Annotated[int, Gt(0), Option("tokens that the answer to the lon
 
 @declare
 @dataclass(frozen=True, kw_only=True)
-class StatefulOptions(EngineOptions):
+class StatefulOptions(BlobOptions):
     """GenAI's properties for the NPU.
 
     `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.

@@ -15,7 +15,7 @@ ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch):
-    for name in ("MODEL", "CACHE", "HOST", "PORT", "LOCK", "LOCK_WAIT_S"):
+    for name in ("MODEL", "BLOBS", "CACHE", "HOST", "PORT", "LOCK", "LOCK_WAIT_S"):
         monkeypatch.delenv(f"OV_GENAI_NPU_{name}", raising=False)
 
 
@@ -37,6 +37,13 @@ def test_the_environment_is_the_contracts(monkeypatch, tmp_path):
     assert (settings.model, settings.cache) == (tmp_path / "m", tmp_path / "c")
     node = settings.node_settings()
     assert (node.host, node.port, node.compile_cache) == ("127.0.0.1", 1234, tmp_path / "c")
+
+
+def test_blobs_are_those_of_the_pipeline_of_the_contract(monkeypatch, tmp_path):
+    (without,) = BoundedSettings().node_settings().models
+    monkeypatch.setenv("OV_GENAI_NPU_BLOBS", str(tmp_path))
+    (model,) = BoundedSettings().node_settings().models
+    assert model.options == {**without.options, "blobs": str(tmp_path)}
 
 
 @pytest.mark.parametrize(

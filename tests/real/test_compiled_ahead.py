@@ -1,0 +1,238 @@
+"""`npu-node compile` and the blobs that it makes, on the emulated NPU: the same answers, and no use of foreign blobs.
+
+On two of the model's layers: what is written and read does not depend on their number.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as op
+
+from tests.support.inference import ask
+from tests.support.nodes import start_node
+from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
+from worker_node.devices.emulation import StandInCounter
+from worker_node.domain import Device
+from worker_node.engines.messages import EngineSpec
+from worker_node.tasks.embed.messages import EmbedJob
+from worker_node.tasks.embed.runners import StaticEmbeddingRunner
+from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.stateful import StatefulRunner
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+FAR = 1e12
+WRITER, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
+LENGTHS = {"max_prompt_len": 64, "min_response_len": 64, "prefill_chunk_size": 64}
+PROMPT = np.arange(100, 120, dtype="<i4").tobytes()
+
+
+def compile_ahead(quick_models, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "worker_node", "compile", *map(str, arguments)],
+        env=os.environ | quick_models | {"NPU_NODE_NPU_EMULATION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def blobs(quick_models, tmp_path_factory):
+    """A directory with the blobs of the generation model, compiled by the command with the lengths of a node.toml."""
+    root = tmp_path_factory.mktemp("ahead")
+    config = root / "node.toml"
+    config.write_text(
+        f'[[models]]\nname = "{WRITER}"\nplacements = ["NPU", "CPU"]\nmax_prompt_len = 64\n'
+        "min_response_len = 64\nprefill_chunk_size = 64\n"
+    )
+    done = compile_ahead(quick_models, WRITER, "--config", config, "--out", root / "blobs")
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads(done.stdout.rpartition("set ")[2].partition(" for")[0]) == {"blobs": str(root / "blobs")}
+    assert sorted(path.name for path in root.iterdir()) == ["blobs", "node.toml"], "nothing else is left"
+    return root / "blobs"
+
+
+class Engine:
+    """A runner of an emulated NPU in this process, not yet loaded."""
+
+    def __init__(self, runner, path, **options):
+        self.counter = StandInCounter()
+        own = {"busy_counter": str(self.counter.path), "stand_in": True}
+        self.runner = runner(EngineSpec("model", "a kind", str(path), Device.NPU, "", own | options, emulated=True))
+
+    def loaded(self):
+        self.runner.load()
+        return self
+
+    def run(self, job):
+        events = []
+        self.runner.submit(job)
+        while self.runner.has_work:
+            self.runner.step(events.append, lambda: None)
+        return events
+
+
+@pytest.fixture(scope="module")
+def writer(quick_models):
+    return Path(quick_models["NPU_NODE_MODEL_STORE"]) / WRITER
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A graph with an encoder's inputs and output: the mean of random vectors of the tokens."""
+    directory = tmp_path_factory.mktemp("encoder")
+    ids, mask = (op.parameter([-1, -1], np.int64, name=name) for name in ("input_ids", "attention_mask"))
+    for each in (ids, mask):
+        each.output(0).set_names({each.get_friendly_name()})
+    table = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    rows = op.gather(op.constant(table), ids, op.constant(np.int64(0)))
+    weights = op.unsqueeze(op.convert(mask, "f32"), op.constant(np.int64(2)))
+    mean = op.reduce_mean(op.multiply(rows, weights), op.constant(np.int64(1)))
+    mean.output(0).set_names({"embedding"})
+    ov.save_model(ov.Model([op.result(mean)], [ids, mask], "encoder"), directory / "openvino_model.xml")
+    return directory
+
+
+def generated(engine):
+    events = engine.run(GenerateJob(1, PROMPT, 8, FAR, ignore_eos=True))
+    return [token for event in events if isinstance(event, Step) for delta in event.deltas for token in delta.tokens]
+
+
+def embedded(engine):
+    (outcome,) = [e for e in engine.run(EmbedJob(1, PROMPT, [20], FAR)) if hasattr(e, "vectors")]
+    return np.frombuffer(outcome.vectors, "<f4")
+
+
+def test_the_record_says_what_the_blobs_were_compiled_for(blobs):
+    origin = read_record(blobs).origin
+    assert (origin.model, origin.device, origin.driver) == (WRITER, "NPU-emulated", None)
+    assert origin.settings["max_prompt_len"] == 64
+    assert origin.openvino.startswith("20")
+    assert origin.genai.startswith("20")
+
+
+def test_generation_from_blobs_is_that_of_the_compiled_model(writer, blobs):
+    compiled = Engine(StatefulRunner, writer, **LENGTHS).loaded()
+    imported = Engine(StatefulRunner, writer, **LENGTHS, blobs=str(blobs)).loaded()
+    answer = generated(imported)
+    assert len(answer) == 8
+    assert answer == generated(compiled)
+    for engine in (compiled, imported):
+        engine.runner.close()
+
+
+def test_vectors_from_blobs_are_those_of_the_compiled_model(encoder, tmp_path):
+    options = {"npu_buckets": [16, 32], "npu_batch_size": 2}
+    compiled = Engine(StaticEmbeddingRunner, encoder, **options, export_blobs=str(tmp_path)).loaded()
+    vector = embedded(compiled)
+    compiled.runner.close()
+    imported = Engine(StaticEmbeddingRunner, encoder, **options, blobs=str(tmp_path)).loaded()
+    assert np.array_equal(embedded(imported), vector)
+    imported.runner.close()
+    # Another of the shapes under the name of this one: OpenVINO would take it and fail at the first text.
+    (tmp_path / "32-tokens.blob").write_bytes((tmp_path / "16-tokens.blob").read_bytes())
+    write_record(tmp_path, read_record(tmp_path).origin, ["16-tokens.blob", "32-tokens.blob"])
+    with pytest.raises(BlobRejected, match=r"32-tokens\.blob takes inputs of the shapes"):
+        Engine(StaticEmbeddingRunner, encoder, **options, blobs=str(tmp_path)).loaded()
+
+
+def _cut(content):
+    del content[len(content) // 2 :]
+
+
+def _garbage(content):
+    content[:] = bytes(range(256)) * 4
+
+
+def _empty(content):
+    content.clear()
+
+
+def _sizes(content):
+    """The first numbers of the header say that there is very much of everything."""
+    content[64:200] = b"\xff" * 136
+
+
+@pytest.mark.parametrize("forge", [_cut, _garbage, _empty, _sizes])
+def test_a_hostile_blob_whose_record_fits_fails_to_load_with_its_name(writer, blobs, tmp_path, forge):
+    content = bytearray((blobs / "generate.blob").read_bytes())
+    forge(content)
+    (tmp_path / "generate.blob").write_bytes(content)
+    write_record(tmp_path, read_record(blobs).origin, ["generate.blob"])
+    options = LENGTHS | {"blobs": str(tmp_path)}
+    with pytest.raises(BlobRejected, match=r"generate\.blob"):
+        Engine(StatefulRunner, writer, **options).loaded()
+
+
+async def test_a_node_serves_from_its_blobs_and_passes_over_a_device_whose_blobs_are_foreign(
+    quick_models, blobs, tmp_path, http
+):
+    # More than 5 s: a node with two engines.
+    foreign = tmp_path / "foreign"
+    shutil.copytree(blobs, foreign)
+    record = read_record(foreign)
+    origin = msgspec.structs.replace(record.origin, openvino="2025.1.0")
+    (foreign / RECORD_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(record, origin=origin)))
+    config = tmp_path / "node.toml"
+    config.write_text(f"""
+[[models]]
+name = "{WRITER}"
+placements = ["NPU"]
+max_prompt_len = 64
+min_response_len = 64
+prefill_chunk_size = 64
+blobs = "{blobs}"
+
+[[models]]
+name = "{EMBEDDER}"
+placements = ["NPU", "CPU"]
+blobs = "{foreign}"
+""")
+    cache = tmp_path / "compiled"
+    with start_node(
+        "--config",
+        str(config),
+        ready=False,
+        NPU_NODE_NPU_EMULATION="1",
+        NPU_NODE_COMPILE_CACHE=str(cache),
+        **quick_models,
+    ) as node:
+        node.wait_for(lambda body: all(model["state"] in {"ready", "degraded"} for model in body["models"]))
+        _, answer = await ask(http, node, {"prompt": "Hello", "max_new_tokens": 2})
+        assert (answer["device"], answer["emulated"]) == ("NPU", True)
+        headers, _ = await ask(http, node, {"model": EMBEDDER, "input": "Hello"}, path="/v1/embeddings")
+        assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "device_unavailable")
+        _, body = node.health()
+    (reason,) = [
+        engine["reason"]
+        for model in body["models"]
+        for engine in model["engines"]
+        if engine["device"] == "NPU" and engine["state"] == "failed"
+    ]
+    assert str(foreign) in reason
+    assert f"the model's files differ ({WRITER} then); OpenVINO was 2025.1.0" in reason
+    assert not list(cache.glob(f"{WRITER}/*/*.blob")), "nothing was compiled"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((WRITER, "--device", "CPU", "--out", "x"), "invalid choice: 'CPU'"),
+        (("no-such-model", "--out", "x"), "npu-node pull no-such-model"),
+        ((WRITER, "--out", Path(__file__).parent), "holds other files"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_models, arguments, reason, tmp_path):
+    done = compile_ahead(quick_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
+    assert done.returncode
+    assert reason in done.stderr

@@ -1,0 +1,77 @@
+"""`npu-node compile`: compile a model for this machine's NPU ahead of time (docs/npu.md)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker_node.models.manifest import InstalledModel
+    from worker_node.settings import ModelSettings, NodeSettings
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its flags."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile a model for the NPU ahead of time",
+        description="Compile a model for this machine's NPU, as a node with the same settings would when it loads it. "
+        "A node loads the result when the model's `blobs` names the directory.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the name of an installed model, or a directory with one")
+    parser.add_argument("--device", choices=("NPU",), default="NPU", help="what to compile for")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for the blobs")
+    parser.add_argument("--config", type=Path, help="node.toml; its table for the model says how it is compiled")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
+    parser.add_argument(
+        "--profile", choices=("node", "bounded"), default="node", help="bounded: with the lengths of that profile"
+    )
+    parser.add_argument("--json", action="store_true", help="the record as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, examine and write; print the record."""
+    import msgspec
+
+    from worker_node.commands.serve import load_settings
+    from worker_node.serving.compiling import compile_ahead
+
+    logging.basicConfig(level="WARNING", format="%(message)s")
+    # What it says of an engine that cannot be loaded is the error of this command.
+    logging.getLogger("worker_node.hosting").setLevel("CRITICAL")
+    settings = load_settings(args)
+    installed, wanted = _model(args, settings)
+    record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(record), indent=2).decode())
+        return 0
+    origin = record.origin
+    facts = ("device", "architecture", "driver", "compiler", "openvino", "genai")
+    for name in facts:
+        if (value := getattr(origin, name)) is not None:
+            print(f"{name:<14}{value}")
+    for name, file in record.files.items():
+        print(f"{file.size / 1e6:>10.1f} MB  {name}")
+    where = args.out.absolute()
+    use = f"OV_GENAI_NPU_BLOBS={where}" if args.profile == "bounded" else f'blobs = "{where}" for the model'
+    print(f"{origin.model}: compiled into {args.out}; to use it, set {use}")
+    return 0
+
+
+def _model(args: argparse.Namespace, settings: NodeSettings) -> tuple[InstalledModel, ModelSettings]:
+    """The model, and the settings that it is compiled with. Raises ConfigurationError."""
+    from worker_node.bounded.settings import bounded_model
+    from worker_node.models.store import ModelStore
+    from worker_node.serving.installed import installed_model
+    from worker_node.settings import ModelSettings
+
+    name = str(args.model)
+    configured = [model for model in settings.models if model.name == name]
+    path = Path(name) if "/" in name or name in {".", ".."} else None
+    wanted = configured[0] if configured else ModelSettings(name=Path(name).resolve().name if path else name, path=path)
+    installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+    return installed, bounded_model(installed.id) if args.profile == "bounded" else wanted

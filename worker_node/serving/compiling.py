@@ -1,0 +1,95 @@
+"""Compile a model ahead of time: an engine compiles it, writes blobs and answers its canary; another loads them."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
+from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
+from worker_node.devices.npu_source import npu_source
+from worker_node.devices.probe import probe
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.errors import ConfigurationError, EngineUnavailable
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.weights import check_weights
+from worker_node.options.blobs import BlobOptions
+from worker_node.options.declaration import engine_for
+from worker_node.serving.build import Machine, build_model
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+
+
+async def compile_ahead(
+    installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings, out: Path
+) -> BlobRecord:
+    """Write the blobs of a model for this machine's NPU to the directory `out`, replacing older ones.
+
+    The engines are those that `wanted` makes for the NPU; what is written has been loaded, and has passed the model's
+    canary. Raises ConfigurationError when this kind of model has no blobs or `out` holds something else,
+    EngineUnavailable when an engine does not become ready, OSError.
+    """
+    _check_kind(installed)
+    _check_target(out)
+    check_weights(installed.path)
+    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=_plugin_config(wanted))
+    options = {name: value for name, value in wanted.options.items() if name != "blobs"}
+    wanted = wanted.model_copy(update={"placements": (place,), "options": options})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
+        made = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        stack.callback(shutil.rmtree, made, ignore_errors=True)
+        machine = Machine(settings, await probe(), npu)
+        await _load(installed, wanted, replace(machine, export_blobs=made))
+        with_blobs = wanted.model_copy(update={"options": options | {"blobs": str(made)}})
+        await _load(installed, with_blobs, machine)
+        _publish(made, out)
+    return read_record(out)
+
+
+def _check_kind(installed: InstalledModel) -> None:
+    if not issubclass(engine_for(installed.kind, Device.NPU), BlobOptions):
+        raise ConfigurationError(
+            f"{installed.id}: models for {installed.kind} have no blobs; what is compiled for them is kept in "
+            "compile_cache"
+        )
+
+
+def _check_target(out: Path) -> None:
+    """Raise ConfigurationError unless blobs may be written to `out`: it is new, empty, or has blobs that were made."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise ConfigurationError(f"--out {out} is not a directory; name one that does not exist")
+    if out.is_dir() and any(out.iterdir()) and not (out / RECORD_FILE).is_file():
+        raise ConfigurationError(f"--out {out} holds other files; name a directory that is new or empty")
+
+
+def _plugin_config(wanted: ModelSettings) -> dict[str, object]:
+    places = [place for place in wanted.placements or () if place.device is Device.NPU]
+    return dict(places[0].plugin_config) if places else {}
+
+
+async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> None:
+    """Load the model on the NPU and have it examined. Raises EngineUnavailable with the reason when that fails."""
+    engine = build_model(installed, wanted, machine).placements[0].engine
+    try:
+        engine.wake()
+        status = await engine.settled()
+    finally:
+        await engine.stop()
+    if status.state is not EngineState.READY:
+        raise EngineUnavailable(f"{installed.id} on NPU: {status.reason}")
+
+
+def _publish(made: Path, out: Path) -> None:
+    """Move a finished directory to its place; a node that loads meanwhile finds the old one, the new one, or none."""
+    made.chmod(0o755)
+    if out.exists():
+        old = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        out.rename(old / "old")
+        made.rename(out)
+        shutil.rmtree(old)
+    else:
+        made.rename(out)
