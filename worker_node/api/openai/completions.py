@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
@@ -19,9 +21,18 @@ from worker_node.api.openai.logprobs import completion_logprobs, known_alternati
 from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.api.openai.stream import stream_chunks
 from worker_node.api.openai.table import COMPLETIONS
-from worker_node.domain import Finished, GenerationRequest, Piece, RequestContext, Token, TokenIds
+from worker_node.domain import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Piece,
+    RequestContext,
+    Token,
+    TokenIds,
+    Usage,
+)
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.serving.choices import generate_choices, repeated
+from worker_node.serving.choices import ChoiceEvent, Choices, generate_choices, repeated
 from worker_node.serving.models import generation_model
 from worker_node.serving.tokenization import ChatTokenizer
 
@@ -38,6 +49,8 @@ class CompletionsBody(SamplingFields):
     rules: ClassVar[Table] = COMPLETIONS
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    # 0 with `echo` asks for the prompt alone.
+    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -55,13 +68,19 @@ class CompletionsBody(SamplingFields):
                 prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
         return [TokenIds(tuple(ids))] if ids else prompts
 
+    @property
+    def prompt_alone(self) -> bool:
+        """Whether the prompt is to be computed and sent back, and not continued."""
+        return self.max_tokens == 0
+
     def echoes(self, tokenizer: ChatTokenizer) -> list[str]:
         """With `echo`, what stands before each choice's own text. Raises UnsupportedParameter, BadRequest."""
         if not self.echo:
             return []
         if self.logprobs is not None:
             raise UnsupportedParameter(
-                "echo: the engine tells no probabilities of the prompt's tokens; leave logprobs out", param="echo"
+                "echo: the engine tells no reliable probabilities of the prompt's tokens; leave logprobs out",
+                param="echo",
             )
         return [
             text
@@ -76,7 +95,13 @@ class CompletionsBody(SamplingFields):
             raise BadRequest(
                 "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
             )
-        given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS}
+        if self.prompt_alone and not self.echo:
+            raise BadRequest(
+                "max_tokens: 0 asks for no token; send 1 or more, or echo to get the prompt back", param="max_tokens"
+            )
+        # The engine computes a prompt only to continue it: of a prompt alone its one token is left out of the reply.
+        most = 1 if self.prompt_alone else self.max_tokens or DEFAULT_MAX_TOKENS
+        given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": most}
         sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
         prompts = self.prompts()
         grammar = self.held_to(None)
@@ -107,6 +132,18 @@ def _text_of(prompt: str | TokenIds, tokenizer: ChatTokenizer, *, skip: bool) ->
     if isinstance(prompt, str):
         return prompt
     return tokenizer.decode(tokenizer.check_ids(prompt.ids, "prompt"), skip_special_tokens=skip)
+
+
+def _without_answers(choices: Choices) -> Choices:
+    """The choices as if nothing had been generated."""
+
+    async def ends() -> AsyncIterator[ChoiceEvent]:
+        async for index, event in choices.events:
+            if isinstance(event, Finished):
+                usage_of_prompt = Usage(event.usage.prompt_tokens, 0)
+                yield index, replace(event, finish_reason=FinishReason.LENGTH, usage=usage_of_prompt)
+
+    return replace(choices, events=ends(), written=[0] * len(choices.runs))
 
 
 class _Chunks:
@@ -154,6 +191,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         keeping(request, body.model, body.keep_alive),
         generate_choices(node.services, body.requests(context)) as choices,
     ):
+        if body.prompt_alone:
+            choices = _without_answers(choices)
         envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)
         if body.stream:
             return await stream_chunks(

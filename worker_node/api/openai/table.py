@@ -13,7 +13,7 @@ _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
-_PROMPT_LOGPROBS = "the engine tells no probabilities of the prompt's tokens"
+_PROMPT_LOGPROBS = "the engine tells no reliable probabilities of the prompt's tokens"
 
 # They change where or for whom a request is accounted, stored or routed, never what the answer is.
 ACCOUNTING = hints(
