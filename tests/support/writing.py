@@ -54,12 +54,18 @@ def _built(store):
     return built_models(store, WRITER, EMBEDDER)
 
 
+def writing_models(store, engine):
+    """The writer and the embedder, both with this engine."""
+    models = [with_engine(model, engine) for model in _built(store)]
+    engine.tokenizer = models[0].tokenizer
+    return models
+
+
 @contextlib.asynccontextmanager
 async def writing(store, text="One two three.", settings=None, **changed):
     """Yields a client, its `Node` and the engine behind all of its models; `changed` are fields of the writer."""
     engine = WritingEngine(text)
-    models = [with_engine(model, engine) for model in _built(store)]
+    models = writing_models(store, engine)
     models[0] = replace(models[0], **changed)
-    engine.tokenizer = models[0].tokenizer
     async with application(models, settings) as (client, node):
         yield client, node, engine

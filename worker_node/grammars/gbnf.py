@@ -23,9 +23,10 @@ from worker_node.grammars.gbnf_syntax import (
     Times,
     read_grammar,
 )
+from worker_node.grammars.one_sided import check_sides, endless_rules
 from worker_node.grammars.pattern_joiner import PatternJoiner
 from worker_node.grammars.pattern_parts import Part
-from worker_node.grammars.recursion import check_recursion, endless_rules, reachable
+from worker_node.grammars.recursion import check_recursion, reachable
 from worker_node.grammars.regular import one_of
 from worker_node.grammars.writing import AS_IT_IS
 
@@ -40,6 +41,7 @@ def grammar_to_ebnf(text: str, rules: Rules, spend: Callable[[int], None]) -> st
     given = {name: node for name, node in given.items() if name in used}
     if endless := endless_rules(given):
         raise GrammarRefused(f"the rule {endless[0][:100]!r} admits no text: it never ends")
+    check_sides(given)
     return _Translation(given, rules, spend).result()
 
 

@@ -5,29 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from worker_node.grammars.gbnf_syntax import GrammarRefused, Name, Node, RuleChoice, RuleRow, Times
+from worker_node.grammars.one_sided import Rulebook, names_in
 from worker_node.grammars.pattern_parts import Part
 
-Rulebook = Mapping[str, Node]
 Characters = frozenset[tuple[int, int]]
 _NONE: Characters = frozenset()
-
-
-def children(node: Node) -> tuple[Node, ...]:
-    """The parts of a part."""
-    if isinstance(node, Times):
-        return (node.node,)
-    return node.nodes if isinstance(node, RuleRow | RuleChoice) else ()
-
-
-def _names_in(node: Node) -> set[str]:
-    names = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Name):
-            names.add(one.name)
-        waiting += children(one)
-    return names
 
 
 def reachable(rules: Rulebook, start: str) -> set[str]:
@@ -41,33 +23,15 @@ def reachable(rules: Rulebook, start: str) -> set[str]:
         if name not in rules:
             raise GrammarRefused(f"there is no rule {name[:100]!r}")
         found.add(name)
-        waiting += _names_in(rules[name])
+        waiting += names_in(rules[name])
     return found
 
 
-def endless_rules(rules: Rulebook) -> list[str]:
-    """The rules of which no text can end."""
-    ending: set[str] = set()
-
-    def ends(node: Node) -> bool:
-        match node:
-            case Name(name):
-                return name in ending
-            case RuleRow(nodes):
-                return all(map(ends, nodes))
-            case RuleChoice(nodes):
-                return any(map(ends, nodes))
-            case Times(inner, least, _):
-                return least == 0 or ends(inner)
-        return True
-
-    while more := {name for name, node in rules.items() if name not in ending and ends(node)}:
-        ending |= more
-    return [name for name in rules if name not in ending]
-
-
 def check_recursion(rules: Rulebook, part_of: Callable[[Node], Part], spend: Callable[[int], None]) -> None:
-    """Raise GrammarRefused for recursion that the runtime could follow in several ways at once."""
+    """Raise GrammarRefused for recursion that the runtime could follow in several ways at once.
+
+    No rule begins or ends with itself: `one_sided` has refused that.
+    """
     _Recursion(rules, part_of, spend).check()
 
 
@@ -77,7 +41,7 @@ class _Recursion:
         self._spend = spend
         self._part_of = part_of
         self._parts: dict[int, Part] = {}
-        uses = {name: _names_in(node) for name, node in rules.items()}
+        uses = {name: names_in(node) for name, node in rules.items()}
         self._needs = {name: self._closure(name, uses) for name in rules}
         self._follow: dict[str, Characters] = dict.fromkeys(rules, _NONE)
 
@@ -85,13 +49,6 @@ class _Recursion:
         """See `check_recursion`."""
         if not any(name in needs for name, needs in self._needs.items()):
             return
-        for backwards, side in ((False, "begin"), (True, "end")):
-            edges = {name: set(self._edge(node, backwards=backwards)) for name, node in self._rules.items()}
-            for name in self._rules:
-                if name in self._closure(name, edges):
-                    raise GrammarRefused(
-                        f"the rule {name[:100]!r} can {side} with itself; write a repetition with * or + instead"
-                    )
         while self._followers_grown():
             pass
         for name, node in self._rules.items():
@@ -113,20 +70,6 @@ class _Recursion:
         if id(node) not in self._parts:
             self._parts[id(node)] = self._part_of(node)
         return self._parts[id(node)]
-
-    def _edge(self, node: Node, *, backwards: bool) -> Iterator[str]:
-        """The rules that can come first in a part, or last."""
-        match node:
-            case Name(name):
-                yield name
-            case RuleRow(nodes):
-                for one in reversed(nodes) if backwards else nodes:
-                    yield from self._edge(one, backwards=backwards)
-                    if not self._part(one).empty:
-                        break
-            case RuleChoice() | Times():
-                for one in children(node):
-                    yield from self._edge(one, backwards=backwards)
 
     def _inside(self, node: Node, follow: Characters) -> Iterator[tuple[Node, Characters]]:
         """The parts of a part, each with the characters that can follow it."""
@@ -154,7 +97,7 @@ class _Recursion:
         return before != self._follow
 
     def _recurs(self, node: Node, rule: str) -> bool:
-        return any(name == rule or rule in self._needs[name] for name in _names_in(node) if name in self._needs[rule])
+        return any(name == rule or rule in self._needs[name] for name in names_in(node) if name in self._needs[rule])
 
     def _decide(self, node: Node, follow: Characters, rule: str) -> None:
         """Raise unless the next character tells which way to go wherever a way leads back to the rule."""

@@ -15,6 +15,7 @@ ROUTES = {
     "/v1/responses": {"input": STORY, "max_output_tokens": 3000},
     "/api/chat": {"messages": [{"role": "user", "content": STORY}], "options": {"num_predict": 3000}},
     "/api/generate": {"prompt": STORY, "options": {"num_predict": 3000}},
+    "/inference": {"prompt": STORY, "max_new_tokens": 3000, "ignore_eos": True},
 }
 # What the engine says of itself: sequences advanced by a token, summed over all steps.
 ROWS = "npu_node_engine_rows_total"
@@ -33,7 +34,7 @@ def body_of(route, *, stream=True, tokens=None):
     if tokens is not None and "options" in body:
         body["options"] = {**body["options"], "num_predict": tokens}
     elif tokens is not None:
-        body |= {name: tokens for name in ("max_tokens", "max_output_tokens") if name in body}
+        body |= {name: tokens for name in ("max_tokens", "max_output_tokens", "max_new_tokens") if name in body}
     return body
 
 

@@ -28,7 +28,7 @@ async def test_a_half_closed_connection_is_answered_or_dropped(http, node, route
 def last_event(route, text):
     """The object of a stream's last event."""
     line = text.strip().splitlines()[-1]
-    return json.loads(line.removeprefix("data: ") if route.startswith("/v1/") else line)
+    return json.loads(line if route.startswith("/api/") else line.removeprefix("data: "))
 
 
 async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http, quick_models):

@@ -189,10 +189,9 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     echoes = body.echoes((await generation_model(node.manager, body.model)).tokenizer)
     async with (
         keeping(request, body.model, body.keep_alive),
-        generate_choices(node.services, body.requests(context)) as choices,
+        generate_choices(node.services, body.requests(context)) as made,
     ):
-        if body.prompt_alone:
-            choices = _without_answers(choices)
+        choices = _without_answers(made) if body.prompt_alone else made
         envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)
         if body.stream:
             return await stream_chunks(

@@ -109,6 +109,19 @@ def test_rules_that_double_each_other_are_translated_in_little_time():
         compiled("grammar", grammar.replace('"x"?', "[a-z]*"))
 
 
+CHAIN = [*(f'r{i} ::= r{i + 1} "x"? | [a-z\u00e9-\u00ff]{{1,3}} ws' for i in range(400)), "ws ::= [ ]*"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    ['r400 ::= root "a" | "a"', 'r400 ::= ws ("" | ws) r7', "r400 ::= ws{0,3} (r399 | ws)", "r400 ::= r400 | ws"],
+)
+def test_left_recursion_is_refused_by_name_before_a_rule_is_translated(monkeypatch, last):
+    monkeypatch.setattr("worker_node.grammars.gbnf._Translation", lambda *_: pytest.fail("it was translated"))
+    with pytest.raises(BadRequest, match=r"here: .* the rule '(root|r\d+)' can begin with itself; write a repetition"):
+        compiled("grammar", "\n".join(["root ::= r0", *CHAIN, last]))
+
+
 ATOMS = ["a", "b", "[ab]", r"\d", r"\s", r"\S", r"\W", r"\D", ".", "(a|b)", "(?:ab|a)", "[^a]", r"[^\s]", "1"]
 COUNTS = ["", "", "*", "+", "?", "{1,2}", "{2}"]
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab1 \n", repeat=length)]

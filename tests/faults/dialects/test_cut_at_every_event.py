@@ -1,0 +1,225 @@
+"""The socket is closed at every event of a stream, in every dialect, while others stream from the same engine."""
+
+import asyncio
+import contextlib
+import json
+import re
+from unittest.mock import ANY
+
+import pytest
+
+from tests.support.application import application
+from tests.support.writing import WRITER, WritingEngine, writing_models
+from worker_node.api.connection import GuardedConnection
+from worker_node.api.connection_limits import ConnectionLimits
+from worker_node.api.errors import error_response
+from worker_node.api.openai.responses_stored import RESPONSES
+from worker_node.tasks.generate.messages import TokenDelta
+
+TEXT = "One two three."
+CALL = '<tool_call>[{"name": "go", "arguments": {"to": 1}}]</tool_call>'
+# The engine writes so many tokens of such an answer, and then nothing more until somebody gives it up.
+CUT = re.compile(r"cut after (\d+)")
+GO = {"name": "go", "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}}}
+TOOLS = [{"type": "function", "function": GO}]
+
+
+def turns(prompt):
+    return {"messages": [{"role": "user", "content": prompt}]}
+
+
+# By name: the route, the body, and what its answer is.
+FORMS = {
+    "chat": ("/v1/chat/completions", turns, TEXT),
+    "chat with usage": (
+        "/v1/chat/completions",
+        lambda prompt: turns(prompt) | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        TEXT,
+    ),
+    "chat with two choices": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"n": 2}, TEXT),
+    "chat with tools": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"tools": TOOLS}, CALL),
+    "completions": ("/v1/completions", lambda prompt: {"prompt": prompt, "echo": True, "max_tokens": 99}, TEXT),
+    "responses": ("/v1/responses", lambda prompt: {"input": prompt}, TEXT),
+    "responses with tools": (
+        "/v1/responses",
+        lambda prompt: {"input": prompt, "tools": [{"type": "function", **GO}]},
+        CALL,
+    ),
+    "Ollama chat": ("/api/chat", turns, TEXT),
+    "Ollama chat with tools": ("/api/chat", lambda prompt: turns(prompt) | {"tools": TOOLS}, CALL),
+    "Ollama generate": ("/api/generate", lambda prompt: {"prompt": prompt, "keep_alive": "5m"}, TEXT),
+    "native": ("/inference", lambda prompt: {"prompt": prompt}, TEXT),
+}
+
+
+# Of two answers some events may still be under way at a pause, and Ollama tells a call when it is whole.
+SENT_LATER = {"chat with two choices", "Ollama chat with tools"}
+# Those whose answers go on meanwhile.
+OTHERS = ("chat", "Ollama generate", "native")
+
+
+class PausingEngine(WritingEngine):
+    """Stops after some tokens: for good in an answer that is to be cut, until `go` is set in the others'."""
+
+    def __init__(self):
+        super().__init__(TEXT)
+        self.go = asyncio.Event()
+        self.silent = asyncio.Semaphore(0)
+        self.open = 0
+
+    async def generate(self, job):
+        prompt = self.tokenizer.detokenizer().push(memoryview(job.tokens).cast("i").tolist())
+        cut = CUT.search(prompt)
+        stop = int(cut[1]) if cut else 2
+        self.open += 1
+        try:
+            for number, token in enumerate(self.tokenizer.encode_prompt(CALL if "call" in prompt else TEXT)):
+                if number == stop:
+                    await self._pause(asyncio.Event() if cut else self.go)
+                yield TokenDelta(1, [token])
+            if cut:
+                await self._pause(asyncio.Event())
+            yield TokenDelta(1, [], "stop")
+        finally:
+            self.open -= 1
+
+    async def pauses(self, answers):
+        """Wait until so many answers have come to their pause."""
+        async with asyncio.timeout(10):
+            for _ in range(answers):
+                await self.silent.acquire()
+
+    async def _pause(self, until):
+        self.silent.release()
+        await until.wait()
+
+
+class Served:
+    """The application with `engine`, listening with the node's own connections."""
+
+    def __init__(self, client, node, engine, port):
+        self.node, self.engine, self.port = node, engine, port
+        self._app, self._server = client.app, client.server.runner.server
+
+    def held(self):
+        """All that requests take while they are served."""
+        model = self.node.manager.models[0]
+        return {
+            "engine": self.engine.open,
+            "admission": [place.admission.outstanding for place in model.placements],
+            "backlog": [place.admission.backlog.jobs for place in model.placements],
+            "isolation": [len(place.isolation._inside) for place in model.placements],
+            "in use": model.activity.idle_since is None,
+            "requests": self.node.state.in_flight,
+            "tasks": len(asyncio.all_tasks()),
+            "connections": len(self._server.connections),
+            "stored": (self._app[RESPONSES].count, self._app[RESPONSES].size),
+        }
+
+    async def returns_to(self, before):
+        """Wait until no more is held than before."""
+        async with asyncio.timeout(10):
+            while self.held() != before:
+                await asyncio.sleep(0.001)
+
+    async def send(self, form, prompt, *, stream=True):
+        """Ask for an answer over a connection of its own."""
+        path, body, _ = FORMS[form]
+        data = json.dumps({"model": WRITER, "stream": stream} | body(prompt)).encode()
+        return await self.connect("POST", path, data)
+
+    async def connect(self, method, path, data=b""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        writer.write(head.encode() + data)
+        return reader, writer
+
+    async def whole(self, method, path):
+        """The status and body of a reply."""
+        reader, writer = await self.connect(method, path)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(body)
+
+    async def cut(self, form, tokens, *, stream=True, reset=False):
+        """Leave an answer after its first tokens, when all that there is to send has been sent; return that."""
+        kind = "call" if FORMS[form][2] == CALL else "write"
+        reader, writer = await self.send(form, f"{kind}, cut after {tokens}.", stream=stream)
+        await self.engine.pauses(2 if "two" in form else 1)
+        sent = await reader.read(1 << 20) if stream else b""
+        if reset:
+            writer.transport.abort()
+        else:
+            writer.close()
+        return sent.decode()
+
+
+async def leave(served, form, tokens, *, reset=False):
+    """As `Served.cut`; a response that was stored is told as cancelled, and deleted."""
+    sent = await served.cut(form, tokens, reset=reset)
+    assert sent.startswith("HTTP/1.1 200")
+    if FORMS[form][0] == "/v1/responses":
+        path = "/v1/responses/" + re.search(r"resp_\w+", sent)[0]
+        async with asyncio.timeout(10):
+            while (found := await served.whole("GET", path))[1]["status"] == "in_progress":
+                await asyncio.sleep(0.001)
+        assert (found[0], found[1]["status"]) == (200, "cancelled")
+        assert (await served.whole("DELETE", path))[0] == 200
+    return sent
+
+
+@contextlib.asynccontextmanager
+async def serving(store):
+    engine = PausingEngine()
+    async with application(writing_models(store, engine)) as (client, node):
+        server, loop = client.server.runner.server, asyncio.get_running_loop()
+        limits = ConnectionLimits(60.0, 60.0, 1024)
+        listener = await loop.create_server(
+            lambda: GuardedConnection(server, loop, limits, lambda _error: None, error_response), "127.0.0.1", 0
+        )
+        try:
+            yield Served(client, node, engine, listener.sockets[0].getsockname()[1])
+        finally:
+            listener.close()
+            for connection in server.connections:
+                connection.force_close()
+            await node.services.schemas.close()
+
+
+async def read_text(reader, writer):
+    """All of an answer, as it stands on the wire."""
+    async with asyncio.timeout(10):
+        sent = await reader.read()
+    writer.close()
+    return sent.decode()
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_nothing_is_left_of_a_stream_that_is_cut_at_any_event(store, form):
+    text = FORMS[form][2]
+    async with serving(store) as served:
+        engine = served.engine
+        tokens = len(engine.tokenizer.encode_prompt(text))
+        idle = served.held()
+        # The first starts what stays: the process that compiles schemas.
+        await leave(served, form, 0)
+        await served.returns_to(idle | {"tasks": ANY})
+        at_rest = served.held()
+        others = [await served.send(other, "write") for other in OTHERS]
+        await engine.pauses(len(others))
+        before = served.held()
+        lengths = []
+        for cut in range(tokens + 1):
+            lengths.append(len(await leave(served, form, cut, reset=cut % 2 == 0)))
+            await served.returns_to(before)
+        assert lengths[0] < lengths[-1] or form in SENT_LATER, "the cuts were not at different events"
+        for cut in (1, tokens):
+            await served.cut(form, cut, stream=False, reset=cut == 1)
+            await served.returns_to(before)
+        engine.go.set()
+        for other in others:
+            answer = await read_text(*other)
+            assert "".join(re.findall(r'"(?:content|text|response)":"([^"]*)"', answer)) == TEXT
+        await served.returns_to(at_rest)
