@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from backend_client._cli.os_errors import sentence
-from backend_client.errors import NPUError
+from backend_client._cli.reporting import reported
 from backend_client.settings import ClientSettings
 from backend_client.settings.variables import CONFIG_VARIABLE
 
@@ -33,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", action="append", dest="nodes", metavar="URL", help="a node; may be given again")
     parser.add_argument("--local-only", action="store_true", default=None, help="never ask the cloud")
     # Without a command the help is shown: a first look is no mistake.
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, start=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"backend_client._cli.commands.{name}").add_parser(subparsers)
@@ -52,30 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The commands for data sets have more: see `backend_client.bulk.ExitCode`.
     """
-    try:
-        parser = build_parser()
-        args = parser.parse_args(argv)
-        if args.run is None:
-            parser.print_help()
-            return 0
-        flags: dict[str, Any] = {
-            name: value for name in ("nodes", "local_only") if (value := getattr(args, name)) is not None
-        }
-        status: int = asyncio.run(args.run(args, ClientSettings.load(args.config, **flags)))
-        sys.stdout.flush()
-    except NPUError as error:
-        return _fail(error.message)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except BrokenPipeError:
-        # As `npu-client embed | head`: who reads our output has seen enough. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        return _fail(sentence(error))
-    return status
+    return reported(lambda: _main(argv))
 
 
-def _fail(message: str, status: int = 1) -> int:
-    print(f"npu-client: {message}", file=sys.stderr)
+def _main(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    flags: dict[str, Any] = {
+        name: value for name in ("nodes", "local_only") if (value := getattr(args, name)) is not None
+    }
+    settings = ClientSettings.load(args.config, **flags)
+    # A command that has a process of its own for its work starts its event loop there.
+    if args.start is not None:
+        status: int = args.start(args, settings)
+    else:
+        status = asyncio.run(args.run(args, settings))
+    sys.stdout.flush()
     return status

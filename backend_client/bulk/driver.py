@@ -12,6 +12,7 @@ from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.stores import OutputFailed
+from backend_client.bulk.supervisor import History
 from backend_client.bulk.together import cancelled
 from backend_client.errors import (
     AuthenticationFailed,
@@ -68,8 +69,8 @@ class TooManyRejected(NPUError):
 class Driver:
     """One run over the fragments that have no file yet.
 
-    `attempts`: a fragment that failed so often is quarantined. `report` is called after each change. `check` raises
-    TooManyRejected.
+    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included. `report` is called
+    after each change. `check` raises TooManyRejected.
     """
 
     def __init__(
@@ -80,10 +81,13 @@ class Driver:
         attempts: int,
         report: Callable[[Progress], None],
         check: Callable[[Progress], None],
+        history: History | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self._history = history or History()
         self._executor = executor
         self._progress = progress
+        self._progress.lost = self._history.lost
         self._attempts = attempts
         self._report = report
         self._check = check
@@ -92,7 +96,7 @@ class Driver:
 
     async def run(self, fragments: Iterable[Fragment]) -> None:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
-        waiting = deque(fragments)
+        waiting = deque(fragment for fragment in fragments if not self._deadly(fragment))
         running: dict[asyncio.Task[Receipt], Fragment] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
@@ -109,11 +113,19 @@ class Driver:
                     fragment = running.pop(task)
                     if self._settle(fragment, task):
                         waiting.append(fragment)
-                self._progress.lost = self._executor.lost
+                self._progress.lost = self._history.lost + self._executor.lost
                 self._report(self._progress)
         finally:
             await cancelled([*running, changed])
             self._progress.running = 0
+
+    def _deadly(self, fragment: Fragment) -> bool:
+        """Whether it has killed its process as often as it may fail; then it is quarantined."""
+        deaths = self._history.deaths.get(fragment.id, 0)
+        if deaths < self._attempts:
+            return False
+        self._progress.quarantined.append(Quarantined(fragment, deaths, "its process died"))
+        return True
 
     async def _attempt(self, fragment: Fragment) -> Receipt:
         failed = self._failed[fragment.id]
@@ -134,8 +146,9 @@ class Driver:
             raise error
         self._failed[fragment.id] += 1
         self._progress.failures += 1
-        if self._failed[fragment.id] < self._attempts:
+        failed = self._failed[fragment.id] + self._history.deaths.get(fragment.id, 0)
+        if failed < self._attempts:
             return True
         reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
-        self._progress.quarantined.append(Quarantined(fragment, self._failed[fragment.id], reason[:300]))
+        self._progress.quarantined.append(Quarantined(fragment, failed, reason[:300]))
         return False

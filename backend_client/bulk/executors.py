@@ -8,6 +8,7 @@ from typing import Protocol
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.receipts import Receipt
+from backend_client.bulk.supervisor import Note, noted
 from backend_client.bulk.worker import Probe, Worker
 
 
@@ -47,12 +48,13 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Processes fragments in this event loop, `window` at a time."""
+    """Processes fragments in this event loop, `window` at a time. `note` is told what is under way."""
 
-    def __init__(self, worker: Worker, window: int) -> None:
+    def __init__(self, worker: Worker, window: int, note: Note | None = None) -> None:
         self.lost = 0
         self._worker = worker
         self._window = window
+        self._note = note
 
     @property
     def slots(self) -> int:
@@ -69,7 +71,8 @@ class LocalExecutor:
 
     async def submit(self, fragment: Fragment) -> Receipt:
         """See Executor."""
-        return await self._worker.process(fragment)
+        with noted(self._note, fragment.id):
+            return await self._worker.process(fragment)
 
     async def changed(self) -> None:
         """See Executor: they never do."""

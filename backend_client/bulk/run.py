@@ -20,6 +20,7 @@ from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import Store, open_store
+from backend_client.bulk.supervisor import History, Note
 from backend_client.bulk.worker import Worker
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
@@ -47,13 +48,16 @@ async def run_job(
     *,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
+    history: History | None = None,
+    note: Note | None = None,
 ) -> BulkReport:
     """Do what is left of a job; interrupted anywhere, the same call continues it.
 
-    Works in this event loop, or with the executor, which it closes. Raises ConfigurationError for a job that is not
+    Works in this event loop, or with the executor, which it closes. `history` and `note` are a supervisor's. Raises
+    ConfigurationError for a job that is not
     the one in the output, OutputFailed, and NPUError when no node serves it.
     """
-    worker = executor or LocalExecutor(Worker(request, settings or ClientSettings.load()), request.window)
+    worker = executor or LocalExecutor(Worker(request, settings or ClientSettings.load()), request.window, note)
     began = time.monotonic()
     report = on_progress or (lambda _: None)
     try:
@@ -71,10 +75,11 @@ async def run_job(
             excluded = (await worker.probe(job)).excluded
             await worker.begin(job)
             check = _rejection_check(request.max_rejected, begun.mine)
-            driver = Driver(worker, progress, attempts=request.attempts, report=report, check=check)
+            driver = Driver(worker, progress, attempts=request.attempts, report=report, check=check, history=history)
             try:
                 check(progress)
-                await driver.run(begun.todo)
+                for together in _apart(begun.todo, history):
+                    await driver.run(together)
             except TooManyRejected as error:
                 code, message = ExitCode.TOO_MANY_REJECTED, error.message
     finally:
@@ -170,6 +175,15 @@ def _split(request: BulkRequest, job: BulkJob, store: Store, fragments: list[Fra
     mine = of_shard(fragments, request.shard)
     present = store.names()
     return _Begun(job, store, fragments, mine, [part for part in mine if part.name not in present])
+
+
+def _apart(fragments: list[Fragment], history: History | None) -> list[list[Fragment]]:
+    """What is processed together: first all that is above suspicion, then one suspect after another."""
+    suspects = history.suspects if history is not None else frozenset()
+    return [
+        [fragment for fragment in fragments if fragment.id not in suspects],
+        *([fragment] for fragment in fragments if fragment.id in suspects),
+    ]
 
 
 def _progress(begun: _Begun) -> Progress:

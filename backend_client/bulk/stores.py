@@ -93,6 +93,15 @@ def open_store(url: str, *, create: bool = True) -> Store:
     raise ConfigurationError(problem)
 
 
+def _ended(pid: str) -> bool:
+    """Whether that process of this machine has ended; one that nobody waited for is still listed, as a zombie."""
+    try:
+        stat = Path("/proc", pid, "stat").read_bytes()
+    except OSError:
+        return True
+    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]
+
+
 def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
     """The content of many small files; those that are gone are left out."""
     wanted = list(names)
@@ -179,7 +188,7 @@ class LocalStore:
         """See Store."""
         for path in self._root.glob(f"{_TEMPORARY}*"):
             machine, pid, *_ = path.name.removeprefix(_TEMPORARY).split("-")
-            if every or (machine == self._machine and pid.isdigit() and not Path("/proc", pid).exists()):
+            if every or (machine == self._machine and pid.isdigit() and _ended(pid)):
                 path.unlink(missing_ok=True)
 
     def _written(self, name: str, data: bytes) -> Path:
@@ -278,6 +287,6 @@ class ObjectStore:
         """See Store."""
         for path in Path(tempfile.gettempdir()).glob("npu-bulk-*-*"):
             pid = path.name.split("-")[2]
-            if pid.isdigit() and not Path("/proc", pid).exists():
+            if pid.isdigit() and _ended(pid):
                 path.unlink(missing_ok=True)
         _ = every

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from backend_client._cli.commands.dataset_progress import Bar, show_estimate, show_report
+from backend_client._cli.reporting import reported
 from backend_client.bulk import BulkRequest, ExitCode, run_job, status
 from backend_client.bulk.estimate import estimate
+from backend_client.bulk.supervisor import History, Note, supervise, supported
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 
@@ -29,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     embed = commands.add_parser("embed-dataset", help="embed every row of many files", description=__doc__)
     embed.add_argument("--text-column", default="text", help="the column with the texts (text)")
     embed.add_argument("--truncate", action="store_true", help="cut texts that are too long instead of rejecting them")
-    embed.set_defaults(run=run, kind="embed")
+    embed.set_defaults(run=run, start=start, kind="embed")
     generate = commands.add_parser("generate-dataset", help="answer every row of many files", description=__doc__)
     columns = generate.add_mutually_exclusive_group()
     columns.add_argument("--prompt-column", help="the column with the prompts (prompt)")
@@ -41,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     generate.add_argument("--seed", type=int)
     generate.add_argument("--stop", action="append", help="end the answer before this; may be given again")
     generate.add_argument("--response-schema", type=Path, metavar="FILE", help="JSON Schema that every answer follows")
-    generate.set_defaults(run=run, kind="generate")
+    generate.set_defaults(run=run, start=start, kind="generate")
     for parser in (embed, generate):
         _add_common(parser)
 
@@ -62,6 +64,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, help="requests under way at once (3 batches or 8 prompts a node)")
     parser.add_argument("--attempts", type=int, default=3, help="failures of a fragment until it is quarantined (3)")
     parser.add_argument("--max-rejected", type=float, default=0.001, metavar="SHARE", help="of the rows (0.001)")
+    parser.add_argument("--in-process", action="store_true", help="no child process: a crash ends the run")
     parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
     parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
@@ -70,8 +73,17 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
 
 
-async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Run the job, or show what there is."""
+def start(args: argparse.Namespace, settings: ClientSettings) -> int:
+    """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray the actors do that."""
+    if args.status or args.dry_run or args.ray is not None or args.in_process or not supported():
+        return asyncio.run(run(args, settings))
+    return supervise(lambda history, note: reported(lambda: asyncio.run(run(args, settings, history, note))))
+
+
+async def run(
+    args: argparse.Namespace, settings: ClientSettings, history: History | None = None, note: Note | None = None
+) -> int:
+    """Run the job, or show what there is. `history` and `note` are the supervisor's."""
     request = _request(args)
     if args.status:
         show_report(await status(request), as_json=args.json)
@@ -86,7 +98,7 @@ async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
 
         executor = await RayExecutor.connect(args.ray, request, settings, start_nodes=args.start_nodes)
     with _interruptible(), Bar(as_json=args.json) as bar:
-        report = await run_job(request, settings, executor=executor, on_progress=bar.update)
+        report = await run_job(request, settings, executor=executor, on_progress=bar.update, history=history, note=note)
     show_report(report, as_json=args.json)
     return int(report.exit_code)
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from backend_client.testing import fake_vector
 
 PARQUET_ROWS, JSON_ROWS = 700, 300
+ROWS_PER_GROUP = 150
 
 
 def make_input(directory):
@@ -15,7 +16,7 @@ def make_input(directory):
     directory.mkdir()
     texts = [f"row {number} ä" for number in range(PARQUET_ROWS)]
     table = pa.table({"id": list(range(PARQUET_ROWS)), "text": texts})
-    pq.write_table(table, directory / "a.parquet", row_group_size=150)
+    pq.write_table(table, directory / "a.parquet", row_group_size=ROWS_PER_GROUP)
     lines = [f"line {number} ö" for number in range(JSON_ROWS)]
     rows = [json.dumps({"id": number, "text": text}) for number, text in enumerate(lines)]
     rows[100:100] = ['{"id": "surrogate", "text": "\\ud800"}', '{"id": "null", "text": null}', "not JSON"]

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -22,11 +23,9 @@ class Drivers:
     def __init__(self, process):
         self._process = process
 
-    def start(self, source, out, *, step=None, sign="SIGKILL", occurrence=1, largest_file=None, shard=None):
-        """The process id of a driver that gets the signal when it reaches the step for the nth time."""
-        order = {"source": str(source), "out": str(out), "step": step, "sign": sign, "occurrence": occurrence}
-        order |= {"largest_file": largest_file, "shard": shard}
-        return self._ask({"start": order})
+    def start(self, source, out, **how):
+        """The process id of a driver; `how` are the arguments of `_drive`."""
+        return self._ask({"start": {"source": str(source), "out": str(out), **how}})
 
     def wait(self, pid):
         """The exit status of a driver; negative for the signal that ended it."""
@@ -79,10 +78,26 @@ def _serve():
         print(answer, flush=True)
 
 
-def _drive(source, out, step, sign, occurrence, largest_file, shard):
+def _drive(
+    source,
+    out,
+    step=None,
+    sign="SIGKILL",
+    occurrence=1,
+    to_driver=False,
+    largest_file=None,
+    shard=None,
+    deadly=None,
+):
+    """Run a job. Its process gets the signal when it reaches the step for the nth time; `to_driver`: its parent does.
+
+    `deadly` is (row, signal, times): the fragment of the Parquet file that begins at the row ends its process so often.
+    """
     from backend_client._cli.main import main
     from backend_client.bulk import steps
 
+    # Ignored in what a shell starts in the background, as this run of the tests may be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     left = occurrence
 
     def kill(name):
@@ -90,9 +105,17 @@ def _drive(source, out, step, sign, occurrence, largest_file, shard):
         if name == step:
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), getattr(signal, sign))
+                if sign == "SIGKILL":
+                    # The driver, and with it its child, which this is.
+                    os.kill(os.getppid(), signal.SIGKILL)
+                if to_driver:
+                    _signal_parent(getattr(signal, sign))
+                else:
+                    os.kill(os.getpid(), getattr(signal, sign))
 
     steps.observe(kill)
+    if deadly is not None:
+        _make_deadly(f"{out}.deaths", *deadly)
     if largest_file:
         # Bytecode that is cut off at the limit would break every later import of its module.
         sys.dont_write_bytecode = True
@@ -104,6 +127,36 @@ def _drive(source, out, step, sign, occurrence, largest_file, shard):
     # Two thirds of a fragment in a process's memory at once would hide a fault of the order of its steps.
     arguments = [source, out, "--rows-per-fragment", str(ROWS_PER_FRAGMENT), "--max-rejected", "0.1", "--patience", "5"]
     return main(["embed-dataset", *arguments, *(["--shard", shard] if shard else [])])
+
+
+def _signal_parent(number):
+    """Send the signal to the parent, and wait until it has come back to this process."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno())
+    os.kill(os.getppid(), number)
+    got = reader.recv(1)
+    signal.set_wakeup_fd(before)
+    # To the event loop, whose place this took.
+    os.write(before, got)
+
+
+def _make_deadly(account, row, sign, times):
+    """Every process that begins with the fragment of that row notes it in a file, and dies until `times` have."""
+    from backend_client.bulk.worker import Worker
+
+    process = Worker.process
+
+    async def dying(self, fragment):
+        if fragment.file.form == "parquet" and fragment.start == row:
+            file = os.open(account, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            os.write(file, b"x")
+            if os.fstat(file).st_size <= times:
+                os.kill(os.getpid(), getattr(signal, sign))
+            os.close(file)
+        return await process(self, fragment)
+
+    Worker.process = dying
 
 
 if __name__ == "__main__":

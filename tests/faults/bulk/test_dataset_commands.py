@@ -12,7 +12,8 @@ from backend_client.bulk.receipts import Receipt
 from backend_client.testing import FakeFleet, status
 from tests.faults.bulk.data_sets import make_input
 
-ARGUMENTS = ["--rows-per-fragment", "100", "--max-rejected", "0.1"]
+# In this process, which has threads: the child process has tests of its own, test_deadly_fragments.py.
+ARGUMENTS = ["--in-process", "--rows-per-fragment", "100", "--max-rejected", "0.1"]
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_status_of_nothing_says_so(tmp_path, capsys):
 )
 def test_wrong_usage_is_explained(source, tmp_path, capsys, monkeypatch, more, message):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert main(["embed-dataset", source, str(tmp_path / "out"), *more]) == 1
+    assert main(["embed-dataset", source, str(tmp_path / "out"), "--in-process", *more]) == 1
     assert message in capsys.readouterr().err
 
 
@@ -86,7 +87,7 @@ def test_prompts_and_conversations_are_answered(fleet, tmp_path):
     for column, count in (("prompt", 21), ("messages", 20)):
         out = tmp_path / column
         command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(out), f"--{column}-column", column]
-        assert main([*command, "--max-tokens", "9", "--max-rejected", "0.5"]) == 0
+        assert main([*command, "--in-process", "--max-tokens", "9", "--max-rejected", "0.5"]) == 0
         (path,) = out.glob("part-*")
         rows = pq.read_table(path).to_pylist()
         assert len(rows) == count
@@ -102,7 +103,10 @@ def test_an_answer_that_breaks_the_schema_is_set_aside(fleet, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "good"}\n{"prompt": "bad"}\n')
     (tmp_path / "schema.json").write_text("{}")
     command = ["generate-dataset", str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
-    assert main([*command, "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.5"]) == 0
+    assert (
+        main([*command, "--in-process", "--response-schema", str(tmp_path / "schema.json"), "--max-rejected", "0.5"])
+        == 0
+    )
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()
     assert json.loads(rejected.read_text())["reason"] == "the answer does not match the schema"
     assert fleet.assert_sent("/v1/chat/completions").body["response_format"]["type"] == "json_schema"

@@ -1,0 +1,32 @@
+"""How a command ends: errors as one sentence on standard error, and an exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from backend_client._cli.os_errors import sentence
+from backend_client.errors import NPUError
+
+
+def reported(work: Callable[[], int]) -> int:
+    """The status of `work`, or that of the error it raised: 1 with a message, 130 when it was interrupted."""
+    try:
+        return work()
+    except NPUError as error:
+        return _fail(error.message)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # As `npu-client embed | head`: who reads our output has seen enough. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        return _fail(sentence(error))
+
+
+def _fail(message: str, status: int = 1) -> int:
+    print(f"npu-client: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,207 @@
+"""A run in a child process: a fragment that kills its process is found and quarantined, and the others are done.
+
+The child reports which fragments are under way; when it dies, the next one processes the suspects last and alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+# Deaths without a fragment done in between: then it is not the fragments.
+_MOST_IN_A_ROW = 20
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+
+Note = Callable[[str, bool], None]
+"""Called with a fragment's id when its processing begins (True) and when it has ended (False)."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """How the processes before this one died. `deaths` counts, by fragment, those that happened while nothing else was
+    under way; `suspects` were under way at some death.
+    """
+
+    deaths: Mapping[str, int] = field(default_factory=dict)
+    suspects: frozenset[str] = frozenset()
+    lost: int = 0
+
+    def after(self, under_way: frozenset[str]) -> History:
+        """The history after one more death."""
+        deaths = dict(self.deaths)
+        if len(under_way) == 1:
+            (blamed,) = under_way
+            deaths[blamed] = deaths.get(blamed, 0) + 1
+        return History(deaths, self.suspects | under_way, self.lost + 1)
+
+
+def supported() -> bool:
+    """Whether this platform can run a job in a child process."""
+    return hasattr(os, "fork")
+
+
+def supervise(work: Callable[[History, Note], int]) -> int:
+    """Run `work` in a child process, again after each death. Returns its status; 1, with a message, when it
+    gives up.
+
+    To be called before this process has threads. SIGTERM and SIGINT are passed on; the child ends with this process.
+    """
+    history, in_a_row = History(), 0
+    while True:
+        end = _once(work, history)
+        if end.status >= 0:
+            return end.status
+        name = signal.Signals(-end.status).name
+        if end.stopped:
+            return 130
+        in_a_row = 1 if end.progressed else in_a_row + 1
+        if not end.under_way:
+            return _give_up(f"the process was ended by {name} while no fragment was under way")
+        if in_a_row >= _MOST_IN_A_ROW:
+            return _give_up(
+                f"the process was ended by {name}, {in_a_row} times in a row without a fragment done in between"
+            )
+        history = history.after(end.under_way)
+        print(
+            f"npu-client: the process was ended by {name} with {len(end.under_way)} fragments under way; it is started "
+            "again",
+            file=sys.stderr,
+        )
+
+
+def _give_up(what: str) -> int:
+    print(f"npu-client: {what}; what was committed is kept: the same command continues", file=sys.stderr)
+    return 1
+
+
+@dataclass(slots=True)
+class _End:
+    """How a child ended: `status` is negative for a signal. `stopped`: by a signal that was passed on to it."""
+
+    status: int = 0
+    under_way: frozenset[str] = frozenset()
+    progressed: bool = False
+    stopped: bool = False
+
+
+def _once(work: Callable[[History, Note], int], history: History) -> _End:
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    # Blocked until both processes have their handlers: a signal in between would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        child = os.fork()
+        if child == 0:
+            _child(work, history, writer, parent)
+        os.close(writer)
+        with os.fdopen(reader, "rb", buffering=0) as events, _signals() as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            end = _watched(child, events, signals)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    _, status = os.waitpid(child, 0)
+    end.status = os.waitstatus_to_exitcode(status)
+    return end
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket with the numbers of the signals that arrive while the block runs.
+
+    A handler would not do: a signal that arrives just before a call that blocks is handled after it.
+    """
+    numbers, writer = socket.socketpair()
+    with numbers, writer:
+        writer.setblocking(False)
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        # A shell starts what goes on in the background with SIGINT ignored, and so it stays.
+        heeded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        try:
+            yield numbers
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+
+
+def _watched(child: int, events: BinaryIO, signals: socket.socket) -> _End:
+    """Pass signals on to the child until it has ended; what it noted until then."""
+    end, under_way, rest = _End(), set[str](), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(events, selectors.EVENT_READ)
+        selector.register(signals, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if signals in ready:
+                for number in set(signals.recv(64)) & set(_FORWARDED):
+                    end.stopped = True
+                    os.kill(child, number)
+            if events not in ready:
+                continue
+            data = events.read(65536)
+            if not data:
+                end.under_way = frozenset(under_way)
+                return end
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                fragment = line[1:].decode()
+                if line.startswith(b"+"):
+                    under_way.add(fragment)
+                else:
+                    under_way.discard(fragment)
+                    end.progressed = True
+
+
+def _child(work: Callable[[History, Note], int], history: History, writer: int, parent: int) -> None:
+    """What the child does; does not return."""
+    status = 1
+    try:
+        # A process group of its own: Ctrl-C of a terminal reaches it once, through its parent.
+        os.setpgid(0, 0)
+        _end_with(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        status = work(history, lambda fragment, begun: _write(writer, fragment, begun))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    except BaseException:  # noqa: BLE001  (what would be printed at the end of a process)
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _write(writer: int, fragment: str, begun: bool) -> None:
+    os.write(writer, f"{'+' if begun else '-'}{fragment}\n".encode())
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, where the system can do that; at once if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def noted(note: Note | None, fragment: str) -> Iterator[None]:
+    """The block processes the fragment."""
+    if note is None:
+        yield
+        return
+    note(fragment, True)
+    try:
+        yield
+    finally:
+        note(fragment, False)
