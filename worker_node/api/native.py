@@ -135,7 +135,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
     sampling = parameters.sampling(parameters.NATIVE, body.model_dump(exclude_unset=True))
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     wanted = GenerationRequest(context, prompt, sampling, body.model)
-    async with generate(node.services, wanted) as run:
+    async with generate(node.services, wanted, whole=not body.stream) as run:
         if body.stream:
             return await _stream(request, run)
         text: list[str] = []

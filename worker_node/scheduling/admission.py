@@ -72,6 +72,10 @@ class Permit:
         self._backlog.measured(*prefilled)
         self._backlog.progressed(self._job, tokens, at=self._clock() if at is None else at)
 
+    def restarted(self) -> None:
+        """The engine ended, and another begins with the request anew."""
+        self._backlog.restart(self._job, self._clock())
+
     def answered(self, *, by_itself: bool) -> None:
         """The answer ended by itself, or was cut at its limit."""
         self._backlog.answered(self._job, by_itself=by_itself)

@@ -106,6 +106,12 @@ class Backlog:
         self._sequences.remove(job, now)
         self._estimates.clear()
 
+    def restart(self, job: AdmittedJob, now: float) -> None:
+        """Another engine begins a job anew: what the first one did of it, and its pause, tell nothing."""
+        self.remove(job, now)
+        job.since, job.generated = now, 0
+        self.add(job)
+
     def measured(self, tokens: int, seconds: float) -> None:
         """The engine computed so many tokens of texts or prompts in so many seconds."""
         self._prefill_s += seconds

@@ -51,15 +51,18 @@ def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
 
 
 @asynccontextmanager
-async def generate_choices(services: Services, requests: Sequence[GenerationRequest]) -> AsyncIterator[Choices]:
+async def generate_choices(
+    services: Services, requests: Sequence[GenerationRequest], *, whole: bool = False
+) -> AsyncIterator[Choices]:
     """Run the generations side by side for as long as the block lasts; leaving it early cancels them all.
 
+    `whole`: see `generate`.
     Raises what `generate` raises; the failure of one is the failure of all.
     """
     if requests[0].context.dry_run:
         raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
-        runs = [await stack.enter_async_context(generate(services, request)) for request in requests]
+        runs = [await stack.enter_async_context(generate(services, request, whole=whole)) for request in requests]
         written = [0] * len(runs)
         events = _only(runs[0], written) if len(runs) == 1 else _merged(runs, written)
         yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)), written)

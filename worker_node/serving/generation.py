@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -55,7 +55,7 @@ class GenerationRun:
 
     @property
     def route(self) -> Route:
-        """Where it runs now; it may be run again elsewhere until its first token is out."""
+        """Where it runs now; it may be run again elsewhere until something of the answer is out."""
         return replace(self.runs.place.route, unproven=self.proof.unread)
 
     def head(self) -> Route:
@@ -65,9 +65,12 @@ class GenerationRun:
 
 
 @asynccontextmanager
-async def generate(services: Services, request: GenerationRequest) -> AsyncIterator[GenerationRun]:
+async def generate(
+    services: Services, request: GenerationRequest, *, whole: bool = False
+) -> AsyncIterator[GenerationRun]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
+    For an answer that is sent as a `whole`, events come when it is complete: until then it can be run again.
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
     EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
     Overloaded.
@@ -96,7 +99,7 @@ async def generate(services: Services, request: GenerationRequest) -> AsyncItera
             proof = Proof.of(place.route, context, strict=services.require_proof)
             watch = _Watch(operation, services.telemetry, proof, progress := AnswerProgress())
             async with (
-                aclosing(_run(request, prepared, runs, tokenize_s, watch)) as events,
+                aclosing(_run(request, prepared, runs, tokenize_s, watch, whole=whole)) as events,
                 aclosing(_counted(services.telemetry, operation, runs, events)) as counted,
             ):
                 if not proof.required:
@@ -134,74 +137,112 @@ async def _counted(
             yield event
 
 
+class _Answer:
+    """What has come of an answer: its text, and what its last event tells."""
+
+    def __init__(self, request: GenerationRequest, prepared: PreparedGeneration, submitted: float) -> None:
+        use = request.tool_use
+        self._model = prepared.model
+        self._text = AnswerText(prepared.model.tokenizer, request.sampling)
+        self._reader = PieceReader(prepared.prompt.parser, single=use is not None and use.single)
+        self._finish = FinishReason.STOP
+        self._prompt_tokens = prepared.prompt.count
+        self._reasoning_tokens = 0
+        self._busy_shared = False
+        self.tokens = 0
+        self.busy_us: int | None = None
+        self._submitted = submitted
+        # Monotonic, as known once there is a token.
+        self.started = submitted
+        self.first_token: float | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has ended, whatever the engine still sends."""
+        return self._text.ended
+
+    def push(self, delta: TokenDelta) -> Iterator[Piece]:
+        """Add tokens; yields the pieces that are certain now."""
+        self.tokens += len(delta.tokens)
+        logprobs = _logprobs(self._model, delta) if delta.logprobs else ()
+        yield from self._reader.read(self._text.push(delta.tokens), logprobs)
+        self._reasoning_tokens += len(delta.tokens) if self._reader.reasoning else 0
+        self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
+        self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
+        if delta.finish is not None and not self.stopped:
+            self._finish = FinishReason(delta.finish)
+
+    def flush(self) -> Iterator[Piece]:
+        """What was held back, at the end."""
+        yield from self._reader.finish(self._text.flush())
+
+    def finished(self, arrived: float, tokenize_s: float) -> Finished:
+        """The last event, now."""
+        now = time.monotonic()
+        return Finished(
+            finish_reason=_reason(self._finish, stopped=self.stopped, called=self._reader.called),
+            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens),
+            timing=Timing(
+                queue=max(0.0, self.started - self._submitted) * 1e3,
+                tokenize=tokenize_s * 1e3,
+                inference=(now - self.started) * 1e3,
+                total=(now - arrived) * 1e3,
+                first_token=None if self.first_token is None else (self.first_token - arrived) * 1e3,
+            ),
+            npu_busy_delta_us=self.busy_us,
+            npu_busy_shared=self._busy_shared,
+            stop_sequence=self._text.matched,
+        )
+
+
 async def _run(
     request: GenerationRequest,
     prepared: PreparedGeneration,
     runs: Runs,
     tokenize_s: float,
     watch: _Watch,
+    *,
+    whole: bool,
 ) -> AsyncGenerator[Piece | Finished, None]:
     """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
-    model, prompt = prepared.model, prepared.prompt
-    arrived = request.context.arrived
-    submitted = started = time.monotonic()
+    submitted = time.monotonic()
     watch.operation.submitted(runs.place.placement.engine)
-    first_token: float | None = None
-    completion_tokens = reasoning_tokens = 0
-    busy_us, busy_shared = None, False
-    prompt_tokens = prompt.count
-    finish = FinishReason.STOP
-    text = AnswerText(model.tokenizer, request.sampling)
-    use = request.tool_use
-    reader = PieceReader(prompt.parser, single=use is not None and use.single)
+    answer, held = _Answer(request, prepared, submitted), list[Piece]()
 
     def job(place: Place) -> GenerateJob:
-        return generate_job(request, prompt, place.candidate, model.max_tokens_limit)
+        return generate_job(request, prepared.prompt, place.candidate, prepared.model.max_tokens_limit)
 
-    async with aclosing(run_again(runs, job, TokenDelta)) as deltas:
+    def begin_anew() -> None:
+        nonlocal answer
+        answer = _Answer(request, prepared, submitted)
+        held.clear()
+
+    async with aclosing(run_again(runs, job, TokenDelta, begin_anew if whole else None)) as deltas:
         async for delta in deltas:
-            if first_token is None:
+            if answer.first_token is None:
                 count = watch.telemetry.token_counter(runs.place.route)
                 watch.proof.check(delta.busy_us)
-                first_token = time.monotonic()
-                started = delta.started or submitted
-                watch.operation.started(started)
-                watch.operation.first_token(delta.at or first_token)
-            completion_tokens += len(delta.tokens)
-            watch.progress.tokens = completion_tokens
+                answer.first_token = time.monotonic()
+                answer.started = delta.started or submitted
+                watch.operation.started(answer.started)
+                watch.operation.first_token(delta.at or answer.first_token)
             count(len(delta.tokens))
             runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
-            logprobs = _logprobs(model, delta) if delta.logprobs else ()
-            for piece in reader.read(text.push(delta.tokens), logprobs):
-                yield piece
-            reasoning_tokens += len(delta.tokens) if reader.reasoning else 0
-            busy_us, busy_shared = delta.busy_us, delta.busy_shared
-            prompt_tokens = delta.prompt_tokens or prompt_tokens
-            if text.ended or delta.finish is not None:
+            watch.progress.tokens = answer.tokens + len(delta.tokens)
+            for piece in answer.push(delta):
+                if whole:
+                    held.append(piece)
+                else:
+                    yield piece
+            if answer.stopped or delta.finish is not None:
                 watch.operation.ended(delta.at or time.monotonic())
-                runs.permit.answered(by_itself=text.ended or delta.finish == FinishReason.STOP)
-            if text.ended:
+                runs.permit.answered(by_itself=answer.stopped or delta.finish == FinishReason.STOP)
+            if answer.stopped:
                 break
-            if delta.finish is not None:
-                finish = FinishReason(delta.finish)
-    watch.proof.check(busy_us)
-    for piece in reader.finish(text.flush()):
+    watch.proof.check(answer.busy_us)
+    for piece in [*held, *answer.flush()]:
         yield piece
-    now = time.monotonic()
-    yield Finished(
-        finish_reason=_reason(finish, stopped=text.ended, called=reader.called),
-        usage=Usage(prompt_tokens, completion_tokens, reasoning_tokens),
-        timing=Timing(
-            queue=max(0.0, started - submitted) * 1e3,
-            tokenize=tokenize_s * 1e3,
-            inference=(now - started) * 1e3,
-            total=(now - arrived) * 1e3,
-            first_token=None if first_token is None else (first_token - arrived) * 1e3,
-        ),
-        npu_busy_delta_us=busy_us,
-        npu_busy_shared=busy_shared,
-        stop_sequence=text.matched,
-    )
+    yield answer.finished(request.context.arrived, tokenize_s)
 
 
 def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReason:

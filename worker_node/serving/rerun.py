@@ -1,4 +1,5 @@
-"""Runs a request again when its engine dies before anything of the answer is out.
+"""Runs a request again when its engine dies before anything of the answer is out: before the first token of a stream,
+before the end of an answer that is sent as a whole.
 
 Again means: on the next placement, or on the same engine when it has been started again, as long as the deadline allows
 it. A request that is suspected of the engine's death is run apart from others (`hosting.isolation`), and one that takes
@@ -158,8 +159,13 @@ class Runs:
             raise DeadlineExceeded("the deadline passed before the engine was started again") from error
 
 
-async def run_again(runs: Runs, make_job: Callable[[Place], Job], result: type[R]) -> AsyncGenerator[R, None]:
-    """Yield a job's results as `Engine.run` does, over as many runs as it takes until the first result."""
+async def run_again(
+    runs: Runs, make_job: Callable[[Place], Job], result: type[R], begin_anew: Callable[[], None] | None = None
+) -> AsyncGenerator[R, None]:
+    """Yield a job's results as `Engine.run` does, over as many runs as it takes until the first result.
+
+    With `begin_anew` over as many as it takes until the last one: when that is called the results so far are void.
+    """
     while True:
         place = runs.place
         job = make_job(place)
@@ -174,9 +180,12 @@ async def run_again(runs: Runs, make_job: Callable[[Place], Job], result: type[R
                         yield item
                 return
         except EngineUnavailable as error:
-            if yielded:
+            if yielded and begin_anew is None:
                 raise
             await runs.again(key, error)
+            if yielded and begin_anew is not None:
+                runs.permit.restarted()
+                begin_anew()
 
 
 async def _held_back(

@@ -234,9 +234,13 @@ async def _load_or_unload(
 async def _answer(
     request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
 ) -> web.StreamResponse:
-    async with keeping(request, model, body.keep_alive), generate(request.app[NODE].services, wanted) as run:
+    whole = body.stream is False
+    async with (
+        keeping(request, model, body.keep_alive),
+        generate(request.app[NODE].services, wanted, whole=whole) as run,
+    ):
         frames = form(body.model, Loading(run.loading_s))
-        if body.stream is not False:
+        if not whole:
             return await _stream(request, run, frames)
         async for event in run.events:
             if isinstance(event, Finished):

@@ -105,7 +105,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     top = limited(request, "top_logprobs", body.top_logprobs or 0, known_alternatives(body.temperature))
     async with (
         keeping(request, body.model, body.keep_alive),
-        generate_choices(node.services, body.requests(context)) as choices,
+        generate_choices(node.services, body.requests(context), whole=not body.stream) as choices,
     ):
         envelope = Envelope(new_id("chatcmpl-"), choices.routes[0].model)
         if body.stream:

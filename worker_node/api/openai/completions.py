@@ -189,7 +189,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     echoes = body.echoes((await generation_model(node.manager, body.model)).tokenizer)
     async with (
         keeping(request, body.model, body.keep_alive),
-        generate_choices(node.services, body.requests(context)) as made,
+        generate_choices(node.services, body.requests(context), whole=not body.stream) as made,
     ):
         choices = _without_answers(made) if body.prompt_alone else made
         envelope = Envelope(new_id("cmpl-"), choices.routes[0].model)

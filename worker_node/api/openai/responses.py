@@ -34,7 +34,8 @@ async def _responses(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
     conversation = Conversation(request, body)
-    async with generate(request.app[NODE].services, body.request(context, conversation.items)) as run:
+    wanted = body.request(context, conversation.items)
+    async with generate(request.app[NODE].services, wanted, whole=not body.stream) as run:
         response = _Response(body, run.route, stored=conversation.stored)
         if body.stream:
             return await _stream(request, run, response, conversation)
