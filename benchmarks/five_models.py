@@ -146,13 +146,13 @@ async def run(url: str, seconds: float, seed: int) -> Outcome:
     return seen
 
 
-def measure(seconds: float, seed: int = 1) -> Outcome:
+def measure(seconds: float, seed: int = 1, **more: str) -> Outcome:
     """Start a node with the five models, none of them configured, and ask it for so long."""
     with tempfile.TemporaryDirectory(dir=ModelStore().root.parent) as directory:
         root = Path(directory)
         copy_models(root)
         settings = {"NPU_NODE_MODEL_STORE": directory, "NPU_NODE_MODELS": "[]", "NPU_NODE_MEMORY_BUDGET": str(BUDGET)}
-        with start_node(ready=False, **settings) as node:
+        with start_node(ready=False, **settings, **more) as node:
             before = LoopTime.of(node.process.pid)
             seen = asyncio.run(run(node.url, seconds, seed))
             seen.loop = LoopTime.of(node.process.pid).since(before)
@@ -164,8 +164,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine-nice", default="5", help="the node's setting engine_nice")
     args = parser.parse_args()
-    seen = measure(args.seconds, args.seed)
+    seen = measure(args.seconds, args.seed, NPU_NODE_ENGINE_NICE=args.engine_nice)
     print(f"answers: {dict(seen.answers)}; lost: {len(seen.lost)} {seen.lost[:5]}")
     print(f"most memory: {seen.most / 1e6:.0f} MB of {BUDGET / 1e6:.0f} ({seen.most / BUDGET:.0%})")
     print(f"event loop lag p99.9: at most {seen.lag_p999 * 1e3:.0f} ms")

@@ -44,7 +44,7 @@ class StaticEncoderOptions(BlobOptions):
         Len(1),
         Option(
             "lengths in tokens that the model is compiled for; a text runs in the smallest that holds it",
-            default="32, 64, 128 … up to the model's limit",
+            default="16, 24, 32, 64, 128 … up to the model's limit",
         ),
     ] = ()
     npu_batch_size: Annotated[int, Ge(1), Le(64), Option("texts of one run")] = 1

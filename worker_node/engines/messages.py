@@ -27,6 +27,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
     runner's own. `loads` names files beside the model's own that it loads, for the reason if it dies of them.
+    `nice` is added to the edge's own nice value.
     """
 
     model_id: str
@@ -37,6 +38,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     options: dict[str, object]
     emulated: bool = False
     loads: str | None = None
+    nice: int = 0
 
 
 class Job(Protocol):

@@ -143,6 +143,7 @@ def _placement(
         options=asdict(options),
         emulated=emulated,
         loads=None if blobs is None else f"the blobs in {blobs}",
+        nice=settings.engine_nice,
     )
     hosting = HostingLimits(
         load_timeout_s=settings.load_timeout_s,

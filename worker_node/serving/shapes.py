@@ -7,13 +7,15 @@ from typing import Any
 from worker_node.serving.task import Shapes
 from worker_node.settings import ModelSettings
 
-SMALLEST_BUCKET = 32
+# Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
+_SHORT = (16, 24)
+_DOUBLED = 32
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:
-    """32, 64, 128 … and the limit itself, in tokens."""
-    buckets = []
-    length = SMALLEST_BUCKET
+    """16, 24, 32, 64, 128 … and the limit itself, in tokens."""
+    buckets = [length for length in _SHORT if length < limit]
+    length = _DOUBLED
     while length < limit:
         buckets.append(length)
         length *= 2

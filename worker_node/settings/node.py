@@ -180,6 +180,13 @@ class NodeSettings(BaseSettings):
         description="bytes by which an engine process may grow before it is replaced, without the loss of a "
         "request (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
     )
+    engine_nice: int = Field(
+        default=5,
+        ge=0,
+        le=19,
+        description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
+        "does not wait for a core until they pause (docs/performance.md)",
+    )
     memory_budget: int | None = Field(
         default=None,
         gt=0,

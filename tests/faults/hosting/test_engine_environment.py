@@ -1,5 +1,6 @@
 """An engine process has none of the secrets of its node in its environment."""
 
+import os
 from pathlib import Path
 
 from tests.faults.hosting.test_engine_faults import running, until
@@ -24,6 +25,17 @@ async def test_an_engine_inherits_no_secret(monkeypatch):
     assert SECRET.encode() not in environment
     assert b"OPENVINO_LOG_LEVEL=1" in environment
     assert b"PATH=" in environment
+
+
+def threads_of(pid):
+    return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+
+
+async def test_every_thread_of_an_engine_has_a_lower_priority_than_the_edge():
+    async with running(nice=7) as engine:
+        status = await until(engine, EngineState.READY)
+        lowered = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads_of(status.pid)} == {lowered}
 
 
 def test_a_tool_keeps_its_own_variables_and_gets_none_of_the_nodes():

@@ -11,6 +11,7 @@ import time
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -42,9 +43,9 @@ def spec(**options):
 
 
 @asynccontextmanager
-async def running(canary=no_canary, limits=None, **options):
+async def running(canary=no_canary, limits=None, nice=0, **options):
     limits = limits or HostingLimits(liveness=LivenessLimits(20.0), restart=QUICK)
-    engine = SupervisedEngine(spec(**options), canary, limits)
+    engine = SupervisedEngine(msgspec.structs.replace(spec(**options), nice=nice), canary, limits)
     engine.start()
     try:
         yield engine

@@ -68,6 +68,7 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
     assert cache.parent == built.root / "m"
     assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
     assert on_cpu.engine.spec.options["cache_dir"] is None
+    assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 
 
 def test_a_model_may_have_a_cache_of_its_own(built, tmp_path):
