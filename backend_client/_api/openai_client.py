@@ -10,7 +10,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from backend_client._api.client_base import ClientBase
 from backend_client._api.loop_thread import LoopThread
-from backend_client._api.openai_routes import HttpReply, OpenAIRoutes
+from backend_client._api.openai_replies import HttpReply
+from backend_client._api.openai_routes import OpenAIRoutes
 from backend_client._protocol.sdk_http import httpx
 from backend_client.errors import ClientClosed, DeadlineExceeded
 

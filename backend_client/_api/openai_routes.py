@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from backend_client._api.client_base import ClientBase
-from backend_client._protocol.dialect import FORMS, StreamEvent
+from backend_client._api.openai_replies import (
+    HttpReply,
+    embedding_reply,
+    error_reply,
+    json_reply,
+    refusal,
+    streamed,
+    whole_reply,
+)
+from backend_client._protocol.dialect import FORMS
 from backend_client._protocol.forms import read_form
-from backend_client._protocol.jobs import EmbedJob, EventStream, Exchange
+from backend_client._protocol.jobs import EmbedJob, Exchange
 from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.errors import (
-    AuthenticationFailed,
     DeadlineExceeded,
-    FleetOverloaded,
-    NPUError,
     NPUUnavailableError,
     RequestRejected,
 )
-from backend_client.results import EmbedBatch, RawReply
 
 _KINDS: Mapping[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
 _WHOLE = frozenset({"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize"})
 _UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 # Values of form fields, which are lists: replies that are not JSON.
 _PLAIN = [["text"], ["srt"], ["vtt"]]
-_TRUE = [["true"], ["1"]]
+_FALSE = [["false"], ["False"], ["0"]]
 _STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DEVICES = frozenset({"NPU", "GPU", "CPU"})
-# About a connection, not about the reply.
-_HOP = frozenset({"content-length", "transfer-encoding", "content-encoding", "connection", "keep-alive", "date"})
-
-
-@dataclass(slots=True)
-class HttpReply:
-    """A reply for the SDK: `content` whole, or as it comes."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes | AsyncIterator[bytes] = field(repr=False)
 
 
 class OpenAIRoutes:
@@ -74,11 +66,11 @@ class OpenAIRoutes:
             data = _json_object(body)
             if path in FORMS or path in _WHOLE:
                 return await self._post(path, data, options, timeout, refused)
-            return _error(404, "not_found", f"the fleet serves no {path}")
+            return error_reply(404, "not_found", f"the fleet serves no {path}")
         except DeadlineExceeded:
             raise
         except (RequestRejected, NPUUnavailableError) as error:
-            return _refusal(error, refused)
+            return refusal(error, refused)
 
     async def _post(
         self, path: str, data: dict[str, Any], options: dict[str, Any], timeout: float | None, refused: list[Any]
@@ -91,18 +83,23 @@ class OpenAIRoutes:
         options["model"] = model if isinstance(model, str) and model else None
         if path == "/v1/embeddings" and (texts := _plain_texts(data)) is not None:
             batch = await self._client.core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
-            return _embedding_reply(batch, data.get("encoding_format"))
+            return embedding_reply(batch, data.get("encoding_format"))
         job = Exchange(
-            path=path, kind=_KINDS.get(path, "generation"), body=data, deadline=deadline, refused=refused, **options
+            path=path,
+            kind=_KINDS.get(path, "generation"),
+            body=data,
+            deadline=deadline,
+            refused=refused,
+            check=_embeds(data.get("input")) if path == "/v1/embeddings" else None,
+            **options,
         )
         if not stream:
-            return _whole_reply(await self._client.core.backend.exchange(job))
+            return whole_reply(await self._client.core.backend.exchange(job))
         events = await self._client.core.backend.open_exchange(job)
         asked = data.get("stream_options")
         usage = path not in {"/v1/chat/completions", "/v1/completions"}
         usage = usage or (isinstance(asked, dict) and bool(asked.get("include_usage")))
-        headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
-        return HttpReply(200, headers, _stream(events, with_usage=usage))
+        return streamed(job, events, with_usage=usage)
 
     async def _upload(
         self,
@@ -119,7 +116,9 @@ class OpenAIRoutes:
         kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
         fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
         options["model"] = fields.pop("model", [""])[0] or None
-        plain = fields.get("response_format") in _PLAIN or fields.get("stream") in [["true"], ["1"]]
+        plain = fields.get("response_format") in _PLAIN
+        if fields.get("stream") in _FALSE:
+            fields.pop("stream", None)
         job = Exchange(
             path=path,
             kind="transcription",
@@ -130,17 +129,19 @@ class OpenAIRoutes:
             check=lambda found: isinstance(found, bytes) if plain else _transcribed(found),
             **options,
         )
-        return _whole_reply(await self._client.core.backend.exchange(job))
+        if job.form is None:
+            return whole_reply(await self._client.core.backend.exchange(job))
+        return streamed(job, await self._client.core.backend.open_exchange(job), with_usage=True)
 
     async def _stored(
         self, method: str, path: str, options: dict[str, Any], timeout: float | None, refused: list[Any]
     ) -> HttpReply:
         if method not in {"GET", "POST", "DELETE"} or not _STORED.fullmatch(path):
-            return _error(404, "not_found", f"the fleet serves no {method} {path}")
+            return error_reply(404, "not_found", f"the fleet serves no {method} {path}")
         seconds = timeout if timeout is not None else self._client.core.options.timeouts.embed
         deadline = Deadline.after(seconds, self._client.core.clock)
         job = Exchange(path=path, method=method, deadline=deadline, refused=refused, **options)
-        return _whole_reply(await self._client.core.backend.exchange(job))
+        return whole_reply(await self._client.core.backend.exchange(job))
 
     async def _models(self, wanted: str) -> HttpReply:
         reports = await self._client.core.backend.models()
@@ -148,11 +149,11 @@ class OpenAIRoutes:
         for report in reports:
             found.setdefault(report.id, report)
         if not wanted:
-            return _json(200, {"object": "list", "data": [_model(report.id, report) for report in found.values()]})
+            return json_reply(200, {"object": "list", "data": [_model(report.id, report) for report in found.values()]})
         for report in found.values():
             if wanted.lower() in {name.lower() for name in (report.id, *report.aliases)}:
-                return _json(200, _model(report.id, report))
-        return _error(404, "model_not_found", f"no node serves the model {wanted[:100]!r}")
+                return json_reply(200, _model(report.id, report))
+        return error_reply(404, "model_not_found", f"no node serves the model {wanted[:100]!r}")
 
 
 def _model(name: str, report: ModelReport) -> dict[str, Any]:
@@ -198,86 +199,23 @@ def _plain_texts(data: Mapping[str, Any]) -> list[str] | None:
     return texts if data.get("encoding_format") in {None, "float", "base64"} else None
 
 
-def _embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
-    rows: list[Any] = (
-        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in batch.vectors]
-        if encoding == "base64"
-        else batch.vectors.tolist()
-    )
-    tokens = batch.usage.prompt_tokens
-    body = {
-        "object": "list",
-        "model": batch.model,
-        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    reply = _json(200, body)
-    reply.headers |= {**_kept(batch.headers), "x-space": batch.space, "x-request-id": batch.request_id}
-    return reply
+def _embeds(given: object) -> Callable[[Any], bool] | None:
+    """Whether a reply has a vector for each text, or for each list of token ids; None for what is no input."""
+    if not isinstance(given, str | list) or not given:
+        return None
+    # Ids without a list around them are one text.
+    count = 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
+
+    def check(body: Any) -> bool:
+        rows = body.get("data") if isinstance(body, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            return False
+        vectors = [row.get("embedding") for row in rows]
+        lengths = {len(vector) if isinstance(vector, str | list) else 0 for vector in vectors}
+        return [row.get("index") for row in rows] == list(range(count)) and len(lengths) == 1 and 0 not in lengths
+
+    return check
 
 
 def _transcribed(body: Any) -> bool:
     return isinstance(body, dict) and isinstance(body.get("text"), str)
-
-
-def _whole_reply(reply: RawReply) -> HttpReply:
-    if isinstance(reply.body, bytes):
-        kind = reply.headers.get("content-type", "application/octet-stream")
-        return HttpReply(reply.status, {**_kept(reply.headers), "content-type": kind}, reply.body)
-    found = _json(reply.status, reply.body)
-    found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
-    return found
-
-
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name not in _HOP and name != "content-type"}
-
-
-async def _stream(events: EventStream, *, with_usage: bool) -> AsyncIterator[bytes]:
-    """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
-    try:
-        async for item in events:
-            if isinstance(item, StreamEvent) and (with_usage or not _only_usage(item)):
-                yield item.encode()
-    except NPUError as error:
-        fields = {"message": error.message, "type": "server_error", "code": "stream_interrupted", "param": None}
-        yield StreamEvent("message", {"error": fields}).encode()
-    finally:
-        await events.aclose()
-
-
-def _only_usage(event: StreamEvent) -> bool:
-    return event.data is not None and event.data.get("choices") == [] and event.data.get("usage") is not None
-
-
-def _refusal(error: NPUError, refused: list[Any]) -> HttpReply:
-    """The node's own refusal where it is one; else ours, with the status that the SDK knows for it."""
-    if isinstance(error, RequestRejected):
-        if refused and 400 <= refused[-1].status < 500:
-            last = refused[-1]
-            kind = last.headers.get("content-type", "application/json")
-            headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}
-            return HttpReply(last.status, headers, last.body)
-        status = 401 if isinstance(error, AuthenticationFailed) else error.status or 400
-        return _error(status, error.code or "invalid_request", error.message, error.param)
-    if isinstance(error, FleetOverloaded):
-        reply = _error(429, "overloaded", error.message)
-    else:
-        reply = _error(503, "unavailable", error.message)
-    retry_after = getattr(error, "retry_after", None)
-    if retry_after is not None:
-        reply.headers["retry-after-ms"] = str(int(retry_after * 1000))
-    return reply
-
-
-def _error(status: int, code: str, message: str, param: str | None = None) -> HttpReply:
-    # The client has retried already, within its budget.
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    reply = _json(status, {"error": {"message": message, "type": kind, "code": code, "param": param}})
-    reply.headers["x-should-retry"] = "false"
-    return reply
-
-
-def _json(status: int, body: Any) -> HttpReply:
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    return HttpReply(status, {"content-type": "application/json"}, content)

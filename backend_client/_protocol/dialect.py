@@ -11,6 +11,7 @@ from backend_client._protocol.sse import Event
 
 Json = dict[str, Any]
 DONE = "[DONE]"
+_TEXT_DELTAS = frozenset({"response.output_text.delta", "transcript.text.delta"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class StreamEvent:
         """The text that it adds to the first answer; "" for none."""
         if self.data is None:
             return ""
-        if self.data.get("type") == "response.output_text.delta":
+        if self.data.get("type") in _TEXT_DELTAS:
             found = self.data.get("delta")
         else:
             choice = _first(self.data.get("choices"))

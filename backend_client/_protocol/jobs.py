@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
 from backend_client._protocol.report import ModelKind, ModelReport
+from backend_client._protocol.transcripts import TRANSCRIPTS
 from backend_client._protocol.wire import Reply
 from backend_client._resilience.deadline import Deadline
 from backend_client.results import CallOptions, EmbedBatch, GenerateResult, Priority, RawReply
@@ -95,7 +96,9 @@ class Exchange(Job):
     @property
     def form(self) -> StreamForm | None:
         """How its answer is streamed; None where it comes whole."""
-        return FORMS.get(self.path) if self.method == "POST" and self.file is None else None
+        if self.file is not None:
+            return TRANSCRIPTS if self.body and self.body.get("stream") else None
+        return FORMS.get(self.path) if self.method == "POST" else None
 
 
 EventStream: TypeAlias = AsyncGenerator[StreamEvent | RawReply, None]

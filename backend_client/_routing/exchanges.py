@@ -84,7 +84,8 @@ class FleetExchanges:
         encode = _encoder(job, form)
 
         async def send(lease: Lease) -> Opened[_Item]:
-            return await self._open(running, lease, encode(call), job, form)
+            wired = await _encoded(job, lambda: encode(call))
+            return await self._open(running, lease, wired, job, form)
 
         served = await running.dispatcher.run(call, send)
         call.deadline = job.deadline

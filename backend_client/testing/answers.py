@@ -95,8 +95,12 @@ def ranking(query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
     return json_answer(body, route_headers(RERANKER))
 
 
-def transcript(text: str, language: str) -> Answer:
-    """The reply of /v1/audio/transcriptions as verbose_json: each word takes half a second."""
+def transcript(text: str, language: str | None) -> Answer:
+    """The reply of /v1/audio/transcriptions: verbose_json in which each word takes half a second, or without a language
+    a stream with a delta for each word.
+    """
+    if language is None:
+        return _transcript_events(text)
     found = [word.strip() for word in WORD.findall(text)]
     words = [{"word": word, "start": index / 2, "end": index / 2 + 0.5} for index, word in enumerate(found)]
     segments = [{"id": 0, "start": 0.0, "end": len(words) / 2, "text": text}]
@@ -104,5 +108,12 @@ def transcript(text: str, language: str) -> Answer:
     return json_answer(body, route_headers(LISTENER))
 
 
-def _stream(events: Iterable[tuple[str, Any]]) -> Answer:
-    return Answer(200, {"Content-Type": "text/event-stream", **route_headers(WRITER)}, events=list(events))
+def _transcript_events(text: str) -> Answer:
+    events = [{"type": "transcript.text.delta", "delta": word} for word in WORD.findall(text)]
+    usage = {"type": "duration", "seconds": len(events)}
+    events.append({"type": "transcript.text.done", "text": text, "usage": usage})
+    return _stream([("", event) for event in events], LISTENER)
+
+
+def _stream(events: Iterable[tuple[str, Any]], model: str = WRITER) -> Answer:
+    return Answer(200, {"Content-Type": "text/event-stream", **route_headers(model)}, events=list(events))

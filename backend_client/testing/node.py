@@ -94,7 +94,8 @@ class FakeNode:
         if path == "/v1/rerank":
             return answers.ranking(body["query"], body["documents"], body.get("top_n"))
         if path == "/v1/audio/transcriptions":
-            return answers.transcript(self.transcript, body.get("language", "english"))
+            language = None if body.get("stream") == "true" else body.get("language", "english")
+            return answers.transcript(self.transcript, language)
         text = body.get("prompt") or json.dumps(body.get("messages"))
         return answers.json_answer({"count": len(WORD.findall(text)), "max_model_len": 8192})
 

@@ -4,10 +4,11 @@ import asyncio
 
 import openai as sdk
 import pytest
+from aiohttp import web
 
 import backend_client
 from backend_client import ClientSettings, sync
-from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing import FakeFleet, cut, drop, status
 from tests.faults.chat_node import TOOL, ChatNode
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
@@ -80,6 +81,39 @@ async def test_embeddings_of_another_space_are_refused(openai, fleet):
         node.space = "space-b"
     with pytest.raises(sdk.InternalServerError, match="vector space"):
         await openai.embeddings.create(model=EMBEDDER, input="one")
+
+
+@pytest.mark.parametrize("given", [[1, 2, 3], [[1, 2], [3]], ["one", "two", "three"]])
+@pytest.mark.parametrize("fault", ["a row less", "a row more", "rows of other places", "an empty row", "no rows"])
+async def test_what_is_not_a_vector_for_each_input_is_answered_by_the_other_node(given, fault):
+    count = 1 if isinstance(given[0], int) else len(given)
+    asked = []
+
+    def embedding(index, wrong):
+        vector = [] if wrong and fault == "an empty row" else [0.5] * 8
+        return {
+            "object": "embedding",
+            "index": index + (wrong and fault == "rows of other places"),
+            "embedding": vector,
+        }
+
+    async def embed(request):
+        asked.append((await request.json())["input"])
+        wrong = len(asked) == 1
+        rows = count + {"a row less": -1, "a row more": 1}.get(fault, 0) * wrong
+        data = None if wrong and fault == "no rows" else [embedding(index, wrong) for index in range(rows)]
+        headers = {"X-Space": "space-a", "X-Model": EMBEDDER}
+        return web.json_response({"object": "list", "model": EMBEDDER, "data": data, "usage": {}}, headers=headers)
+
+    nodes = [ScriptedNode(), ScriptedNode()]
+    for node in nodes:
+        node.more_routes = [web.post("/v1/embeddings", embed)]
+    one, two = nodes
+    async with one.running(), two.running(), backend_client.openai(ClientSettings(nodes=[one.url, two.url])) as openai:
+        # `dimensions` keeps texts on this route too.
+        reply = await openai.embeddings.create(model=EMBEDDER, input=given, dimensions=8, encoding_format="float")
+    assert [row.index for row in reply.data] == list(range(count))
+    assert asked == [given] * 2
 
 
 async def test_the_models_are_those_of_all_nodes(openai):
@@ -213,6 +247,34 @@ def test_an_upload_through_the_sdk_reaches_a_node_and_the_next_where_one_fails(s
                 "language": "en",
                 "timestamp_granularities[]": ["word", "segment"],
             }
+
+
+def test_an_upload_streams_and_only_what_fails_before_its_first_event_is_sent_again():
+    upload = {"model": "fake-listener", "file": ("a.wav", b"RIFF"), "stream": True, "timeout": 20}
+    with FakeFleet(2) as fleet, sync.openai(fleet.settings()) as client:
+        words = [word + " " for word in fleet[0].transcript.split()]
+
+        def deltas(stream):
+            return [event.delta for event in stream if event.type == "transcript.text.delta"]
+
+        assert "".join(deltas(client.audio.transcriptions.create(**upload))) == fleet[0].transcript
+        assert len(fleet.sent("/v1/audio/transcriptions")) == 1
+        for node in fleet:
+            node.script(drop() if node is fleet[0] else status(500), None)
+        *parts, last = client.audio.transcriptions.create(**upload)
+        assert (len(parts), last.text) == (len(words), fleet[0].transcript)
+        for node in fleet:
+            node.clear()
+            node.script(cut(2))
+        before, heard = len(fleet.sent("/v1/audio/transcriptions")), []
+        with pytest.raises(sdk.APIError) as broken:
+            for event in client.audio.transcriptions.create(**upload):
+                heard.append(event.delta)  # noqa: PERF401  (what came before the error counts)
+        assert broken.value.code == "stream_interrupted"
+        # The words came one by one, before anything was known of the end.
+        assert heard == words[:2]
+        assert len(fleet.sent("/v1/audio/transcriptions")) == before + 1
+        assert client.audio.transcriptions.create(**upload | {"stream": False}).text == fleet[0].transcript
 
 
 def test_a_wrong_upload_through_the_sdk_is_refused_before_it_is_sent():
