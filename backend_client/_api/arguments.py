@@ -62,7 +62,11 @@ def text(value: object, name: str) -> str:
 
 def text_list(values: Iterable[str], name: str = "texts") -> list[str]:
     """The texts of any iterable, in its order."""
-    return [text(value, f"{name}[{index}]") for index, value in enumerate(ordered(values, name))]
+    return [
+        # Nearly all pass without a call, and without a name that nobody reads.
+        value if type(value) is str and value.isascii() else text(value, f"{name}[{index}]")
+        for index, value in enumerate(ordered(values, name))
+    ]
 
 
 def positive(value: int, name: str) -> int:
