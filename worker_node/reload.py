@@ -90,15 +90,18 @@ class Reloader:
         self._manager = manager
         self._build = build
         self._one = asyncio.Lock()
+        self._running: asyncio.Task[ReloadReport] | None = None
 
     async def reload(self, whole: Callable[[], bool] = lambda: True) -> ReloadReport:
         """Read the settings and apply them; returns when every model has been changed over.
 
         `whole` is asked once they have been read: False, and StillWritten, if the file was changed meanwhile.
         """
-        async with self._one:
-            # Once begun it is not left half applied, whoever stops waiting for it.
-            return await asyncio.shield(asyncio.ensure_future(self._reload(whole)))
+        await self._one.acquire()
+        # Once begun it is not left half applied, whoever stops waiting for it: the next one begins when it has ended.
+        self._running = asyncio.create_task(self._reload(whole), name="reload")
+        self._running.add_done_callback(lambda _: self._one.release())
+        return await asyncio.shield(self._running)
 
     async def _reload(self, whole: Callable[[], bool]) -> ReloadReport:
         new, old = await asyncio.to_thread(self._source.read), self._settings

@@ -139,6 +139,25 @@ def test_fifty_reloads_under_load_lose_no_request(tmp_path, long, budget):
     run(tmp_path, scenario, budget)
 
 
+def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_holds(tmp_path):
+    async def scenario(world):
+        for number in (1, 2, 3):
+            world.write({"always": {"max_outstanding": number, "aliases": [f"file{number}"]}})
+            caller = asyncio.create_task(world.reloader.reload())
+            await asyncio.sleep(1)  # a load takes three seconds
+            caller.cancel()
+        world.write({"always": {"max_outstanding": 4, "aliases": ["file4"]}})
+        assert (await world.reloader.reload()).changed == ("always",)
+        assert (await world.manager.resolve("file4")).id == "always"
+        for number in (1, 2, 3):
+            with pytest.raises(ModelNotFound):
+                await world.manager.resolve(f"file{number}")
+        await asyncio.sleep(30)
+        assert len(world.machine.memory) == 1, "one engine, and none of the earlier files' any more"
+
+    run(tmp_path, scenario)
+
+
 def test_a_rejected_file_changes_nothing_and_names_its_line(tmp_path):
     async def scenario(world):
         before = world.manager.models
