@@ -17,9 +17,8 @@ import os
 import resource
 import signal
 import time
+from array import array
 from pathlib import Path
-
-import numpy as np
 
 from worker_node.engines.messages import EngineStats, Loaded, NativeCall
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
@@ -62,7 +61,7 @@ class ScriptedRunner:
         return Loaded(0.01, "scripted", "0")
 
     def submit(self, job):
-        tokens = np.frombuffer(job.tokens, "<i4").tolist()
+        tokens = array("i", job.tokens).tolist()
         if tokens[:1] == [CRASH]:
             die()
         if tokens[:1] == [HANG]:
@@ -99,7 +98,7 @@ class ScriptedRunner:
                 continue
             if isinstance(job, EmbedJob):
                 del self._running[job_id]
-                vectors = np.full((len(job.lengths), DIMENSIONS), 0.5, "<f4")
+                vectors = array("f", [0.5] * len(job.lengths) * DIMENSIONS)
                 emit(Embedded(job_id, vectors.tobytes(), time.monotonic(), 0.0))
                 continue
             token, rest = tokens[0], tokens[1:]

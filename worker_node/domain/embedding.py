@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal
 
 from worker_node.domain.models import Route
 from worker_node.domain.requests import RequestContext, Timing, Usage
+
+if TYPE_CHECKING:  # to import it takes longer than all else of a light process
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 import msgspec
-import numpy as np
 
 from worker_node.domain import Device
 
-# Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers.
-TOKEN_DTYPE = np.dtype("<i4")
-VECTOR_DTYPE = np.dtype("<f4")
+# Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers: NumPy's names of these types,
+# since importing NumPy takes longer than starting all else of an engine that does without.
+TOKEN_DTYPE = "<i4"  # noqa: S105  (no password)
+TOKEN_BYTES = 4
+VECTOR_DTYPE = "<f4"
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from worker_node.engines.messages import TOKEN_DTYPE, Outcome
 
@@ -32,6 +31,8 @@ class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):
 def embed_job(rows: Sequence[Sequence[int]], deadline: float, *, interactive: bool = True) -> EmbedJob:
     """The job for texts that are rows of token ids."""
     lengths = [len(row) for row in rows]
+    import numpy as np  # noqa: PLC0415  # takes longer to import than the messages need
+
     flat = np.fromiter(itertools.chain.from_iterable(rows), TOKEN_DTYPE, count=sum(lengths))
     return EmbedJob(0, flat.tobytes(), lengths, deadline, interactive)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from worker_node.engines.messages import TOKEN_DTYPE, Outcome
+from worker_node.engines.messages import TOKEN_BYTES, Outcome
 
 
 class RawPicture(msgspec.Struct, frozen=True, array_like=True):
@@ -58,11 +58,11 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     def prompt_tokens(self) -> int:
         """How many tokens the prompt has; of pictures an estimate."""
         pictures = 0 if self.seen is None else self.seen.picture_tokens
-        return len(self.tokens) // TOKEN_DTYPE.itemsize + pictures
+        return len(self.tokens) // TOKEN_BYTES + pictures
 
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""
-        tokens = self.tokens[: count * TOKEN_DTYPE.itemsize]
+        tokens = self.tokens[: count * TOKEN_BYTES]
         return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
 
     def with_id(self, job_id: int) -> GenerateJob:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker_node.engines.messages import TOKEN_DTYPE
+from worker_node.engines.messages import TOKEN_BYTES
 from worker_node.scheduling.steps import BLOCK_TOKENS
 
-_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_DTYPE.itemsize
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 # Half a million tokens, more than a KV cache of some GB holds.
 _REMEMBERED_BLOCKS = 16_384
 
@@ -38,7 +38,7 @@ class PrefixHits:
     def look_up(self, tokens: bytes) -> int:
         """Count a prompt that is about to be computed; return the tokens that were hit."""
         hit = self.common(tokens)
-        self.asked_tokens += len(tokens) // TOKEN_DTYPE.itemsize
+        self.asked_tokens += len(tokens) // TOKEN_BYTES
         self.hit_tokens += hit
         return hit
 

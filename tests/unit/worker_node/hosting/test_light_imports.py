@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
-HEAVY = ["aiohttp", "asyncio", "importlib.metadata", "openvino", "pydantic"]
+HEAVY = ["aiohttp", "asyncio", "importlib.metadata", "numpy", "openvino", "pydantic"]
 
 
-@pytest.mark.parametrize("module", ["worker_node.hosting.child", "worker_node.preparation.worker"])
+@pytest.mark.parametrize(
+    "module", ["worker_node.hosting.child", "worker_node.preparation.worker", "tests.support.scripted_runner"]
+)
 def test_a_child_process_imports_nothing_heavy_by_itself(module):
     script = f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
