@@ -53,6 +53,8 @@ class TokenizingThreads:
         """
         if self._characters and self._characters + characters > self._most:
             raise Overloaded(f"{self._characters} characters wait to be tokenized; the bound here is {self._most}")
+        if deadline <= time.monotonic():
+            raise DeadlineExceeded("the deadline passed before the texts were tokenized")
         left = threading.Event()
 
         def go_on() -> None:
