@@ -11,7 +11,7 @@ from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
 
-def test_models_lists_the_catalog_and_the_store(store_root, make_bert, capsys):
+def test_models_lists_the_catalog_and_the_store(in_process, store_root, make_bert, capsys):
     ModelStore().convert(make_bert()[0], "mine")
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -22,7 +22,7 @@ def test_models_lists_the_catalog_and_the_store(store_root, make_bert, capsys):
     assert str(store_root) in lines[-1]
 
 
-def test_models_as_json(store_root, make_bert, capsys):
+def test_models_as_json(in_process, store_root, make_bert, capsys):
     ModelStore().convert(make_bert()[0], "mine")
     assert main(["models", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
@@ -33,7 +33,7 @@ def test_models_as_json(store_root, make_bert, capsys):
     assert rows["all-minilm-l6-v2"]["licence"] == "Apache-2.0"
 
 
-def test_a_damaged_model_is_shown_and_does_not_hide_the_others(store_root, make_bert, capsys):
+def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store_root, make_bert, capsys):
     model = ModelStore().convert(make_bert()[0], "mine")
     (model.path / "npu-node.json").write_text("{")
     assert main(["models"]) == 0
@@ -43,7 +43,7 @@ def test_a_damaged_model_is_shown_and_does_not_hide_the_others(store_root, make_
     assert "smollm2-135m-instruct" in out
 
 
-def test_convert_installs_and_says_where(store_root, make_bert, capsys):
+def test_convert_installs_and_says_where(in_process, store_root, make_bert, capsys):
     assert main(["convert", str(make_bert()[0]), "--name", "mine", "--kind", "embedding"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("mine: embedding, ready")
@@ -66,7 +66,9 @@ def test_wrong_usage_is_status_2(command, capsys):
     assert "usage: npu-node" in capsys.readouterr().err
 
 
-def test_pull_takes_the_embedded_models_first_and_each_name_once(monkeypatch, store_root, make_bert, capsys):
+def test_pull_takes_the_embedded_models_first_and_each_name_once(
+    in_process, monkeypatch, store_root, make_bert, capsys
+):
     model = ModelStore().convert(make_bert()[0], "mine")
     pulled = []
 

@@ -11,8 +11,6 @@ from tokenizers import Tokenizer
 from tests.support.tiny_decoder import TinyDecoder
 from worker_node.domain import ModelKind
 from worker_node.errors import ConfigurationError
-from worker_node.models import in_place
-from worker_node.models.conversion.__main__ import perform
 from worker_node.models.in_place import open_directory
 from worker_node.models.store import ModelStore
 
@@ -29,12 +27,6 @@ def embed(model, text):
 
 
 @pytest.fixture
-def in_process(monkeypatch):
-    """Convert in this process: starting one takes seconds, and what it makes is the same."""
-    monkeypatch.setattr(in_place, "convert", lambda job, progress: perform(job, progress.stage))
-
-
-@pytest.fixture
 def opened(tmp_path):
     """Opens a directory and checks that nothing in it has changed."""
 
@@ -48,7 +40,7 @@ def opened(tmp_path):
     return open_it
 
 
-def test_a_sentence_transformers_directory_is_served_as_the_store_would(store_root, make_bert, opened):
+def test_a_sentence_transformers_directory_is_served_as_the_store_would(in_process, store_root, make_bert, opened):
     directory, _ = make_bert()
     installed, found = ModelStore().convert(directory, "stored"), opened(directory)
     assert (found.id, found.kind, found.context_limit) == ("mine", ModelKind.EMBEDDING, 48)

@@ -14,8 +14,7 @@ from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
 from worker_node.models.store import ModelStore
 
-# Each conversion is a process of its own.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 def embed(model, text):
