@@ -18,6 +18,8 @@ from worker_node.manager.served import ServedModel
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
+# Where nobody waits for a model to become idle: many requests of one caller, one after another, make one look.
+_IDLE_LOOK_S = 0.25
 _RETRY_S = 0.5
 _MB = 1e6
 _STATES = {
@@ -62,6 +64,9 @@ class Reconciler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._down: set[Key] = set()
+        # Whether somebody waits for memory, or for a model to leave; and the look that is due because one became idle.
+        self._awaited = True
+        self._idle_look: asyncio.TimerHandle | None = None
 
     def poke(self) -> None:
         """Something has changed: look again."""
@@ -78,7 +83,7 @@ class Reconciler:
 
     def attend(self, model: ServedModel) -> None:
         """Look after one more model, and have those of its engines loaded that are wanted from the start."""
-        model.activity.on_idle = self.poke
+        model.activity.on_idle = self._went_idle
         for placement in model.placements:
             placement.residency.ask = self.poke
             if id(placement) not in self._watches:
@@ -104,6 +109,12 @@ class Reconciler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _went_idle(self) -> None:
+        if self._awaited:
+            self.poke()
+        elif self._idle_look is None:
+            self._idle_look = asyncio.get_running_loop().call_later(_IDLE_LOOK_S, self.poke)
+
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -118,6 +129,9 @@ class Reconciler:
     async def _run(self) -> None:
         while True:
             self._poked.clear()
+            if self._idle_look is not None:
+                self._idle_look.cancel()
+                self._idle_look = None
             try:
                 look_at = self._reconcile()
             except Exception:  # one mistake must not leave the node without anybody who loads its models
@@ -144,6 +158,7 @@ class Reconciler:
                 snapshot.append(unit)
         if turning_over:
             snapshot = [replace(unit, patient=True) for unit in snapshot]
+        self._awaited = turning_over or any(unit.wanted_since is not None or unit.leave for unit in snapshot)
         self._line_up(snapshot, units)
         now = self._clock()
         plan = decide(snapshot, self.budgets, now)

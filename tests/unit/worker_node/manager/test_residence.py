@@ -267,3 +267,25 @@ async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
     await asyncio.sleep(5)
     assert (state(small), state(growing)) == (EngineState.UNLOADED, EngineState.READY)
     assert growing.placements[0].residency.memory == 100, "the next load is estimated by what was measured after one"
+
+
+@over_jumping_time
+async def test_requests_one_after_another_do_not_have_all_models_looked_at_for_each(case):
+    looks = 0
+    measure = case.machine.measure
+
+    def counted(pid):
+        nonlocal looks
+        looks += 1
+        return measure(pid)
+
+    case.machine.measure = counted
+    model = case.add("m", pinned=True)
+    case.start()
+    await case.load(model)
+    await asyncio.sleep(1)
+    before = looks
+    for _ in range(100):
+        with model.activity.working():
+            await asyncio.sleep(0.01)
+    assert 1 <= looks - before <= 5, "in one second"
