@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from worker_node.engines.messages import EngineSpec, Job, NativeCall, Result
 from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.sinks import JobSink
-from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
+from worker_node.hosting.suspicion import Blame, OnBoard, Standing, Suspects, fingerprint
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Held:
 
 
 class HeldJobs:
-    """Jobs by id, each with the sink of its results. `request_to_blame` once one of them ended the engine."""
+    """Jobs by id, each with the sink of its results. `blame` is known when the engine has ended."""
 
     def __init__(self, spec: EngineSpec, suspects: Suspects) -> None:
         self._spec = spec
@@ -30,7 +30,7 @@ class HeldJobs:
         self._jobs: dict[int, _Held] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self.request_to_blame = False
+        self.blame = Blame.ENGINE
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -77,7 +77,7 @@ class HeldJobs:
         if not jobs:
             return
         keys = {job_id: fingerprint(held.job) for job_id, held in jobs.items()}
-        self.request_to_blame = self._suspects.died(
+        self.blame = self._suspects.died(
             [OnBoard(keys[job_id], held.fresh) for job_id, held in jobs.items()],
             {keys[job_id] for job_id in call.jobs if job_id in keys} if call else (),
             preparing=call is not None and call.stage == "prepare" and any(job_id in keys for job_id in call.jobs),

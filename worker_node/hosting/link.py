@@ -39,7 +39,7 @@ from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.liveness import Liveness
 from worker_node.hosting.sinks import JobSink
-from worker_node.hosting.suspicion import Suspects
+from worker_node.hosting.suspicion import Blame, Suspects
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
 
 _ERRORS: dict[str, type[NodeError]] = {
@@ -134,9 +134,9 @@ class EngineLink(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def request_to_blame(self) -> bool:
-        """Whether a request ended the engine."""
-        return self._jobs.request_to_blame
+    def blame(self) -> Blame:
+        """What ended the engine."""
+        return self._jobs.blame
 
     @property
     def in_flight(self) -> int:

@@ -20,6 +20,7 @@ from worker_node.engines.base import EngineState
 from worker_node.hosting.growth import GrowthPolicy, MemoryReading, Recycle
 from worker_node.hosting.life import End, HostingLimits
 from worker_node.hosting.process import EngineProcess
+from worker_node.hosting.suspicion import Blame
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class EngineEnd:
     end: End
     reason: str
     served_s: float = 0.0
-    request_to_blame: bool = False
+    blame: Blame = Blame.ENGINE
     from_outside: bool = False
 
 
@@ -90,7 +91,7 @@ class Succession:
                     end, reason = process.task.result()
                     served_s = 0.0 if process.ready_at is None else time.monotonic() - process.ready_at
                     link = process.link
-                    return EngineEnd(end, reason, served_s, link.request_to_blame, link.killed_from_outside)
+                    return EngineEnd(end, reason, served_s, link.blame, link.killed_from_outside)
                 if self._heir is not None and self._heir.task.done():
                     self._heir_failed(self._heir)
                 elif self._heir is not None and self._heir.ready.done():

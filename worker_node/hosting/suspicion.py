@@ -1,7 +1,7 @@
 """Which requests are suspected of having taken an engine down: pure, the clock is the caller's.
 
-An engine that dies with several requests on board leaves several suspects. Run again one after another they clear
-themselves, but for the one that takes the engine down again; that one is then run alone. A request that was alone on an
+An engine that dies with several requests on board leaves several suspects. They are run again in groups (`trials.py`).
+A group with which the engine dies again is divided; the last one left is then run alone. A request that was alone on an
 engine both times when an engine died twice is refused, here and whenever it is sent again.
 
 Requests are known by a digest of what the engine is given, never by their text.
@@ -21,15 +21,30 @@ import msgspec
 from worker_node.engines.messages import Job
 
 _ALONE_LIMIT = 2
+# Into so many groups. More are more trials, fewer are more restarts, which cost more: with 60 suspects and halves the
+# innocent ones wait up to three times as long (docs/npu.md has figures).
+_GROUPS = 8
+# So many times in a row suspects may take the engine down before any request is answered; then it is the engine. And so
+# many times what was counted against the engine is taken back.
+_BARREN_LIMIT = 8
+_PARDONS = 4
 
 
 class Standing(IntEnum):
-    """How a request is to be run: with any others; apart until it has shown itself harmless; alone; not at all."""
+    """How a request is to be run: with any others; in a group of suspects; alone; not at all."""
 
     CLEAR = 0
     SUSPECT = 1
     PRIME = 2
     REFUSED = 3
+
+
+class Blame(IntEnum):
+    """What ended an engine: itself, as far as is known; a request; one that is now known for an earlier end, too."""
+
+    ENGINE = 0
+    REQUEST = 1
+    FOUND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class OnBoard:
 
 @dataclass(slots=True)
 class _Record:
+    """`company`: how many suspects of which nothing is known its next group may have; 0: it is run alone."""
+
     company: int = 0
     alone: int = 0
     seen: float = 0.0
@@ -50,7 +67,7 @@ class _Record:
     def standing(self) -> Standing:
         if self.alone >= _ALONE_LIMIT:
             return Standing.REFUSED
-        return Standing.PRIME if self.alone or self.company > 1 else Standing.SUSPECT
+        return Standing.PRIME if self.alone or not self.company else Standing.SUSPECT
 
 
 @dataclass(slots=True)
@@ -64,6 +81,7 @@ class Suspects:
     memory_s: float = 600.0
     capacity: int = 1024
     _records: OrderedDict[bytes, _Record] = field(default_factory=OrderedDict)
+    _barren: int = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -76,36 +94,57 @@ class Suspects:
             record = None
         return Standing.CLEAR if record is None else record.standing
 
+    def company(self, key: bytes) -> int:
+        """How many suspects of which nothing is known may be in the group of this one."""
+        record = self._records.get(key)
+        return 1 if record is None else max(1, record.company)
+
     def answered(self, key: bytes) -> None:
         """The request was answered to its end: it is harmless."""
+        self._barren = 0
         self._records.pop(key, None)
 
-    def died(self, held: Iterable[OnBoard], active: Collection[bytes] = (), *, preparing: bool = False) -> bool:
+    def died(self, held: Iterable[OnBoard], active: Collection[bytes] = (), *, preparing: bool = False) -> Blame:
         """An engine died with the requests in `held`, in a native call for those in `active` (none: it is not known).
 
         With `preparing` the call had nothing to do with the device, so that the request is to blame for certain.
-        Returns whether a request is to blame, and not the engine.
         """
-        suspects = {entry.key: entry for entry in held if entry.key in active} if active else {}
-        suspects = suspects or {entry.key: entry for entry in held}
-        unproven = [key for key, entry in suspects.items() if entry.fresh and self.standing(key) is Standing.SUSPECT]
+        entries = list(held)
+        suspects = {entry.key: entry for entry in entries if entry.key in active}
+        suspects = suspects or {entry.key: entry for entry in entries}
+        group = [key for key, entry in suspects.items() if entry.fresh and self.standing(key) is Standing.SUSPECT]
         fresh = sum(entry.fresh for entry in suspects.values())
         if len(suspects) == 1:
             (key,) = suspects
-            known = self.standing(key) is not Standing.CLEAR
-            self._record(key).alone += _ALONE_LIMIT if preparing else 1
-            return known or preparing
-        if len(unproven) == fresh == 1:
+            suspected = self.standing(key) is not Standing.CLEAR
+            record = self._record(key)
+            record.alone += _ALONE_LIMIT if preparing else 1
+            if preparing or not suspected:
+                return Blame(preparing)
+            blame = self._by_suspects(entries)
+            found = record.standing is Standing.REFUSED and self._barren <= _PARDONS
+            return Blame.FOUND if blame and found else blame
+        if len(group) == fresh > 0:
             # All others have been on board before without harm.
-            self._record(unproven[0]).company += 1
-            return True
+            for key in group:
+                record = self._record(key)
+                record.company = _divided(min(record.company, len(group)))
+            return self._by_suspects(entries)
         for key in suspects:
-            self._record(key).company += 1
-        return False
+            known = self._records.get(key)
+            most = len(suspects) if known is None else min(known.company, len(suspects))
+            self._record(key).company = _divided(most)
+        return Blame.ENGINE
+
+    def _by_suspects(self, held: Iterable[OnBoard]) -> Blame:
+        """Suspects ended the engine again: blame them, unless nothing was ever answered in between."""
+        self._barren = 0 if any(not entry.fresh for entry in held) else self._barren + 1
+        return Blame(self._barren <= _BARREN_LIMIT)
 
     def clear(self) -> None:
         """The engine itself is to blame: suspect no request any more."""
         self._records.clear()
+        self._barren = 0
 
     def _record(self, key: bytes) -> _Record:
         record = self._records.setdefault(key, _Record())
@@ -114,6 +153,11 @@ class Suspects:
         if len(self._records) > self.capacity:
             self._records.popitem(last=False)
         return record
+
+
+def _divided(count: int) -> int:
+    """How large the groups are of `count` suspects that were together: 0 for one, which is run alone."""
+    return -(-count // _GROUPS) if count > 1 else 0
 
 
 def fingerprint(job: Job) -> bytes:

@@ -19,16 +19,19 @@ from worker_node.domain import RequestContext, Route
 from worker_node.engines.base import EngineState, R
 from worker_node.engines.messages import Job
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
-from worker_node.hosting.isolation import Visit
 from worker_node.hosting.suspicion import Standing, fingerprint
+from worker_node.hosting.trials import Visit
 from worker_node.manager.placement import Placement
 from worker_node.routing import Candidate
 from worker_node.scheduling.admission import Permit
 from worker_node.serving.places import Place
 from worker_node.serving.verdict import Demand
 
-# With others, as the prime suspect, and twice alone: one more run would tell nothing new.
-MAX_RUNS = 4
+# A request that breaks its engine takes six: with others, in three groups, and twice alone. More are for those that
+# were on board when others did.
+MAX_RUNS = 12
+# Of an answer that was under way, each run costs all of it.
+_MOST_BEGUN = 3
 
 _RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
 
@@ -67,7 +70,8 @@ class Runs:
                 f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
             )
         with self._elsewhere(placement):
-            async with placement.isolation.visit(standing, self._context.deadline) as visit:
+            company = placement.suspects.company(key()) if standing is Standing.SUSPECT else 1
+            async with placement.isolation.visit(standing, self._context.deadline, company) as visit:
                 yield visit
 
     async def again(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
@@ -79,7 +83,8 @@ class Runs:
         suspected = self._standing(key) is not Standing.CLEAR
         with ExitStack() as stack:
             if suspected:
-                stack.enter_context(self.place.placement.isolation.reserved())
+                placement = self.place.placement
+                stack.enter_context(placement.isolation.reserved(placement.suspects.company(key())))
             while (place := self._find(suspected=suspected)) is None:
                 returning = self._returning()
                 if not returning:
@@ -166,6 +171,7 @@ async def run_again(
 
     With `begin_anew` over as many as it takes until the last one: when that is called the results so far are void.
     """
+    begun = 0
     while True:
         place = runs.place
         job = make_job(place)
@@ -173,14 +179,15 @@ async def run_again(
         yielded = False
         try:
             async with runs.run(key) as visit, aclosing(place.placement.engine.run(job, result)) as results:
-                source = _held_back(results, place, visit, job.deadline) if visit.apart else results
+                source = _held_back(results, place, visit) if visit.apart else results
                 async with aclosing(source):
                     async for item in source:
                         yielded = True
                         yield item
                 return
         except EngineUnavailable as error:
-            if yielded and begin_anew is None:
+            begun += yielded
+            if yielded and (begin_anew is None or begun >= _MOST_BEGUN):
                 raise
             await runs.again(key, error)
             if yielded and begin_anew is not None:
@@ -188,31 +195,17 @@ async def run_again(
                 begin_anew()
 
 
-async def _held_back(
-    results: AsyncGenerator[R, None], place: Place, visit: Visit, deadline: float
-) -> AsyncGenerator[R, None]:
+async def _held_back(results: AsyncGenerator[R, None], place: Place, visit: Visit) -> AsyncGenerator[R, None]:
     """The results of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
-    isolation, engine = place.placement.isolation, place.placement.engine
-    life = engine.status.pid
-    first = await anext(results, None)
-    if first is None:
-        return
-    isolation.harmless(visit)
-    if first.last:
-        yield first
-        return
-    try:
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            # The prime suspect is alone anyway.
-            waited = visit.standing is not Standing.PRIME and await isolation.trials_over()
-    except TimeoutError as error:
-        raise DeadlineExceeded("the deadline passed while the engine worked on the request") from error
-    status = engine.status
-    if waited and (status.pid != life or status.state is not EngineState.READY):
-        # The engine died meanwhile: either all of the answer has come before, or the error comes now.
-        for item in [first, *[item async for item in results]]:
-            yield item
-        return
-    yield first
+    isolation, held = place.placement.isolation, list[R]()
+    async for item in results:
+        if not held:
+            isolation.harmless(visit)
+        held.append(item)
+        # The prime suspect is alone anyway.
+        if item.last or visit.standing is Standing.PRIME or not isolation.trials_go_on:
+            break
+    for item in held:
+        yield item
     async for item in results:
         yield item

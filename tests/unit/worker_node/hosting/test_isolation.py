@@ -16,14 +16,14 @@ CLEAR, SUSPECT, PRIME = Standing.CLEAR, Standing.SUSPECT, Standing.PRIME
 class Guest:
     """A request that is on the engine until it is told to leave."""
 
-    def __init__(self, gate, standing, deadline=FAR):
+    def __init__(self, gate, standing, deadline=FAR, company=1):
         self.visit = None
         self._gate = gate
         self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._stay(gate, standing, deadline))
+        self.task = asyncio.create_task(self._stay(gate, standing, deadline, company))
 
-    async def _stay(self, gate, standing, deadline):
-        async with gate.visit(standing, deadline) as self.visit:
+    async def _stay(self, gate, standing, deadline, company):
+        async with gate.visit(standing, deadline, company) as self.visit:
             await self._leave.wait()
 
     @property
@@ -70,6 +70,39 @@ async def test_suspects_are_tried_one_at_a_time_beside_those_that_are_harmless_a
     assert clear.inside
     for guest in made:
         await guest.leave()
+
+
+async def test_suspects_come_in_groups_and_those_that_are_suspected_more_come_last():
+    gate = Isolation()
+    made = [Guest(gate, SUSPECT, company=company) for company in (1, 3, 3, 3, 3, 2)]
+    with gate.reserved(3):
+        await settle()
+        assert [guest.inside for guest in made] == [False, True, True, True, False, False]
+    made[1].harmless()
+    await settle()
+    assert [guest.inside for guest in made] == [False, True, True, True, True, False]
+    for guest in made[2:5]:
+        guest.harmless()
+    await settle()
+    assert [guest.inside for guest in made] == [False, True, True, True, True, True]
+    assert gate.trials_go_on
+    made[5].harmless()
+    await settle()
+    assert made[0].inside
+    made[0].harmless()
+    assert not gate.trials_go_on
+    for guest in made:
+        await guest.leave()
+
+
+async def test_a_group_waits_for_those_that_are_suspected_less_and_come_later():
+    gate = Isolation()
+    with gate.reserved(3):
+        (single,) = await guests(gate, SUSPECT)
+        assert not single.inside
+    await settle()
+    assert single.inside
+    await single.leave()
 
 
 async def test_the_prime_suspect_is_alone_and_waits_for_an_empty_engine():

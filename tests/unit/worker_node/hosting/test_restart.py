@@ -50,6 +50,18 @@ def test_an_end_that_a_request_is_to_blame_for_counts_nothing():
     assert policy.crashed(0.0, "died").delay == LIMITS.first_backoff_s
 
 
+def test_the_crash_that_was_counted_for_a_request_is_taken_back_when_the_request_is_found():
+    policy = RestartPolicy()
+    for n in range(20):
+        assert not policy.crashed(float(n), "died").quarantined
+        policy.blameless("died")
+        policy.blameless("died", found=True)
+    policy.blameless("died", found=True)
+    assert not policy.crashed(20.0, "died").quarantined
+    assert not policy.crashed(21.0, "died").quarantined
+    assert policy.crashed(22.0, "died").quarantined
+
+
 def test_kills_from_outside_back_off_and_never_quarantine():
     policy = RestartPolicy()
     verdicts = [policy.killed("SIGKILL", served_s=1.0) for _ in range(2000)]

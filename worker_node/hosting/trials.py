@@ -1,0 +1,91 @@
+"""Who may be on an engine together while the cause of its death is looked for: pure, without a clock.
+
+Clear requests share the engine. Suspects enter when no clear request is on board, in groups: with a suspect whose
+`company` is n at most n are on board of which nothing is known. Those that have shown themselves harmless make room for
+the next; a group that kills the engine is divided (`suspicion.py`). The prime suspect enters an empty engine. None
+keeps the engine from those it runs already: for a prime suspect the engine must become idle by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from worker_node.hosting.suspicion import Standing
+
+# Suspects first, since they have waited for a restart; the prime suspect last.
+_ORDER = {Standing.SUSPECT: 0, Standing.CLEAR: 1, Standing.PRIME: 2}
+
+
+@dataclass(eq=False, slots=True)
+class Visit:
+    """A request on the engine. `apart` until it has shown itself harmless; `company` is of use for suspects only."""
+
+    standing: Standing
+    company: int = 1
+    apart: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.apart = self.standing is not Standing.CLEAR
+
+
+@dataclass(slots=True)
+class Trials:
+    """The requests on one engine, those that wait for it, and the `coming` ones: suspects that wait for its restart."""
+
+    inside: dict[Visit, None] = field(default_factory=dict)
+    waiting: dict[Visit, None] = field(default_factory=dict)
+    coming: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def shared(self) -> bool:
+        """Whether clear requests are on board."""
+        return any(visit.standing is Standing.CLEAR for visit in self.inside)
+
+    @property
+    def going_on(self) -> bool:
+        """Whether a suspect is tried or can be tried next."""
+        if any(visit.apart for visit in self.inside):
+            return True
+        suspects_wait = any(visit.standing is Standing.SUSPECT for visit in self.waiting)
+        return (suspects_wait or self.coming.total() > 0) and not self.shared
+
+    def arrive(self, visit: Visit) -> bool:
+        """A request comes; returns whether it enters at once, else it waits."""
+        if self._may_enter(visit):
+            self.inside[visit] = None
+            return True
+        self.waiting[visit] = None
+        return False
+
+    def leave(self, visit: Visit) -> None:
+        """A request ends, whether it is on board or waits."""
+        self.inside.pop(visit, None)
+        self.waiting.pop(visit, None)
+
+    def admit(self) -> list[Visit]:
+        """Let in who may enter now, and return them."""
+        entered = []
+        for visit in sorted(self.waiting, key=lambda visit: (_ORDER[visit.standing], -visit.company)):
+            if self._may_enter(visit):
+                del self.waiting[visit]
+                self.inside[visit] = None
+                entered.append(visit)
+        return entered
+
+    def _may_enter(self, visit: Visit) -> bool:
+        if visit.standing is Standing.PRIME:
+            return not self.inside
+        if visit.standing is Standing.SUSPECT and visit.apart:
+            return self._joins_group(visit)
+        return not self.going_on
+
+    def _joins_group(self, visit: Visit) -> bool:
+        group = [other for other in self.inside if other.apart]
+        if self.shared or any(other.standing is Standing.PRIME for other in group):
+            return False
+        # The larger its company may be, the less it is suspected, and the more are cleared before the next death.
+        others = [other.company for other in self.waiting if other.standing is Standing.SUSPECT and other.apart]
+        if any(company > visit.company for company in (*others, *+self.coming)):
+            return False
+        return len(group) < min([visit.company, *(other.company for other in group)])
