@@ -21,6 +21,8 @@ from worker_node.grammars.texts import string_term
 MAX_COUNT = 2048
 # A length beside a pattern becomes states of an automaton.
 _MAX_STATES_OF_LENGTH = 200
+# Quotients of the widest number and this have 27 digits; decimals here compute with 28.
+_LEAST_STEP = Decimal("1e-12")
 
 
 def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -> str:
@@ -83,7 +85,7 @@ def _is_held(keyword: str, value: str, path: str) -> bool:
 def integer(rules: Rules, schema: Schema, path: str) -> str:
     """A whole number, between bounds or not, or a multiple of one."""
     low, high, above, below = _bounds(schema)
-    step = Decimal(json.dumps(schema.get("multipleOf", 1)))
+    step = _step(schema, path)
     if low is None and high is None and 1 % step == 0:
         return "integer"
     first = _whole(low, above, up=True, default=-WIDEST)
@@ -96,8 +98,18 @@ def integer(rules: Rules, schema: Schema, path: str) -> str:
     return rules.add("integer", _multiples(rules, bounds, step, path))
 
 
+def _step(schema: Schema, path: str) -> Decimal:
+    step = Decimal(json.dumps(schema.get("multipleOf", 1))).normalize()
+    if step <= 0:
+        raise CannotEnforce(path, "multipleOf", "should be above zero")
+    # Beyond, whole numbers and remainders have more digits than are computed with.
+    if not _LEAST_STEP <= step <= WIDEST:
+        raise CannotEnforce(path, "multipleOf", f"below {_LEAST_STEP} and above {WIDEST} cannot be enforced")
+    return step
+
+
 def _multiples(rules: Rules, bounds: tuple[int | None, int | None], step: Decimal, path: str) -> str:
-    if step != int(step) or step <= 0:
+    if step != int(step):
         raise CannotEnforce(path, "multipleOf", "only whole numbers and powers of ten can be enforced")
     ebnf = multiples_between(rules, *bounds, int(step))
     if ebnf == "":
@@ -114,9 +126,7 @@ def number(rules: Rules, schema: Schema, path: str) -> str:
     low, high, above, below = _bounds(schema)
     decimals = None
     if "multipleOf" in schema:
-        step = Decimal(json.dumps(schema["multipleOf"])).normalize()
-        if step <= 0:
-            raise CannotEnforce(path, "multipleOf", "should be above zero")
+        step = _step(schema, path)
         if step == int(step):
             return integer(rules, schema, path)
         exponent = step.adjusted()
@@ -125,8 +135,7 @@ def number(rules: Rules, schema: Schema, path: str) -> str:
         decimals = -exponent
     if low is None and high is None and decimals is None:
         return "number"
-    if any(bound is not None and abs(bound) > WIDEST for bound in (low, high)):
-        raise CannotEnforce(path, "minimum" if low is not None else "maximum", f"beyond {WIDEST} cannot be enforced")
+    _check_width(low, high, path)
     widest = Decimal(WIDEST if decimals is None else WIDEST // 10**decimals)
     ebnf = number_between(
         -widest if low is None else low,
@@ -142,6 +151,7 @@ def number(rules: Rules, schema: Schema, path: str) -> str:
 
 def _fractions(schema: Schema, step: Decimal, path: str) -> str:
     low, high, above, below = _bounds(schema)
+    _check_width(low, high, path)
     ebnf = fractions_between(low, high, step, above=above, below=below)
     if ebnf == "":
         raise NothingAdmitted(path, f"no multiple of {step} lies between the bounds")
@@ -159,6 +169,11 @@ def _bounds(schema: Schema) -> tuple[Decimal | None, Decimal | None, bool, bool]
     above = over is not None and (low is None or over >= low)
     below = under is not None and (high is None or under <= high)
     return over if above else low, under if below else high, above, below
+
+
+def _check_width(low: Decimal | None, high: Decimal | None, path: str) -> None:
+    if any(bound is not None and abs(bound) > WIDEST for bound in (low, high)):
+        raise CannotEnforce(path, "minimum" if low is not None else "maximum", f"beyond {WIDEST} cannot be enforced")
 
 
 def _exact(value: float | None) -> Decimal | None:

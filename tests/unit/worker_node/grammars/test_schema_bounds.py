@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
@@ -34,6 +34,28 @@ OVER_A_BOUND = {
     "a large enumeration": {"enum": [f"value number {i}" for i in range(10_000)]},
     "deep nesting": {"items": {"items": {"items": {}}}, "allOf": [{"$ref": "#"}, {"minItems": 1}]},
 }
+
+
+EXTREMES = st.one_of(
+    st.sampled_from([0, 0.0, -1, 1e308, -1e308, 5e-324, 1e-300, 1e-12, 0.1, 3, 10**15, 10**400, -(10**400), 2**63]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(),
+)
+
+
+@given(
+    schema=st.fixed_dictionaries(
+        {"type": st.sampled_from(["integer", "number"])},
+        optional=dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"], EXTREMES),
+    )
+)
+@example({"type": "integer", "multipleOf": 0})
+@example({"type": "number", "minimum": 1e308, "multipleOf": 1e-300})
+@example({"type": "number", "multipleOf": 1e308})
+@example({"allOf": [{"type": "number", "multipleOf": 1e308}, {"multipleOf": 0}]})
+def test_numbers_of_any_size_are_compiled_or_refused(schema):
+    with contextlib.suppress(BadRequest):
+        compile_schema(schema, "schema")
 
 
 @pytest.mark.parametrize("name", OVER_A_BOUND)
