@@ -70,8 +70,11 @@ def test_shards_together_do_every_row_and_the_last_one_completes_the_job(starter
     assert_whole(out, texts)
 
 
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("step", ["fragment begun", "rows read", "temporary file complete", "data committed"])
+@pytest.mark.parametrize(
+    ("step", "sign"),
+    [("fragment begun", "SIGTERM"), ("rows read", "SIGINT"), ("temporary file complete", "SIGTERM"),
+     ("data committed", "SIGINT")],
+)  # fmt: skip
 def test_an_interrupted_driver_says_so_and_is_continued(starter, tmp_path, step, sign):
     started, source, texts = starter
     out = tmp_path / "out"

@@ -20,7 +20,8 @@ PROMPT = "What is the capital of France?"
 class Pair:
     """A proxy before a node that will be asked first, the URL of a sound one that is asked second, and what is right.
 
-    `head` is how many bytes from the first on are tried `dense` bytes apart, `step` how far apart those after them are.
+    `head` is how many bytes from the first on are tried `dense` bytes apart, `step` how far apart those after them are;
+    `stream_step` how far apart the cuts of a stream are.
     """
 
     proxy: FaultProxy
@@ -30,6 +31,7 @@ class Pair:
     head: int
     dense: int
     step: int
+    stream_step: int
 
     def cuts(self, length, every=1):
         """Where to cut a reply of that many bytes: at every byte of its head that is tried, and in steps after it."""
@@ -50,15 +52,15 @@ class Pair:
 async def pair_of(request, pair, long):
     """Both kinds of pairs."""
     urls = [node.url for node in pair]
-    head, dense, step = 10**6, 1, 1
+    head, dense, step, stream_step = 10**6, 1, 1, 7
     if request.param == "real":
         urls = [request.getfixturevalue("node").url] * 2
-        head, dense, step = (600, 1, 61) if long else (600, 13, 211)
+        head, dense, step, stream_step = (600, 1, 61, 37) if long else (600, 41, 500, 97)
     async with NPUClient(urls[1:]) as client:
         vector = await client.embed(TEXT)
         answer = (await client.generate(PROMPT, max_new_tokens=6)).text
     async with FaultProxy(urls[0]).running() as proxy:
-        yield Pair(proxy, urls[1], vector, answer, head, dense, step)
+        yield Pair(proxy, urls[1], vector, answer, head, dense, step, stream_step)
 
 
 async def reply_length(proxy, call):
@@ -95,7 +97,7 @@ async def test_a_stream_cut_at_every_byte_is_whole_retried_or_interrupted(pair_o
     proxy = pair_of.proxy
     length = await reply_length(proxy, read_all)
     outcomes = set()
-    for byte in range(0, length + 50, 7 if pair_of.step == 1 else 37):
+    for byte in [*range(0, length, pair_of.stream_step), length + 50]:
         async with pair_of.client(Fault(cut_after=byte)) as client:
             stream = client.stream(PROMPT, max_new_tokens=6)
             pieces, interrupted = await read(stream)
@@ -146,6 +148,7 @@ SURPRISES = {
 }
 
 
+@pytest.mark.parametrize("pair_of", ["scripted"], indirect=True)  # the replies are the proxy's
 @pytest.mark.parametrize("name", SURPRISES)
 async def test_what_is_no_reply_of_a_node_is_retried_elsewhere(pair_of, name):
     proxy = pair_of.proxy

@@ -77,7 +77,16 @@ def test_a_pull_to_a_read_only_file_system(mounted):
     assert told.startswith(f"smollm2-135m-instruct: the file system is read-only ({disk}/models); set {_STORE}")
 
 
-@pytest.mark.parametrize("arguments", [("pull", "smollm2"), ("list",), ("doctor",), ("serve", "--port", "0")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("serve", "--port", "0"),
+        # The same handler of the same error, after two seconds of imports each.
+        pytest.param(("pull", "smollm2"), marks=pytest.mark.long),
+        pytest.param(("doctor",), marks=pytest.mark.long),
+    ],
+)
 def test_a_home_that_may_not_be_entered(tmp_path, arguments):
     (tmp_path / "home").mkdir(mode=0)
     before = as_possible(*_WITHOUT_RIGHTS, "env")

@@ -183,7 +183,7 @@ class World:
 
 def test_no_random_scenario_breaks_a_promise(long):
     totals = dict.fromkeys(("served", "refused", "late", "failed"), 0)
-    for seed in range(5_000 if long else 80):
+    for seed in range(5_000 if long else 40):
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             loop = runner.get_loop()
             try:

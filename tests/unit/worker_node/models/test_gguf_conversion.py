@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import openvino as ov
 import pytest
 from gguf import GGMLQuantizationType
 
@@ -29,10 +30,19 @@ def import_gguf(path, tmp_path):
     return import_graph(readable_file(gguf, scratch), target, scratch), gguf
 
 
+@pytest.fixture(scope="module")
+def imported_once(make_gguf, tmp_path_factory):
+    """The directory of the graph of a tiny Llama as GenAI imports it, and its file."""
+    path, directory = make_gguf(), tmp_path_factory.mktemp("imported")
+    import_gguf(path, directory)
+    return directory, path
+
+
 @pytest.fixture
-def imported(make_gguf, tmp_path):
+def imported(imported_once):
     """The graph and the file of a tiny Llama."""
-    return import_gguf(make_gguf(), tmp_path)
+    directory, path = imported_once
+    return ov.Core().read_model(directory / "scratch" / "openvino_model.xml"), GgufFile(path)
 
 
 def constants(model):
@@ -215,8 +225,7 @@ def test_a_rewritten_file_keeps_all_metadata(make_gguf, tmp_path):
         np.testing.assert_allclose(rewritten.tensor(name), original.tensor(name), atol=0.01)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("stored_twice", [False, True])
+@pytest.mark.parametrize(("architecture", "stored_twice"), [("llama", True), ("qwen2", False), ("qwen3", True)])
 def test_what_the_file_predicts_is_what_genais_graph_computes(make_gguf, tmp_path, architecture, stored_twice):
     """Two independent computations: numpy from the file's tensors, OpenVINO from the graph with exact weights."""
     path = make_gguf(architecture=architecture, stored_twice=stored_twice)

@@ -1,6 +1,6 @@
 """The scheduler in deterministic simulation: the real runners and admission control, a virtual clock, scripted devices.
 
-`make test` runs 40 random scenarios, --long 120, and
+`make test` runs 25 random scenarios, --long 120, and
 `SIMULATED_SCENARIOS=5000 pytest --timeout 0 …/test_simulation.py -k random` more than both.
 """
 
@@ -92,7 +92,7 @@ STEADY = {
         0.03,
         lambda r: generation(50, r.randint(1, 200), interactive=r.random() < 0.5),
     ),
-    "eight at a time": (eight, 30, 100, 0.27, lambda r: generation(r.randint(10, 500), r.randint(1, 300))),
+    "eight at a time": (eight, 30, 60, 0.27, lambda r: generation(r.randint(10, 500), r.randint(1, 300))),
     "eight at a time, short or long": (
         eight,
         30,
@@ -103,22 +103,22 @@ STEADY = {
     "eight at a time, both priorities": (
         eight,
         30,
-        100,
+        60,
         0.27,
         lambda r: generation(r.randint(10, 500), r.randint(1, 300), interactive=r.random() < 0.5),
     ),
-    "long prompts": (plenty, 60, 200, 0.27, lambda r: generation(r.randint(10, 3000), 10, 50)),
+    "long prompts": (plenty, 60, 120, 0.27, lambda r: generation(r.randint(10, 3000), 10, 50)),
     "long streams beside short answers": (
         plenty,
         30,
-        60,
+        40,
         0.27,
         lambda r: generation(50, 2000 if r.random() < 0.3 else 5),
     ),
 }
 
 
-# The whole of them takes some 7 s: minutes and hours of virtual time, token by token.
+# All of them together take some 5 s: minutes and hours of virtual time, token by token.
 @pytest.mark.parametrize("mix", STEADY, ids=list(STEADY))
 def test_in_steady_load_the_predicted_wait_is_within_a_factor_of_two(mix):
     world_of, count, until, step_s, make = STEADY[mix]
@@ -142,7 +142,7 @@ def test_long_answers_do_not_make_an_idle_engine_look_busy():
     world = SequenceWorld(sequences=64, step_s=0.02, token_s=1e-4, max_wait_s=30)
     for _ in range(10):
         world.call(one_by_one(generation(50, 2000, timeout=300.0) for _ in range(3)))
-    callers(world, 4, lambda r: generation(20, r.randint(1, 5), 16, timeout=5.0), rng, pause=0.5, until=75)
+    callers(world, 4, lambda r: generation(20, r.randint(1, 5), 16, timeout=5.0), rng, pause=0.5, until=40)
     assert {request.outcome for request in world.requests} == {"done"}
     assert max(request.predicted or 0.0 for request in world.requests) < 1.0
 
@@ -223,7 +223,7 @@ def test_interactive_generations_are_part_of_the_next_steps_whatever_batch_work_
     assert all(request.outcome == "done" for request in world.requests), "and batch work is not starved"
 
 
-@pytest.mark.parametrize(("world_of", "until"), [(single, 600), (eight, 120)], ids=["one at a time", "eight at a time"])
+@pytest.mark.parametrize(("world_of", "until"), [(single, 400), (eight, 70)], ids=["one at a time", "eight at a time"])
 def test_batch_generations_keep_their_share_under_endless_interactive_load(world_of, until):
     rng = random.Random(8)
     world = world_of(rng)
@@ -282,7 +282,7 @@ def random_scenario(seed):
 
 
 def test_the_invariants_hold_in_random_scenarios(long):
-    for seed in range(int(SCENARIOS or (120 if long else 40))):
+    for seed in range(int(SCENARIOS or (120 if long else 25))):
         world = random_scenario(seed)
         try:
             check_nothing_is_left(world)
