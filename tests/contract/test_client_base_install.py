@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.environments import base_closure, linked_environment, site_packages
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys

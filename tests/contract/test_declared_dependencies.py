@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # The extras on which each package may draw, besides the base.
 EXTRAS = {

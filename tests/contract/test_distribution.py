@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.environments import linked_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # Files that are no Python: the ones that a build forgets.
 _DATA = (

@@ -14,6 +14,8 @@ from worker_node.cli import main
 from worker_node.errors import DownloadFailed
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 _STORE = "NPU_NODE_MODEL_STORE (or --model-store)"
 _NODE = (sys.executable, "-m", "worker_node")
 # Commands work on the store even where a node runs on this machine.

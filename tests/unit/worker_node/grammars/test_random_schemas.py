@@ -79,7 +79,7 @@ def check(schema, random):
             assert validator.is_valid(json.loads(text)), text
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.randoms(use_true_random=False))
 def test_whatever_the_grammar_of_a_schema_admits_is_valid(schema, random):
     check(schema, random)

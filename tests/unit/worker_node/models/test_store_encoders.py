@@ -14,7 +14,7 @@ from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
 from worker_node.models.store import ModelStore
 
-pytestmark = pytest.mark.usefixtures("in_process")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
 
 
 def embed(model, text):

@@ -14,7 +14,7 @@ from worker_node.models.pulling import requested
 from worker_node.models.store import ModelStore
 
 # Each conversion is a process of its own.
-pytestmark = pytest.mark.usefixtures("in_process")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
 
 
 def files_of(directory):

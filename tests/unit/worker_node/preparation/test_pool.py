@@ -15,6 +15,8 @@ from tests.support import prepared
 from worker_node.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, Overloaded
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def pool():

@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld, TextWorld
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS = os.environ.get("SIMULATED_SCENARIOS")
 BATCH_TOKENS = 512
 

@@ -14,6 +14,8 @@ from worker_node.domain import Message
 from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph, _core
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "hello",
     "The lighthouse keeper counted 12 ships, 3 of them red. " * 8,
