@@ -26,7 +26,13 @@ SOURCE = "s3://data/in"
 
 
 def drive(out, step):
-    steps.observe(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else None)
+    def kill(name):
+        if name == step:
+            # The driver, and with it its child, which this is.
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    steps.observe(kill)
     return main(["embed-dataset", SOURCE, out, "--rows-per-fragment", "175", "--max-rejected", "0.1"])
 
 
