@@ -12,6 +12,8 @@ OPS_TESTS ?= tests/ops
 PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt
 # pytest and each process of the tests would compile all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE
+# The threads of numpy's matrix products spin while they wait: on busy cores that takes twenty times the CPU time of one.
+export OPENBLAS_NUM_THREADS = 1
 
 .PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bundle bench clean
 .DEFAULT_GOAL := help

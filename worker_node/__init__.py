@@ -1,7 +1,11 @@
 """A worker node: serves embeddings and text generation from the Intel NPU, GPU or CPU beside it."""
 
+import os
 import sys
 
+# numpy multiplies small matrices here. Its threads spin while they wait for each other: on busy cores that took twenty
+# times the CPU time of one thread. Read when numpy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # `import openvino` reports each import to its makers over the network, and leaves a directory in the user's home.
 # Without the package that does it, it and nncf do without: their own way to be told so.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None forbids the import

@@ -32,6 +32,7 @@ _PREFIXES = (
     "OMP_",
     "ONEAPI_",
     "ONEDNN_",
+    "OPENBLAS_",
     "OPENVINO_",
     "OV_",
     "PYTHON",
