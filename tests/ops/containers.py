@@ -96,6 +96,15 @@ def _mirror():
 
 def image(distribution, supply=SUPPLIED):
     """The image of a distribution with what `supply` puts into it; its name. It is made once and kept."""
+    return _image(distribution, distribution.name, _PACKAGES, supply)
+
+
+def bare_image(distribution):
+    """The image of a distribution without anything that it does not itself need: no Python, no systemd."""
+    return _image(distribution, f"{distribution.name}-bare", "ca-certificates", "true")
+
+
+def _image(distribution, name, packages, supply):
     sources = f"deb {_mirror()} {distribution.suite} main"
 
     def bootstrap(part):
@@ -103,7 +112,7 @@ def image(distribution, supply=SUPPLIED):
             "mmdebstrap",
             "--variant=minbase",
             "--format=tar",
-            f"--include={_PACKAGES}",
+            f"--include={packages}",
             '--aptopt=Acquire::Check-Valid-Until "false"',
             '--aptopt=Acquire::Retries "10"',
             f"--customize-hook={supply}",
@@ -111,11 +120,11 @@ def image(distribution, supply=SUPPLIED):
             timeout=_BUILD_TIMEOUT_S,
         )
 
-    archive = kept(f"{distribution.name}.tar", bootstrap, f"{sources} {_PACKAGES} {supply}")
-    name = f"localhost/npu-ops-{archive.stem}"
-    if run("podman", "image", "exists", name, check=False).returncode:
-        run("podman", "import", archive, name, timeout=_BUILD_TIMEOUT_S)
-    return name
+    archive = kept(f"{name}.tar", bootstrap, f"{sources} {packages} {supply}")
+    tag = f"localhost/npu-ops-{archive.stem}"
+    if run("podman", "image", "exists", tag, check=False).returncode:
+        run("podman", "import", archive, tag, timeout=_BUILD_TIMEOUT_S)
+    return tag
 
 
 def ssh_key():

@@ -1,0 +1,70 @@
+"""The bundle serves on a machine without Python: built here, run in a container that has nothing but a bare Debian."""
+
+import sys
+import time
+
+import pytest
+
+from tests.ops.conftest import EMBEDDER, KEY, ROOT
+from tests.ops.containers import DEBIAN_13, bare_image, run
+from tests.ops.keeping import kept
+from tests.ops.test_container_image import call
+
+# An environment of 60 wheels is made and packed: several minutes of CPU time.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+
+PYINSTALLER = "pyinstaller==6.16.0"
+
+
+@pytest.fixture(scope="module")
+def bundle(containers_possible, wheelhouse, wheel, build_wheels, tmp_path_factory):
+    """The directory that `make bundle` makes, from wheels at hand."""
+
+    def download(part):
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, PYINSTALLER, timeout=300)
+
+    tools = kept("bundle-wheels", download, PYINSTALLER)
+    place = tmp_path_factory.mktemp("bundle")
+    python = place / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", place / "venv")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    links = [f"--find-links={path}" for path in (wheelhouse(version), build_wheels, tools)]
+    install = (python, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", *links)
+    run(*install, f"npu-node[node,convert] @ file://{wheel}", PYINSTALLER, timeout=400)
+    run("env", f"PYTHON={python}", f"DIST={place}", ROOT / "packaging/bundle/build.sh", timeout=900)
+    return place / "npu-node-bundle"
+
+
+def test_it_serves_where_there_is_no_python(bundle, store):
+    name = "npu-ops-bundle"
+    run("podman", "rm", "--force", "--ignore", name)
+    run(
+        *("podman", "run", "--detach", f"--name={name}", "--runtime=runc", "--publish=127.0.0.1::8081"),
+        *("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"),
+        f"--volume={bundle}:/opt/npu-node:ro",
+        f"--volume={store.root}:/models:ro",
+        *(
+            f"--env=NPU_NODE_API_KEYS={KEY}",
+            "--env=NPU_NODE_HOST=0.0.0.0",
+            f'--env=NPU_NODE_MODELS=[{{"name": "{EMBEDDER}"}}]',
+        ),
+        *(bare_image(DEBIAN_13), "/opt/npu-node/npu-node", "serve", "--model-store", "/models"),
+    )
+    try:
+        assert run("podman", "exec", name, "sh", "-c", "command -v python3", check=False).returncode != 0
+        assert run("podman", "exec", name, "/opt/npu-node/npu-node", "--version").stdout.startswith("npu-node ")
+        url = "http://" + run("podman", "port", name, "8081").stdout.strip()
+        deadline = time.monotonic() + 120
+        while not ready(url):
+            assert time.monotonic() < deadline, run("podman", "logs", "--tail=30", name).stderr
+            time.sleep(0.5)
+        assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
+    finally:
+        run("podman", "rm", "--force", "--time=10", name, check=False)
+
+
+def ready(url):
+    try:
+        return call(url + "/health")["status"] == "ready"
+    except OSError:
+        return False

@@ -1,0 +1,21 @@
+"""The scripts that install and remove: their behaviour (bats, with a Python that installs nothing) and shellcheck."""
+
+from pathlib import Path
+
+from tests.ops.containers import run
+from tests.support.foreign import environment, npm_packages
+
+HERE = Path(__file__).parent / "bats"
+PACKAGING = Path(__file__).parents[2] / "packaging"
+
+
+def test_they_do_what_they_promise():
+    bats = npm_packages(HERE / "package.json") / "node_modules" / ".bin" / "bats"
+    run(bats, HERE / "install.bats")
+
+
+def test_shellcheck_has_nothing_to_say():
+    shellcheck = environment(HERE / "shellcheck.txt").with_name("shellcheck")
+    scripts = [path for path in PACKAGING.rglob("*") if path.is_file() and path.read_bytes().startswith(b"#!/bin/sh")]
+    assert len(scripts) >= 7
+    run(shellcheck, *scripts, HERE / "python3")
