@@ -10,7 +10,7 @@ PACKAGING = Path(__file__).parents[2] / "packaging"
 
 
 def test_they_do_what_they_promise():
-    bats = npm_packages(HERE / "package.json") / "node_modules" / ".bin" / "bats"
+    bats = npm_packages(HERE / "package.json") / "node_modules/bats/bin/bats"
     run(bats, HERE / "install.bats")
 
 
