@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,6 +20,7 @@ from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import ModelReport
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.deadline import Deadline
+from backend_client._resilience.loop_end import before_loop_ends
 from backend_client.errors import CloudRejected
 from backend_client.results import EmbedBatch, GenerateResult, RawReply, Timing, Usage
 from backend_client.settings import CloudSettings
@@ -38,7 +40,7 @@ _READING: CloudReading[str | _End] = CloudReading(
 
 
 class CloudBackend:
-    """Embeds and generates in the cloud. Belongs to the event loop of its first call."""
+    """Embeds and generates in the cloud. Each event loop and each forked child has connections of its own."""
 
     def __init__(self, settings: CloudSettings, state: CloudState) -> None:
         self._settings = settings
@@ -49,6 +51,9 @@ class CloudBackend:
         # and more, which the deadline of a call and the service's event loop cannot afford.
         self._sdk = _sdk(settings)
         self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._used = False
+        self._end: asyncio.Task[None] | None = None
         self._exchanges = CloudExchanges(settings, self._client, self._attempt)
 
     @property
@@ -77,6 +82,9 @@ class CloudBackend:
     async def close(self) -> None:
         """End all calls, then close the SDK's connections."""
         await self._state.calls.close()
+        if self._end is not None and self._loop is asyncio.get_running_loop():
+            self._end.cancel()
+            await asyncio.gather(self._end, return_exceptions=True)
         await self._sdk.close()
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
@@ -177,7 +185,19 @@ class CloudBackend:
         if os.getpid() != self._pid:
             # A forked child: the connections are the parent's.
             self._pid, self._inherited, self._sdk = os.getpid(), self._sdk, _sdk(self._settings)
+            self._loop, self._used = None, False
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._used:
+                self._sdk = _sdk(self._settings)
+            self._loop, self._used, sdk = loop, True, self._sdk
+            self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
         return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=dict(job.extra_headers) or None)
+
+    async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
+        if sdk is self._sdk:
+            self._loop = None
+        await sdk.close()
 
     def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:
         refusal = self.refusal(job)

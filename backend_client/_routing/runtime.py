@@ -14,6 +14,7 @@ from backend_client._fleet.health import Prober
 from backend_client._fleet.pool import Pool
 from backend_client._protocol.node_api import Transport
 from backend_client._resilience.budget import RetryBudget
+from backend_client._resilience.loop_end import before_loop_ends
 from backend_client._resilience.retry import Retrier
 from backend_client._resilience.supervision import supervise
 from backend_client._routing.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ class Running:
 
 
 class Runtime:
-    """Belongs to the event loop in which it is started."""
+    """Belongs to the event loop in which it is started; when that has ended, the next call starts it in another one."""
 
     def __init__(
         self,
@@ -54,13 +55,14 @@ class Runtime:
         self._running: Running | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[None] | None = None
         self._pid = os.getpid()
         # Connections and tasks of the parent of a forked process. They are kept, because closing them here would write
         # to the parent's connections.
         self._inherited: list[object] = []
 
     def start(self) -> Running:
-        """Begin to probe, unless that is so. Raises ConfigurationError after `close`, or in another event loop."""
+        """Begin to probe, unless that is so. Raises ClientClosed, or ConfigurationError while another loop has it."""
         loop = asyncio.get_running_loop()
         if os.getpid() != self._pid:
             self._start_anew()
@@ -69,16 +71,20 @@ class Runtime:
             return running
         if self._closed:
             raise ClientClosed("this client is closed; make a new one")
-        if running is not None:
+        if running is not None and not running.loop.is_closed():
             raise ConfigurationError(
-                "this client belongs to another event loop; make one per loop, or use backend_client.sync"
+                "this client belongs to another event loop, which has not ended; make one per loop, or use "
+                "backend_client.sync"
             )
+        if running is not None:
+            self._forget()
         transport = self._make_transport()
         prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
         retrier = Retrier(self._options.retry, self.budget, self._rng)
         running = self._running = Running(
             loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier, self._options.timeouts.share)
         )
+        self._end = before_loop_ends(lambda: self._loop_ends(running), "connections of the client")
         for node in self.pool.nodes.values():
             prober.watch(node)
         if self._sources:
@@ -90,9 +96,13 @@ class Runtime:
     def _start_anew(self) -> None:
         """This is a forked child: what runs belongs to the parent. Spaces and models that are bound stay so."""
         self._pid = os.getpid()
-        self._inherited += [self._running, self._follower, self._closing]
-        self._running = self._follower = self._closing = None
+        self._inherited += [self._running, self._follower, self._closing, self._end]
         self._rng.seed()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing runs any more, and what was known of the nodes' health is out of date."""
+        self._running = self._follower = self._closing = self._end = None
         urls = list(self.pool.nodes)
         for url in urls:
             self.pool.remove(url)
@@ -125,16 +135,29 @@ class Runtime:
         A second call waits for the first. One that is cancelled leaves nothing open: closing goes on.
         """
         self._closed = True
-        if self._running is not None:
+        if self._running is not None and not self._running.loop.is_closed():
             if self._closing is None:
                 self._closing = asyncio.create_task(self._close(self._running), name="closing the client")
             await asyncio.shield(self._closing)
 
     async def _close(self, running: Running) -> None:
         await running.dispatcher.calls.close()
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
+        if self._end is not None:
+            self._end.cancel()
+            await asyncio.gather(self._end, return_exceptions=True)
+        await self._release(running, self._follower)
+
+    async def _loop_ends(self, running: Running) -> None:
+        """The loop's tasks were cancelled, so the calls under way are ending."""
+        if self._running is running and not self._closed:
+            follower = self._follower
+            self._forget()
+            await self._release(running, follower)
+
+    async def _release(self, running: Running, follower: asyncio.Task[None] | None) -> None:
+        if follower is not None:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
         for source in self._sources:
             await source.close()
         await running.prober.close()

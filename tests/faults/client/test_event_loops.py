@@ -1,0 +1,256 @@
+"""Event loops that end before the client does, forks, and closing at any moment: nothing is left, and nobody warns."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from backend_client import ClientSettings, CloudClient, ConfigurationError, InferenceClient, NPUClient
+from backend_client.errors import ClientClosed, StreamInterrupted
+from backend_client.testing import FakeFleet, hang
+from tests.faults.scripted_node import ScriptedCloud
+from tests.faults.served import served_in_thread
+
+QUESTION = [{"role": "user", "content": "Where?"}]
+
+
+@pytest.fixture(scope="module")
+def running():
+    with FakeFleet(2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running):
+    yield running
+    running.requests.clear()
+    for node in running:
+        node.clear()
+
+
+@pytest.fixture
+def client(fleet):
+    return NPUClient([node.url for node in fleet])
+
+
+@pytest.fixture
+def cloud():
+    scripted = ScriptedCloud()
+    with served_in_thread(scripted) as url:
+        yield url
+
+
+async def leave_a_stream(client):
+    async with client.stream_chat(QUESTION) as stream:
+        await anext(stream)
+
+
+async def leave_a_call(client):
+    calls = [asyncio.ensure_future(client.embed("text")) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    return calls
+
+
+@pytest.mark.parametrize("last", [lambda client: client.embed("text"), leave_a_stream, leave_a_call])
+def test_a_client_works_in_one_loop_after_another(client, fleet, caplog, last):
+    vector = asyncio.run(client.embed("text"))
+    held = psutil.Process().num_fds()
+    for _ in range(4):
+        asyncio.run(last(client))
+        assert asyncio.run(client.embed("text")) == vector
+    asyncio.run(client.close())
+    assert psutil.Process().num_fds() <= held
+    with pytest.raises(ClientClosed):
+        asyncio.run(client.embed("text"))
+    # asyncio logs what aiohttp finds unclosed.
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_call_that_the_end_of_its_loop_interrupts_leaves_the_next_loop_alone(client, fleet):
+    for node in fleet:
+        node.script(hang())
+    asyncio.run(leave_a_call(client))
+    for node in fleet:
+        node.clear()
+    assert asyncio.run(client.embed("text"))
+    asyncio.run(client.close())
+
+
+def test_a_loop_that_was_closed_without_a_word_is_followed_by_another(client):
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(client.health())
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0.05))
+    assert asyncio.run(client.embed("text"))
+    loop.run_until_complete(client.embed("text"))
+    with pytest.raises(ConfigurationError, match="has not ended"):
+        asyncio.run(client.embed("text"))
+    loop.run_until_complete(client.close())
+    loop.close()
+
+
+async def test_a_service_that_cancels_all_tasks_can_go_on(client):
+    vector = await client.embed("text")
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert await client.embed("text") == vector
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_the_cloud_is_reached_from_one_loop_after_another(cloud):
+    settings = ClientSettings(
+        nodes=["http://127.0.0.1:9"], cloud={"base_url": cloud, "api_key": "k", "chat_model": "m"}
+    )
+    for client in (InferenceClient.from_settings(settings), CloudClient(settings.cloud)):
+        held = None
+        for _ in range(3):
+            assert asyncio.run(client.generate("prompt")).source == "cloud"
+            held = held or psutil.Process().num_fds()
+        asyncio.run(client.close())
+        assert psutil.Process().num_fds() <= held
+
+
+LEFT_OPEN = """
+import asyncio, backend_client, backend_client.sync
+from backend_client import ClientSettings, NPUClient
+
+asyncio.run(NPUClient(NODES).embed("text"))
+kept = NPUClient(NODES)
+asyncio.run(kept.embed("text"))
+streaming, busy = NPUClient(NODES), NPUClient(NODES)
+
+async def begin_a_stream():
+    await anext(streaming.stream("prompt"))
+
+async def begin_calls():
+    calls = [asyncio.ensure_future(busy.embed("text")) for _ in range(3)]
+    await calls[0]
+    calls.append(asyncio.ensure_future(busy.chat([{"role": "user", "content": "x"}])))
+
+asyncio.run(begin_a_stream())
+asyncio.run(begin_calls())
+sdk = backend_client.openai(ClientSettings(nodes=NODES))
+blocking = backend_client.sync.openai(ClientSettings(nodes=NODES))
+request = {"model": "fake-embedder", "input": "text"}
+assert blocking.embeddings.create(**request).data == asyncio.run(sdk.embeddings.create(**request)).data
+print("8")
+"""
+
+
+def test_an_interpreter_ends_in_silence_whatever_was_left_open(fleet):
+    assert run(LEFT_OPEN.replace("NODES", str([node.url for node in fleet]))) == "8\n"
+
+
+FORKS = {
+    "before its first call": "",
+    "with a call under way in another thread": """
+thread = threading.Thread(target=wait)
+thread.start()
+while not os.path.exists(begun):
+    time.sleep(0.005)
+""",
+}
+FORKING = """
+import os, sys, threading, time, traceback
+from backend_client.sync import NPUClient
+from backend_client.errors import DeadlineExceeded
+
+url, begun = sys.argv[1:]
+client = NPUClient([url])
+thread = None
+def wait():
+    global error
+    try:
+        client.chat([{{"role": "user", "content": "wait"}}], timeout=1.5)
+    except DeadlineExceeded as caught:
+        error = caught
+{before}
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        code = 0 if len(client.embed("text")) == 8 else 2
+        client.close()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert len(client.embed("text")) == 8
+if thread:
+    thread.join()
+    assert "deadline" in str(error), error
+client.close()
+print("8")
+"""
+
+
+@pytest.mark.parametrize("when", FORKS)
+def test_a_client_works_on_both_sides_of_a_fork(fleet, tmp_path, when):
+    begun = tmp_path / "begun"
+    node = fleet[0]
+    if FORKS[when]:
+        node.script(hang())
+    finished = threading.Event()
+
+    def tell():
+        while not finished.wait(0.005):
+            if fleet.sent("/v1/chat/completions"):
+                begun.touch()
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        assert run(FORKING.format(before=FORKS[when]), node.url, str(begun)) == "8\n"
+    finally:
+        finished.set()
+        teller.join()
+
+
+def run(program, *arguments):
+    """What a program prints that writes nothing to stderr and ends well."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout
+
+
+async def whole_stream(client):
+    return [piece async for piece in client.stream("prompt")]
+
+
+CALLS = {
+    "embed": lambda client: client.embed("text"),
+    "embed_many": lambda client: client.embed_many(["text"] * 200),
+    "chat": lambda client: client.chat(QUESTION),
+    "stream": whole_stream,
+    "transcribe": lambda client: client.transcribe(b"RIFF" * 1000),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_client_may_be_closed_at_any_moment(fleet, call):
+    before = asyncio.all_tasks()
+    for turns in [*range(24), *range(24, 160, 8)]:
+        client = NPUClient([node.url for node in fleet])
+        task = asyncio.ensure_future(CALLS[call](client))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await client.close()
+            [outcome] = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(outcome, ClientClosed | StreamInterrupted) or not isinstance(outcome, BaseException)
+        assert asyncio.all_tasks() == before
