@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,8 @@ from backend_client.testing.memory import MemoryTransport
 from backend_client.testing.node import FakeNode
 from backend_client.testing.sockets import application
 from backend_client.testing.steps import Sent
+
+_TURNS = 8
 
 
 class FakeFleet:
@@ -71,7 +74,7 @@ class FakeFleet:
             self._alive.discard(self.nodes[index].url)
             return
         runner = self._runners.pop(index)
-        self._running().run(runner.cleanup())
+        self._running().run(_end(runner))
 
     def revive(self, index: int) -> None:
         """Start a node that was stopped, on the same port."""
@@ -148,7 +151,14 @@ class FakeFleet:
 
     async def _stop(self) -> None:
         for runner in self._runners.values():
-            await runner.cleanup()
+            await _end(runner)
+
+
+async def _end(runner: web.AppRunner) -> None:
+    # A connection that is being accepted while its listener closes is never closed: let it become the server's first.
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+    await runner.cleanup()
 
 
 def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:

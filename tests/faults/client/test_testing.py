@@ -1,8 +1,11 @@
 """The test doubles that users of the package get."""
 
 import asyncio
+import gc
+import socket
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -129,3 +132,16 @@ def test_the_plugin_gives_a_fixture(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_fleet_that_ends_closes_the_connections_that_it_has_just_accepted():
+    for _ in range(10):
+        with FakeFleet(1) as fleet:
+            host, _, port = fleet[0].url.removeprefix("http://").partition(":")
+            made = [socket.create_connection((host, int(port))) for _ in range(4)]
+        for connection in made:
+            connection.close()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(warning.message) for warning in said] == []
