@@ -3,7 +3,8 @@
 An attempt that ended without an answer, because its limit, its call's deadline or its caller ended it, is weighed by
 how long the model had been silent by then: no answer and no token for any request of this client. It weighs 1 when that
 is `silence_factor` times the usual time to an answer, less when it is shorter, and nothing below the usual time: a
-caller who allows 5 ms for what takes 50 must not harm the node for others. Any answer or token resets the sum.
+caller who allows 5 ms for what takes 50 must not harm the node for others. Attempts at the same time together weigh no
+more than the silence was long. Any answer or token resets the sum.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ class Silence:
         if self.since is None:
             self.since = now - silent
         if usual is None:
-            weight = float(silent >= options.silence_unknown)
-        elif silent < usual:
-            weight = 0.0
+            whole = options.silence_unknown
+            weight = float(silent >= whole)
         else:
-            weight = min(1.0, silent / max(options.silence_least, options.silence_factor * usual))
-        self.weight += weight
+            whole = max(options.silence_least, options.silence_factor * usual)
+            weight = 0.0 if silent < usual else min(1.0, silent / whole)
+        # Callers who waited at the same time have seen one silence, however many they were.
+        self.weight = min(self.weight + weight, (now - self.since) / whole)
         return weight > 0

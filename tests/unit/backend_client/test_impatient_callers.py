@@ -1,6 +1,7 @@
 """Callers who allow less time than a model now takes, beside callers who can wait. In virtual time."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -43,6 +44,26 @@ async def test_impatient_callers_do_not_make_a_slower_fleet_unavailable_to_patie
         patient = await asyncio.gather(load(10), load(10))
         await asyncio.gather(*impatient)
         assert patient == [[], []]
+
+
+@in_virtual_time
+async def test_one_pause_seen_by_many_callers_ejects_no_model(caplog):
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        for node in nodes:
+            node.embed = answers_after(node, 0.01)
+        for _ in range(20):
+            await client.embed("text")
+        for node in nodes:
+            node.embed = answers_after(node, 0.1)
+
+        async def impatient():
+            with contextlib.suppress(DeadlineExceeded, NPUUnavailableError):
+                await client.embed("text", timeout=0.06)
+
+        # Eight attempts on each node end after 60 ms: two whole silences would be 100 ms.
+        await asyncio.gather(*(impatient() for _ in range(16)))
+        assert "ejected" not in caplog.text
 
 
 @in_virtual_time
