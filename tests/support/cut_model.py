@@ -30,7 +30,7 @@ def quick_store(store: ModelStore) -> Path:
     def make(root: Path) -> None:
         (root / EMBEDDER).symlink_to(store.get(EMBEDDER).path)
         shutil.copytree(whole, root / WRITER, ignore=lambda _directory, _names: (MODEL_FILE, WEIGHTS_FILE))
-        _cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE)
+        cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE)
         manifest = json.loads((whole / MANIFEST_FILE).read_bytes())
         for name in manifest["files"]:
             manifest["files"][name] = (root / WRITER / name).stat().st_size
@@ -39,14 +39,14 @@ def quick_store(store: ModelStore) -> Path:
     return kept(f"quick-store-{hashlib.sha256(content).hexdigest()[:16]}", make)
 
 
-def _cut(source: Path, target: Path) -> None:
-    """Let the last norm take what layer `LAYERS` gives, and leave out what nothing needs any more."""
+def cut(source: Path, target: Path, layers_kept: int = LAYERS) -> None:
+    """Let the last norm take what layer `layers_kept` gives, and leave out what nothing needs any more."""
     model = ov.Core().read_model(source)
     layers = {}
     for node in model.get_ops():
         if node.get_friendly_name().startswith("model.layers.self_attn.add1.layer"):
             layers[int(node.get_friendly_name().rpartition("layer")[2])] = node
-    last, kept_last = layers[max(layers)], layers[LAYERS - 1]
+    last, kept_last = layers[max(layers)], layers[layers_kept - 1]
     for taker in last.output(0).get_target_inputs():
         taker.replace_source_output(kept_last.output(0))
     needed, pending = set(), list(model.get_results())

@@ -34,7 +34,7 @@ def plan_engine(
     ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
     task = served_task(installed.kind)
     if place.device is not Device.NPU:
-        task.complete(installed, wanted, values, place.device, _memory(settings))
+        task.complete(installed, wanted, values, place.device, _memory(settings), settings.model_store)
         limit = installed.context_limit
         return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
     taken = {field.name for field in fields(declaration)}

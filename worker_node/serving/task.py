@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from worker_node.domain import Device
@@ -102,8 +103,12 @@ class ServedTask(ABC):
         values: dict[str, Any],
         device: Device,
         memory: int | None,
+        store: Path,
     ) -> None:
-        """Complete the `values` of an engine of dynamic shapes; all models together may take `memory` bytes."""
+        """Complete the `values` of an engine of dynamic shapes; all models together may take `memory` bytes.
+
+        `store` is where other models are found. Raises ConfigurationError.
+        """
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
         """What an engine will take before it has ever been loaded."""

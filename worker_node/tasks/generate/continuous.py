@@ -41,10 +41,9 @@ from worker_node.scheduling.steps import (
 )
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.generate.pipeline import open_pipeline
+from worker_node.tasks.generate.pipeline import job_config, open_pipeline
 from worker_node.tasks.generate.prefix_hits import PrefixHits
 from worker_node.tasks.generate.running import AbandonedPrompts, Running, step_tokens
-from worker_node.tasks.generate.sampling import generation_config
 
 
 class ContinuousRunner:
@@ -166,7 +165,7 @@ class ContinuousRunner:
             emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
-            config = generation_config(job, self._defaults, prompt_lookup=self._options.prompt_lookup)
+            config = job_config(job, self._defaults, self._options)
             handle = self._pipeline.add_request(next(self._handles), ov.Tensor(tokens), config)
         except RuntimeError as error:
             self._queue.remove(job.id)

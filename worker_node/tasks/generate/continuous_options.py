@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from worker_node.domain import Device, ModelKind
 from worker_node.options.declaration import EngineOptions, Option, declare
@@ -43,7 +43,10 @@ class ContinuousOptions(EngineOptions):
     ] = None
     kv_cache_precision: Annotated[
         Literal["u8", "u4", "f16", "bf16", "f32"] | None,
-        Option("type of the values in the KV cache", default="the device's own"),
+        Option(
+            "type of the values in the KV cache; on a CPU the model is computed in it too if it is f32 or bf16",
+            default="the device's own",
+        ),
     ] = None
     prompt_lookup: Annotated[
         bool,
@@ -52,6 +55,18 @@ class ContinuousOptions(EngineOptions):
             "prompt, slower on others"
         ),
     ] = False
+
+    draft_model: Annotated[
+        str | None,
+        Option(
+            "a small model with the same tokenizer, by its name in the store or its directory, that guesses the next "
+            "tokens for this one to verify in one step; not with prompt_lookup, and not on the NPU",
+            also=("speculative_model",),
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int, Ge(1), Le(16), Option("tokens that draft_model guesses at a time", also=("num_speculative_tokens",))
+    ] = 4
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""

@@ -76,6 +76,27 @@ def test_the_precision_of_a_paged_kv_cache_is_the_plugins_property():
     assert plan(model(), kv_cache_precision="u8").ignored == ("kv_cache_precision",)
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_cache_in_a_precision_that_goes_with_no_other_makes_the_cpu_compute_in_it(precision):
+    properties = plan(model(), Device.CPU, kv_cache_precision=precision).options.properties()
+    assert properties == {"KV_CACHE_PRECISION": precision, "INFERENCE_PRECISION_HINT": precision}
+    assert (
+        "INFERENCE_PRECISION_HINT" not in plan(model(), Device.GPU, kv_cache_precision=precision).options.properties()
+    )
+
+
+def test_a_cache_and_a_model_in_precisions_that_exclude_each_other_are_refused_by_name():
+    place = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
+    wanted = ModelSettings(name="m", kv_cache_precision="bf16")
+    with pytest.raises(ConfigurationError, match="a KV cache in bf16 needs INFERENCE_PRECISION_HINT = 'bf16'"):
+        plan_engine(model(), wanted, place, BOTH, NodeSettings(), EMULATED)
+    same = ModelSettings(name="m", kv_cache_precision="f32")
+    assert plan_engine(model(), same, place, BOTH, NodeSettings(), EMULATED).options.properties() == {
+        "KV_CACHE_PRECISION": "f32",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+
+
 def test_what_an_engine_ignores_is_named():
     assert plan(model(), cache_size_gb=1, dynamic_split_fuse=False).ignored == ("cache_size_gb", "dynamic_split_fuse")
     assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()

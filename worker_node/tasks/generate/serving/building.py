@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from worker_node.domain import Device
@@ -23,6 +24,14 @@ from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import ModelSettings
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.serving.canary import generation_canary
+from worker_node.tasks.generate.serving.drafting import (
+    ON_NPU,
+    check_devices,
+    complete_draft,
+    draft_cache,
+    draft_weights,
+)
+from worker_node.tasks.generate.serving.precision import complete_precision
 from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 log = logging.getLogger(__name__)
@@ -72,6 +81,7 @@ class _Generate(ServedTask):
     def static_shapes(
         self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
     ) -> Shapes:
+        check_devices(wanted)
         limit = installed.context_limit
         defaults = StatefulOptions()
         prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
@@ -92,11 +102,14 @@ class _Generate(ServedTask):
         values: dict[str, Any],
         device: Device,
         memory: int | None,
+        store: Path,
     ) -> None:
-        """Size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
+        """Find the draft, size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
 
         A longer one would never be scheduled, and hang.
         """
+        complete_draft(installed, wanted, values, store)
+        complete_precision(wanted, values, device)
         values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
         if values.get("dynamic_split_fuse") is not False:
             return
@@ -113,9 +126,16 @@ class _Generate(ServedTask):
 
     def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
         match plan.options:
-            case ContinuousOptions(cache_size_gb=fixed, prefix_cache_tokens=kept):
+            case ContinuousOptions(cache_size_gb=fixed, draft_model=draft) as options:
+                kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
                 tokens = max(min(plan.total_limit, _USUAL_TOKENS), kept or 0)
-                return Footprint(_CONTINUOUS, fixed * 2**30 or kv_cache_bytes(installed.path, tokens) or 0)
+                cache = kv_cache_bytes(installed.path, tokens) or 0
+                weights = 0
+                if draft is not None:
+                    cache += draft_cache(Path(draft), tokens)
+                    weights = int(_CONTINUOUS * draft_weights(Path(draft)))
+                # A cache of a fixed size is divided between the two models.
+                return Footprint(_CONTINUOUS, weights + (fixed * 2**30 or cache))
             case StatefulOptions():
                 return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
         return Footprint()
@@ -124,13 +144,20 @@ class _Generate(ServedTask):
         return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
 
     def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
-        """What a prompt limit above the usual one costs; the cache is static, so it is taken, used or not."""
-        if not isinstance(plan.options, StatefulOptions) or plan.lengths[0] <= StatefulOptions().max_prompt_len:
+        """What has no effect on the NPU, and what a prompt limit above the usual one costs there.
+
+        The cache is static, so it is taken, used or not.
+        """
+        if not isinstance(plan.options, StatefulOptions):
             return []
+        notes = [ON_NPU] if "draft_model" in plan.ignored else []
+        if plan.lengths[0] <= StatefulOptions().max_prompt_len:
+            return notes
         size = kv_cache_bytes(installed.path, plan.total_limit)
         told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
         return [
-            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory"
+            *notes,
+            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory",
         ]
 
 
