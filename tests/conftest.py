@@ -15,6 +15,8 @@ from worker_node.models.store import ModelStore
 # Dozens of nodes, engines and clients start as processes of their own: without bytecode each compiles what it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Beside the run's own workers, which are as many as cores, engines of a lower priority would get little of any.
+os.environ.setdefault("NPU_NODE_ENGINE_NICE", "0")
 
 # The same examples in every run: a suite that fails now and then is one that nobody believes. To look for new ones:
 # pytest --hypothesis-profile=default

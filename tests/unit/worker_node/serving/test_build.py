@@ -36,7 +36,7 @@ class Built:
         self.installed = InstalledModel("m", ModelKind.GENERATION, self.path, 8192, "int4_sym", "smollm")
         devices = (DeviceInfo("NPU", DRIVER), DeviceInfo("CPU"))
         npu = NpuSource(emulated=False, busy_counter=COUNTER, stand_in=False)
-        self.machine = Machine(NodeSettings(compile_cache=self.root), Probe(devices, "2026.4"), npu)
+        self.machine = Machine(NodeSettings(compile_cache=self.root, engine_nice=5), Probe(devices, "2026.4"), npu)
 
     def update(self, **versions):
         """Become a machine with another OpenVINO or NPU driver."""
