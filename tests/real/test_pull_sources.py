@@ -8,13 +8,15 @@ import subprocess
 from pathlib import Path
 
 import aiohttp
-import ollama
 import pytest
 
 from tests.support.foreign import npm_packages
+from tests.support.later import Later
 from tests.support.nodes import start_node
 from tests.support.scripted_hub import Repository, ScriptedHub
 from tests.support.tiny_encoder import write_encoder
+
+ollama = Later("ollama")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

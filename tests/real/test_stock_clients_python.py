@@ -1,9 +1,13 @@
 """The stock Python clients, openai and ollama, against a real node on real weights."""
 
-import ollama
 import openai
 import pytest
 from pydantic import BaseModel
+
+from tests.support.later import Later
+
+ollama = Later("ollama")
+
 
 MODEL = "smollm2:135m"
 EMBEDDER = "all-minilm"

@@ -12,13 +12,16 @@ import os
 import signal
 import zlib
 
-import ollama
 import openai
 import pytest
 from PIL import Image
 
 from tests.support import colour_vision
+from tests.support.later import Later
 from tests.support.nodes import start_node
+
+ollama = Later("ollama")
+
 
 pytestmark = pytest.mark.real
 

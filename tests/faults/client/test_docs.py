@@ -6,19 +6,18 @@ import sys
 import types
 from pathlib import Path
 
-import celery.contrib.testing.worker
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from celery.signals import worker_process_shutdown
-from django.conf import settings as django_settings
-from django.test import Client as DjangoClient
-from django.test import override_settings
-from starlette.testclient import TestClient as FastAPIClient
 
 from backend_client import ConfigurationError
 from tests.faults.scripted_node import ANSWER, ScriptedNode, error_response, vectors_for
 from tests.faults.served import served_in_thread
+from tests.support.later import Later
+
+celery_testing = Later("celery.contrib.testing.worker")
+celery_signals = Later("celery.signals")
+starlette_testing = Later("starlette.testclient")
 
 DOC = (Path(__file__).parents[3] / "docs" / "client.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
@@ -58,7 +57,7 @@ async def test_the_aiohttp_recipe_serves(scripted, monkeypatch):
 
 
 def test_the_fastapi_recipe_serves_streams_and_refusals(node):
-    with FastAPIClient(run_recipe("FastAPI")["app"]) as http:
+    with starlette_testing.TestClient(run_recipe("FastAPI")["app"]) as http:
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.text) == (200, "".join(ANSWER))
         status = http.get("/healthz").json()
@@ -92,7 +91,7 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
         return error_response(401, "invalid_api_key", "what only operators may see")
 
     node.respond = lock
-    with FastAPIClient(run_recipe("FastAPI")["app"]) as http:
+    with starlette_testing.TestClient(run_recipe("FastAPI")["app"]) as http:
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.json()) == (500, {"detail": "internal error"})
 
@@ -102,10 +101,10 @@ def test_the_celery_recipe_works_off_tasks():
     names = run_recipe("Celery")
     app = names["app"]
     app.conf.update(broker_url="memory://", result_backend="cache+memory://", worker_hijack_root_logger=False)
-    with celery.contrib.testing.worker.start_worker(app, pool="solo", perform_ping_check=False):
+    with celery_testing.start_worker(app, pool="solo", perform_ping_check=False):
         rows = names["embed"].delay(["one", "two"]).get(timeout=30)
     np.testing.assert_array_equal(np.float32(rows), vectors_for(["one", "two"]))
-    worker_process_shutdown.send(sender=None, pid=0, exitcode=0)
+    celery_signals.worker_process_shutdown.send(sender=None, pid=0, exitcode=0)
     with pytest.raises(ConfigurationError, match="closed"):
         names["client"].embed("text")
 
@@ -113,16 +112,19 @@ def test_the_celery_recipe_works_off_tasks():
 @pytest.fixture
 def django():
     """Django's test client for the recipe, and the names that the recipe defines."""
+    from django.conf import settings
+    from django.test import Client, override_settings
+
     names = run_recipe("django")
     urls = types.ModuleType("recipe_urls")
     urls.urlpatterns = names["urlpatterns"]
     # The recipe's middleware is named as an importable class.
     sys.modules["recipe_urls"] = urls
     urls.InferenceErrors = names["InferenceErrors"]
-    if not django_settings.configured:
-        django_settings.configure(ALLOWED_HOSTS=["*"], USE_TZ=True)
+    if not settings.configured:
+        settings.configure(ALLOWED_HOSTS=["*"], USE_TZ=True)
     with override_settings(ROOT_URLCONF=urls, MIDDLEWARE=["recipe_urls.InferenceErrors"]):
-        yield DjangoClient(), names
+        yield Client(), names
     if names["inference"].cache_info().currsize:
         names["inference"]().close()
     del sys.modules["recipe_urls"]
