@@ -38,7 +38,7 @@ async def test_a_file_is_read_again_when_it_changes(pair, tmp_path):
         await until(lambda: urls(client) == [pair[1].url])
         assert (await client.embed_result("text")).node == pair[1].url
         listed.unlink()  # a file that is being replaced is not a fleet without nodes
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # it is read again meanwhile; nothing shows that nothing changes
         assert urls(client) == [pair[1].url]
 
 

@@ -83,6 +83,7 @@ def test_the_oracle_computes_the_vectors_of_sentence_transformers(store):
         assert vector / np.linalg.norm(vector) == pytest.approx(known, abs=2e-6)
 
 
+# More than 5 s: all of MiniLM is written, converted, compiled three times, and computed once more with NumPy.
 def test_logits_over_the_real_body_equal_the_reference(store, tmp_path, converted):
     tensors = write_minilm(tmp_path / "source", store.get("all-minilm-l6-v2").path)
     model = converted(tmp_path / "source")
