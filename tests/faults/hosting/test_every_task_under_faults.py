@@ -1,0 +1,198 @@
+"""Reranking, speech and vision over real sockets, with scripted engines in real processes: an engine that dies, a
+deadline, a caller who leaves; and certificates that are renewed meanwhile."""
+
+import asyncio
+import os
+import signal
+import ssl
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.faults.client.test_tls import issue, make_authority, shown_certificate
+from tests.faults.hosting.test_engine_faults import QUICK, no_canary, until
+from tests.support.task_models import MODELS, SEER, placement, request, said
+from tests.support.task_runner import RUNNER
+from worker_node.app import make_app
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.restart import RestartLimits, RestartPolicy
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.hosting.suspicion import Suspects
+from worker_node.server import Profile, running_node
+from worker_node.settings import NodeSettings
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+@asynccontextmanager
+async def serving(store, names=tuple(MODELS), **settings):
+    """A node with these models, each with a scripted engine; yields the engines by name, the node and its URL."""
+    engines = {}
+
+    def models(_machine):
+        for name in names:
+            suspects = Suspects()
+            spec = EngineSpec(name, "scripted", "/", Device.CPU, RUNNER, {"step_s": 0.01})
+            engines[name] = SupervisedEngine(
+                spec, no_canary, HostingLimits(restart=QUICK), lazy=True, suspects=suspects
+            )
+        return [MODELS[name](store, [placement(name, engines[name])]) for name in names]
+
+    profile = Profile(models, make_app, takes_schemas=False)
+    async with running_node(NodeSettings(port=0, **settings), profile) as (node, url):
+        for engine in engines.values():
+            await until(engine, EngineState.READY)
+        yield engines, node, url
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed from outside", "crashed"])
+async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is_left(number, store, http):
+    # Over 5 s on a busy machine: six engine processes, and those that decode the speech and the picture.
+    async with serving(store) as (engines, node, url):
+
+        async def send(name, text, seconds=60.0):
+            path, body = request(name, text)
+            headers = {"X-Request-Timeout-Ms": str(int(seconds * 1000))}
+            async with http.post(url + path, headers=headers, **body) as reply:
+                return reply.status, reply.headers, await reply.json()
+
+        async def holding(name, count):
+            async with asyncio.timeout(60):
+                while engines[name].status.in_flight < count:
+                    await asyncio.sleep(0.01)
+
+        wanted = {name: said(name, (await send(name, "dark"))[2]) for name in engines}
+        # Stopped, so that each holds its requests when it dies.
+        pids = {name: engine.status.pid for name, engine in engines.items()}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        long = {name: asyncio.create_task(send(name, "dark")) for name in engines}
+        short = {name: asyncio.create_task(send(name, "short", 3.0)) for name in engines}
+        leaving = [asyncio.create_task(send(name, "leaving")) for name in engines]
+        for name in engines:
+            await holding(name, 2)
+        for task in leaving:
+            task.cancel()
+        # The deadline passes while the engine is stopped, and that is told at once.
+        for task in short.values():
+            status, _, body = await task
+            assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+        assert not any(task.done() for task in long.values())
+        for pid in pids.values():
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+        for name, task in long.items():
+            status, headers, body = await task
+            assert (status, headers["X-NPU-Node-Device"]) == (200, "CPU"), body
+            assert said(name, body) == wanted[name]
+            assert engines[name].status.restarts == 1
+        # A restart that would outlast the deadline: every task says that it can be sent again, and when.
+        for engine in engines.values():
+            await until(engine, EngineState.READY)
+            engine._policy = RestartPolicy(RestartLimits(first_backoff_s=60.0))
+            os.kill(engine.status.pid, signal.SIGSTOP)
+        lost = {name: asyncio.create_task(send(name, "dark", 20.0)) for name in engines}
+        for name, engine in engines.items():
+            await holding(name, 1)
+            os.kill(engine.status.pid, number)
+            os.kill(engine.status.pid, signal.SIGCONT)
+        for task in lost.values():
+            status, headers, body = await task
+            assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+            assert int(headers["Retry-After"]) > 0
+            assert headers.get("x-should-retry") != "false"
+        for model in node.manager.models:
+            assert model.placements[0].admission.outstanding == 0
+            assert model.placements[0].engine.status.in_flight == 0
+        assert node.state.in_flight == 0
+
+
+class Load:
+    """Callers of every task over two sessions, and one long stream, from which something must always come."""
+
+    def __init__(self, url, *sessions):
+        self.url, self.over = url, asyncio.Event()
+        self.replies, self.tokens = Counter(), Counter()
+        self.callers = [(session, name) for session in sessions for name in MODELS]
+        self.stream = asyncio.create_task(self._follow(sessions[0]))
+        self.asking = [asyncio.create_task(self._ask(*caller)) for caller in self.callers]
+
+    async def _ask(self, session, name):
+        wanted = None
+        while not self.over.is_set():
+            path, body = request(name)
+            async with session.post(self.url + path, **body) as reply:
+                answer = await reply.json()
+                assert reply.status == 200, answer
+            wanted = wanted or said(name, answer)
+            assert said(name, answer) == wanted
+            self.replies[session, name] += 1
+            await asyncio.sleep(0.05)
+
+    async def _follow(self, session):
+        path, body = request(SEER, "word " * 1500, stream=True)
+        body["json"]["max_tokens"] = 2000
+        async with session.post(self.url + path, **body) as reply:
+            async for line in reply.content:
+                assert b"error" not in line
+                self.tokens["stream"] += line.startswith(b"data: {")
+
+    async def goes_on(self):
+        """Wait until every caller has had one more reply, and the stream one more token."""
+        before = self.replies.copy(), self.tokens.copy()
+        async with asyncio.timeout(60):
+            while not all(self.replies[caller] > before[0][caller] for caller in self.callers) or (
+                self.tokens["stream"] <= before[1]["stream"]
+            ):
+                failed = [task for task in (self.stream, *self.asking) if task.done()]
+                assert not failed, [task.exception() for task in failed]
+                await asyncio.sleep(0.01)
+
+    async def end(self):
+        """Let the callers finish, and leave the stream."""
+        self.over.set()
+        await asyncio.gather(*self.asking)
+        self.stream.cancel()
+        await asyncio.gather(self.stream, return_exceptions=True)
+
+
+async def test_certificates_are_renewed_under_load_and_no_request_of_any_task_fails(store, tmp_path, monkeypatch):
+    # Over 5 s on a busy machine: three engine processes, and those that decode the speech and the picture.
+    monkeypatch.setattr("worker_node.tls._LOOK_EVERY_S", 0.05)
+    authority = make_authority(tmp_path, "authority")
+    pairs = [issue(tmp_path, authority, f"certificate-{number}") for number in range(3)]
+    served = tmp_path / "node.pem", tmp_path / "node.key"
+
+    def write(pair):
+        for target, source in zip(served, pair, strict=True):
+            target.write_bytes(source.read_bytes())
+
+    write(pairs[0])
+    context = ssl.create_default_context(cafile=authority)
+    async with (
+        serving(store, tls_cert=served[0], tls_key=served[1]) as (_, node, url),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as kept,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True)) as fresh,
+    ):
+        load = Load(url, kept, fresh)
+        await load.goes_on()
+        shown = [await shown_certificate(url, authority)]
+        for pair in pairs[1:]:
+            served[0].write_text("half of a file")
+            await asyncio.sleep(0.1)
+            assert await shown_certificate(url, authority) == shown[-1]
+            write(pair)
+            async with asyncio.timeout(60):
+                while (now := await shown_certificate(url, authority)) == shown[-1]:
+                    await asyncio.sleep(0.01)
+            shown.append(now)
+            await load.goes_on()
+        assert len(set(shown)) == len(pairs)
+        await load.end()
+        async with asyncio.timeout(60):
+            await node.state.idle()

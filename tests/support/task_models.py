@@ -1,0 +1,97 @@
+"""Models of the newer tasks (reranking, speech, vision) around engines that a test chooses: tokenizers, preparation and
+wire formats are real, nothing is computed. They need no files but those of the two models that come in packages."""
+
+import base64
+import io
+import wave
+from dataclasses import replace
+
+import aiohttp
+import numpy as np
+from PIL import Image
+
+from worker_node.domain import Device
+from worker_node.manager.placement import Placement
+from worker_node.manager.residency import Residency
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.models import GenerationModel
+from worker_node.serving.picture_rules import PictureRules
+from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.rerank.serving.model import RerankModel
+from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
+from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.serving.building import TranscriptionModel
+
+RANKER, HEARER, SEER = "ranker", "hearer", "seer"
+
+
+def ranker(store, placements, **more):
+    """A reranker with MiniLM's tokenizer."""
+    installed = replace(store.get("all-minilm-l6-v2"), id=RANKER, kind="rerank", aliases=(), canary=None)
+    return RerankModel(installed, placements, PairTokenizer(installed.path, installed.context_limit), **more)
+
+
+def hearer(store, placements, **more):
+    """A recogniser of English speech."""
+    installed = replace(store.get("all-minilm-l6-v2"), id=HEARER, kind="transcription", aliases=(), canary=None)
+    return TranscriptionModel(installed, placements, frozenset(), AudioOptions(), **more)
+
+
+def seer(store, placements, **more):
+    """A chat model that takes pictures, with SmolLM2's tokenizer; a picture has four tokens."""
+    installed = replace(store.get("smollm2-135m-instruct"), id=SEER, aliases=(), canary=None)
+    chat = ChatTokenizer(installed.path, installed.context_limit)
+    rules = PictureRules(lambda _width, _height: 4, 1_000_000, None, ("<image>",))
+    return GenerationModel(installed, placements, chat, pictures=rules, **more)
+
+
+MODELS = {RANKER: ranker, HEARER: hearer, SEER: seer}
+
+
+def placement(name, engine, suspects=None, **residency):
+    """One on the CPU that takes all prompts here."""
+    more = {} if suspects is None else {"suspects": suspects}
+    kept = Residency(**residency) if residency else Residency()
+    return Placement(
+        Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, residency=kept, **more
+    )
+
+
+def _speech():
+    """Half a second of noise, as a WAV file."""
+    target = io.BytesIO()
+    with wave.open(target, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(1).integers(-9000, 9000, 8000, np.int16).tobytes())
+    return target.getvalue()
+
+
+def _picture():
+    target = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(target, "PNG")
+    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
+
+
+SPEECH, PICTURE = _speech(), _picture()
+
+
+def request(name, text="dark", *, stream=False):
+    """The path and the body of a request to a model: keyword arguments of aiohttp's `post`."""
+    if name == RANKER:
+        return "/v2/rerank", {"json": {"model": RANKER, "query": text, "documents": ["a", "a longer document"]}}
+    if name == HEARER:
+        form = aiohttp.FormData(default_to_multipart=True)
+        form.add_field("model", HEARER)
+        form.add_field("prompt", text)
+        form.add_field("file", SPEECH, filename="speech.wav")
+        return "/v1/audio/transcriptions", {"data": form}
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    body = {"model": SEER, "messages": [{"role": "user", "content": parts}], "max_tokens": 200, "temperature": 0}
+    return "/v1/chat/completions", {"json": body | ({"stream": True} if stream else {})}
+
+
+def said(name, body):
+    """What a reply of `request` says."""
+    if name == RANKER:
+        return [(result["index"], round(result["relevance_score"], 6)) for result in body["results"]]
+    return body["text"] if name == HEARER else body["choices"][0]["message"]["content"]
