@@ -187,3 +187,35 @@ def test_a_state_that_lacks_fields_shows_what_there_is(browser):
         assert "NaN" not in browser.text("body")
         assert "undefined" not in browser.text("body")
         assert browser.leave() == []
+
+
+@pytest.mark.parametrize(
+    ("serving", "words"),
+    [([True, False], "degraded: 1 of 2 models"), ([True, True, False], "degraded: 2 of 3 models")],
+)
+def test_a_degraded_node_says_how_many_of_its_models_serve(browser, serving, words):
+    models = [
+        model(f"m{number}", engine("ready" if serves else "quarantined"), state="ready" if serves else "unavailable")
+        | {"device": "NPU" if serves else None}
+        for number, serves in enumerate(serving)
+    ]
+    with served_in_thread(ScriptedState(state_of(models))) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.querySelector('#models tbody tr')")
+        assert browser.text("#status") == words
+        assert browser.leave() == []
+
+
+def test_the_value_under_the_pointer_is_shown_with_its_age(browser):
+    """The series of the scripted state has the value i % 40 in its place i of 120, a second apart."""
+    with served_in_thread(ScriptedState(state_of([model("m", engine("ready"), state="ready")], status="ready"))) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.querySelector('[data-tile=texts] .spark .line')")
+        browser.run("document.querySelector('[data-tile=texts]').scrollIntoView()")
+        for place, words in ((99, "19.0 /s, 20 s ago"), (119, "39.0 /s, now"), (19, "19.0 /s, 1 min ago")):
+            browser.point("[data-tile=texts] .spark", (place + 0.5) / 120)
+            assert browser.text("#tip") == words
+            assert browser.run("return document.getElementById('tip').checkVisibility()")
+        browser.point("#name", 0.5)
+        assert not browser.run("return document.getElementById('tip').checkVisibility()")
+        assert browser.leave() == []

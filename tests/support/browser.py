@@ -81,6 +81,12 @@ class Browser:
         ]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
+    def point(self, selector, share):
+        """Move the mouse to a place inside of an element: `share` of its width from the left, in the middle."""
+        box = self.run("const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box", selector)
+        x, y = box["x"] + share * box["width"], box["y"] + box["height"] / 2
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+
     def press(self, *keys):
         """Press keys as a user without a mouse does."""
         webdriver.ActionChains(self.driver).send_keys(*(getattr(Keys, key, key) for key in keys)).perform()

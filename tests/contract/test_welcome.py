@@ -1,0 +1,58 @@
+"""What `serve` prints for people: addresses, a call that works, and the models with their state."""
+
+import json
+import re
+import shlex
+import urllib.request
+from types import SimpleNamespace
+
+from tests.unit.worker_node.api.test_node_status import READY, STARTING, node
+from worker_node.commands.welcome import welcome
+
+URL = "http://127.0.0.1:8081"
+
+
+def printed(url, keys=(), failed=(), **models):
+    served = node(**models)
+    for model in served.manager.models:
+        for placement in model.placements:
+            placement.emulated = False
+    served.manager.failed = list(failed)
+    served.settings = SimpleNamespace(api_keys=keys)
+    return welcome(url, served)
+
+
+def test_it_names_the_addresses_and_the_models_with_their_state():
+    failed = SimpleNamespace(name="broken", reason="not a directory")
+    lines = printed(URL, failed=[failed], a=[READY], longer=[STARTING]).splitlines()
+    assert lines[0] == f"  dashboard  {URL}/dashboard"
+    assert f"{URL}/docs" in lines[1]
+    assert f"OpenAI: {URL}/v1" in lines[1]
+    assert lines[3:] == [
+        "models:",
+        "  a       ready on NPU",
+        "  longer  loading on NPU",
+        "  broken  failed: not a directory",
+    ]
+
+
+def test_without_a_model_it_says_how_one_is_loaded():
+    assert printed(URL).splitlines()[-1] == "  none configured; a request for an installed model loads it"
+
+
+def test_an_address_of_all_interfaces_is_shown_as_one_that_can_be_called():
+    assert f"{URL}/dashboard" in printed("http://0.0.0.0:8081")
+    assert "http://[::1]:8081/dashboard" in printed("http://[::]:8081")
+
+
+def test_a_node_with_keys_shows_where_the_key_goes_and_shows_no_key():
+    text = printed(URL, keys=("secret-key",), a=[READY])
+    assert "-H 'Authorization: Bearer KEY'" in text
+    assert "secret-key" not in text
+
+
+def test_the_call_to_try_is_answered(node):
+    command = shlex.split(re.search(r"curl .*", printed(node.url))[0])
+    request = urllib.request.Request(command[1], command[command.index("-d") + 1].encode())  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+        assert len(json.load(reply)["embeddings"]) == 1
