@@ -36,15 +36,15 @@ def make(kind):
     return error
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("through", [pickled, copy.copy, copy.deepcopy])
-def test_every_error_survives_a_copy(kind, through):
-    error = make(kind)
-    copied = through(error)
-    assert type(copied) is kind
-    assert (str(copied), copied.args, copied.message) == (str(error), error.args, error.message)
-    assert (copied.attempts, copied.request_id) == ((ATTEMPT,), "req_1")
-    assert copied.__dict__.keys() == error.__dict__.keys()
+def test_every_error_survives_a_copy(through):
+    for kind in KINDS:
+        error = make(kind)
+        copied = through(error)
+        assert type(copied) is kind
+        assert (str(copied), copied.args, copied.message) == (str(error), error.args, error.message), kind
+        assert (copied.attempts, copied.request_id) == ((ATTEMPT,), "req_1"), kind
+        assert copied.__dict__.keys() == error.__dict__.keys(), kind
 
 
 def fail_in_another_process():

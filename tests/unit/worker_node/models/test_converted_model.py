@@ -51,7 +51,7 @@ def test_a_conversion_gives_the_same_bytes_each_time(store, converted, make_gguf
         assert (again.path / name).read_bytes() == (converted.path / name).read_bytes()
 
 
-def test_a_converted_model_can_be_taken_over_without_its_manifest(store, converted, tmp_path):
+def test_a_converted_model_can_be_taken_over_without_its_manifest(in_process, store, converted, tmp_path):
     plain = tmp_path / "plain"
     plain.mkdir()
     for path in converted.path.iterdir():

@@ -12,8 +12,8 @@ import pytest
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
-# Two processes a test, each with OpenVINO to import.
-pytestmark = pytest.mark.slow
+# Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
 
 # A pull that tells each stage on stdout and waits for a line on stdin before it goes on. Flushing to disk, the last
 # step before the model gets its name, counts as a stage too.
