@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -35,8 +36,9 @@ def compile_all(config) -> float:
     fork = multiprocessing.get_context("fork")  # this process has a single thread, and has imported all of it
     before = _cpu_of_children()
     processes = [fork.Process(target=_do, args=(works[index::cores],)) for index in range(min(cores, len(works)))]
-    for process in processes:
-        process.start()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads that a library started
+        for process in processes:
+            process.start()
     for process in processes:
         process.join()
     return _cpu_of_children() - before
