@@ -104,9 +104,10 @@ bundle:             ## build dist/npu-node-bundle/, a node that runs without Pyt
 		'.[node,convert]' pyinstaller
 	packaging/bundle/build.sh
 
-bench: install      ## measure; prints ratios made in one run
+bench: install      ## measure; prints ratios made in one run, plots in build/bench; PEERS='--peer NAME=URL' adds servers
+	$(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt matplotlib
 	$(BIN)/python -m worker_node pull --embedded
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --page build/bench $(PEERS)
 
 clean:              ## remove what install and the tools made
 	rm -rf $(VENV) $(OPS) .venv-bundle .mypy_cache .pytest_cache .ruff_cache .hypothesis

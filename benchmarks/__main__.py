@@ -5,6 +5,7 @@ A name stands for all that begin with it: `client` for each of the client's.
 
 import argparse
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmarks import (
     client_faults,
     client_overhead,
     client_selection,
+    curves,
     dialects,
     edge_cpu,
     embeddings,
@@ -19,6 +21,8 @@ from benchmarks import (
     footprint,
     generation,
     overload,
+    page,
+    peers,
     prefix,
 )
 from benchmarks.harness import GUARD
@@ -35,10 +39,14 @@ BENCHMARKS = {
     "dialects": dialects.run,
     "edge-cpu": edge_cpu.run,
     "prefix": prefix.run,
+    "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
     "client-faults": client_faults.run,
+    **curves.RUNS,
 }
+# Those that start nodes of their own, or need none.
+ALONE = {*curves.RUNS, "client-selection"}
 
 
 def main():
@@ -55,7 +63,20 @@ def main():
         help="how long to wait in all for other processes to be quiet, and to repeat what they disturbed "
         "(300; 0 with --quick)",
     )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="a server on this machine with an OpenAI-compatible API, for the benchmark `peers`; can be given again",
+    )
+    parser.add_argument("--page", type=Path, metavar="DIRECTORY", help="write a page with plots there (matplotlib)")
     options = parser.parse_args()
+    for peer in options.peer:
+        name, separator, url = peer.partition("=")
+        if not separator or not url.startswith(("http://", "https://")):
+            parser.error(f"--peer {peer}: write NAME=URL, such as llama-server=http://127.0.0.1:8080")
+        peers.PEERS[name] = url
     chosen = [name for name in BENCHMARKS if not options.names or name.startswith(tuple(options.names))]
     if unknown := [given for given in options.names if not any(name.startswith(given) for name in chosen)]:
         parser.error(f"unknown: {', '.join(unknown)}")
@@ -64,13 +85,21 @@ def main():
     machine = describe_machine()
     print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
     results = {"machine": machine, "figures": {}}
-    with start_node("--log-level", "warning", NPU_NODE_EMBEDDING_CACHE="0") as node:
+    shared = start_node("--log-level", "warning", NPU_NODE_EMBEDDING_CACHE="0")
+    with shared if set(chosen) - ALONE else contextlib.nullcontext() as node:
         for name in chosen:
             results["figures"][name] = asyncio.run(BENCHMARKS[name](node, store, options.quick))
     print(GUARD.line())
-    results["quiet"] = {"measured": GUARD.measured, "disturbed": GUARD.disturbed, "worst": round(GUARD.worst, 3)}
+    results["quiet"] = {
+        "line": GUARD.line(),
+        "measured": GUARD.measured,
+        "disturbed": GUARD.disturbed,
+        "worst": round(GUARD.worst, 3),
+    }
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
+    if options.page:
+        print(f"written: {page.write(options.page, results)}")
 
 
 main()

@@ -32,7 +32,7 @@ class Fleet:
         report = HealthReport.model_validate({"status": "ready", "models": [model]})
         for node in self.pool.add([f"http://node-{index}:8081" for index in range(count)]):
             self.pool.probe_passed(node, report, began=0.0)
-        self.bindings = Bindings(self.pool.nodes, {})
+        self.bindings = Bindings(self.pool, {})
         self.budget = RetryBudget(options.retry, time.monotonic)
 
     def take(self, calls, *, failing):

@@ -73,11 +73,15 @@ def copy_models(root: Path) -> None:
     """The two embedded models and their copies; weights are links."""
     store = ModelStore()
     for name, source in {EMBEDDER: EMBEDDER, WRITER: WRITER, **COPIES}.items():
-        target = root / name
-        shutil.copytree(store.get(source).path, target, copy_function=os.link)
-        manifest = json.loads((target / MANIFEST_FILE).read_bytes())
-        (target / MANIFEST_FILE).unlink()
-        (target / MANIFEST_FILE).write_text(json.dumps(manifest | {"id": name}))
+        copy_model(store.get(source).path, root / name)
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """A model under the name of another directory; its weights are links."""
+    shutil.copytree(source, target, copy_function=os.link)
+    manifest = json.loads((target / MANIFEST_FILE).read_bytes())
+    (target / MANIFEST_FILE).unlink()
+    (target / MANIFEST_FILE).write_text(json.dumps(manifest | {"id": target.name}))
 
 
 async def call(http: aiohttp.ClientSession, url: str, rng: random.Random, names: list[str], seen: Outcome) -> None:

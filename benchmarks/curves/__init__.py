@@ -1,0 +1,28 @@
+"""How cost and memory grow: each curve is to be flat or linear. SVG plots of all of them go to docs/img."""
+
+from functools import partial
+
+from benchmarks.curves import growing, serving
+from benchmarks.curves.curve import show
+from benchmarks.curves.plot import draw
+
+
+async def _run(measure, _node, store, quick):
+    """Measure, print and draw one curve; return it as plain data."""
+    curve = await measure(store, quick)
+    show(curve)
+    print(f"  drawn in {draw(curve)}\n", flush=True)
+    return [curve.to_json()]
+
+
+RUNS = {
+    f"curves-{measure.__name__.replace('_', '-')}": partial(_run, measure)
+    for measure in (
+        growing.waiting_texts,
+        growing.client_nodes,
+        serving.streams,
+        serving.prompts,
+        serving.connections,
+        serving.models,
+    )
+}
