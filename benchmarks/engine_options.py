@@ -6,6 +6,7 @@ device chooses. Printed: tokens a second, CPU seconds a token, steps, and how ma
 and a copy of the model (nearly always right, and as dear as the model, so what guessing costs at best).
 """
 
+import argparse
 import json
 import shutil
 import statistics
@@ -19,8 +20,6 @@ from tests.support.cut_model import WRITER, cut
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 
-ROUNDS = 2
-TOKENS = 48
 QUESTIONS = (
     "What is the capital of France?",
     "Tell me a short story about a cat and a boat.",
@@ -46,7 +45,7 @@ def drafts(root, path):
     return forms
 
 
-def measure(path, options):
+def measure(path, options, limit):
     """One form in this process: loads it, answers once for warmth, and then each question."""
     import numpy as np
 
@@ -73,42 +72,55 @@ def measure(path, options):
 
     answer(QUESTIONS[0], 4)
     began, spent = time.perf_counter(), time.process_time()
-    answers, steps = zip(*(answer(question, TOKENS) for question in QUESTIONS), strict=True)
+    answers, steps = zip(*(answer(question, limit) for question in QUESTIONS), strict=True)
     count = sum(map(len, answers))
     wall, cpu = time.perf_counter() - began, time.process_time() - spent
     runner.close()
     print(json.dumps({"rate": count / wall, "cpu": cpu / count, "steps": sum(steps), "answers": answers}))
 
 
-def compare(path, forms):
+def compare(path, forms, rounds, tokens):
     found = {name: [] for name in forms}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, options in forms.items():
-            command = [sys.executable, "-m", "benchmarks.engine_options", "one", str(path), json.dumps(options)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.engine_options",
+                "one",
+                str(path),
+                json.dumps(options),
+                str(tokens),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
     first = next(iter(found.values()))
     print(
         f"{'':12}{'tokens/s':>10}{'CPU ms/token':>14}{'CPU ÷ first':>13}{'steps':>7}  same answers, of {len(QUESTIONS)}"
     )
-    for name, rounds in found.items():
-        rate, cpu = (statistics.median(each[key] for each in rounds) for key in ("rate", "cpu"))
-        ratio = statistics.median(a["cpu"] / b["cpu"] for a, b in zip(rounds, first, strict=True))
-        pairs = zip(rounds[0]["answers"], first[0]["answers"], strict=True)
+    for name, taken in found.items():
+        rate, cpu = (statistics.median(each[key] for each in taken) for key in ("rate", "cpu"))
+        ratio = statistics.median(a["cpu"] / b["cpu"] for a, b in zip(taken, first, strict=True))
+        pairs = zip(taken[0]["answers"], first[0]["answers"], strict=True)
         same = sum(mine == theirs for mine, theirs in pairs)
-        print(f"{name:12}{rate:10.1f}{cpu * 1e3:14.2f}{ratio:13.2f}{rounds[0]['steps']:7}  {same}")
+        print(f"{name:12}{rate:10.1f}{cpu * 1e3:14.2f}{ratio:13.2f}{taken[0]['steps']:7}  {same}")
 
 
 def main():
     if sys.argv[1:2] == ["one"]:
-        measure(sys.argv[2], json.loads(sys.argv[3]))
+        measure(sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4]))
         return
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_options", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="drafts, kv; both if none is given")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    given = parser.parse_args()
     path = ModelStore().get(WRITER).path
     with tempfile.TemporaryDirectory() as root:
         chosen = {"drafts": lambda: drafts(Path(root), path), "kv": lambda: KV}
-        for name in sys.argv[1:] or chosen:
-            print(f"{name}: {WRITER}, {TOKENS} tokens, {ROUNDS} rounds")
-            compare(path, chosen[name]())
+        for name in given.names or chosen:
+            print(f"{name}: {WRITER}, {given.tokens} tokens, {given.rounds} rounds")
+            compare(path, chosen[name](), given.rounds, given.tokens)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _BY_REQUEST = frozenset(
         "cors_origins",
         "unknown_fields",
         "max_body_bytes",
+        "max_image_body_bytes",
         "max_texts",
         "body_timeout_s",
         "request_timeout_s",

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 import wave
 from pathlib import Path
 
@@ -24,7 +25,11 @@ import backend_client
 from backend_client import NPUClient
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH, pcm, reference_words, word_errors
+from worker_node.domain import Device
+from worker_node.engines.messages import EngineSpec
 from worker_node.models.store import ModelStore
+from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
+from worker_node.tasks.transcribe.runner import TranscribeRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -273,3 +278,30 @@ async def test_a_killed_engine_is_replaced_and_the_audio_is_heard_again(send, no
     assert status == 200, body
     assert headers["X-NPU-Node-Device"] == "NPU"
     assert "prudently" in body["text"]
+
+
+def test_a_cancelled_window_stops_the_pipeline_at_its_next_token():
+    """In this process, on the real pipeline: nothing is computed after the command has arrived."""
+    store = ModelStore()
+    store.pull(MODEL)
+    runner = TranscribeRunner(EngineSpec(MODEL, "transcription", str(store.get(MODEL).path), Device.CPU, "", {}))
+    runner.load()
+    samples = pcm(next(iter(SPEECH))).tobytes()
+    for job in (1, 2):
+        runner.submit(TranscribeJob(job, samples, time.monotonic() + 600))
+    events, polls = [], []
+
+    def poll():
+        polls.append(len(events))
+        if len(polls) == 2:
+            runner.cancel(1)
+            runner.cancel(2)
+
+    runner.step(events.append, poll)
+    assert len(polls) == 2, "it went on after the second token"
+    assert not [event for event in events if isinstance(event, Heard)]
+    assert not runner.has_work, "what waited behind it is gone, too"
+    runner.submit(TranscribeJob(3, samples, time.monotonic() + 600))
+    runner.step(events.append, lambda: None)
+    assert "prudently" in events[-1].text
+    runner.close()

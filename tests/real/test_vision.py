@@ -8,8 +8,10 @@ the NPU's engine, are most of this file's seconds.
 import asyncio
 import base64
 import io
+import json
 import os
 import signal
+import time
 import zlib
 
 import openai
@@ -19,6 +21,10 @@ from PIL import Image
 from tests.support import colour_vision
 from tests.support.later import Later
 from tests.support.nodes import start_node
+from worker_node.domain import Device
+from worker_node.engines.messages import EngineSpec
+from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step
+from worker_node.tasks.vision.runner import VisionRunner
 
 ollama = Later("ollama")
 
@@ -47,10 +53,17 @@ def question(*parts):
 
 
 @pytest.fixture(scope="module")
-def seeing(store, tmp_path_factory):
-    """A node with the model on the CPU and the NPU, whose engine is loaded on demand."""
+def models(store, tmp_path_factory):
+    """The directory of the model."""
     root = tmp_path_factory.mktemp("vision")
     colour_vision.build(store.get("smollm2-135m-instruct").path, root / "colours")
+    return root / "colours"
+
+
+@pytest.fixture(scope="module")
+def seeing(models):
+    """A node with the model on the CPU and the NPU, whose engine is loaded on demand."""
+    root = models.parent
     (root / "node.toml").write_text(
         f"""
         [[models]]
@@ -203,6 +216,33 @@ async def test_bad_input_is_a_clear_error_that_harms_nobody(client, seeing, case
     assert seeing.engine_processes() == before
 
 
+async def test_a_request_may_be_as_large_as_its_pictures_need_and_no_larger(client, seeing, http):
+    """Other requests to the same node may not: 8 MiB is their limit."""
+    junk = base64.b64encode(bytes(12_000_000)).decode()
+    with pytest.raises(openai.BadRequestError, match="not an image"):
+        await asked(client, part(junk))
+    for path, body in (
+        (
+            "/v1/responses",
+            {
+                "model": "colours",
+                "input": [
+                    {"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{junk}"}]}
+                ],
+            },
+        ),
+        ("/api/chat", {"model": "colours", "messages": [{"role": "user", "content": "x", "images": [junk]}]}),
+    ):
+        async with http.post(seeing.url + path, data=io.BytesIO(json.dumps(body).encode())) as reply:
+            assert (reply.status, "not an image" in await reply.text()) == (400, True)
+    with pytest.raises(openai.APIStatusError) as refusal:
+        await asked(client, *[part(junk)] * 3)
+    assert refusal.value.status_code == 413
+    text = io.BytesIO(json.dumps({"model": "colours", "input": junk}).encode())
+    async with http.post(seeing.url + "/v1/embeddings", data=text) as reply:
+        assert reply.status == 413
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -217,6 +257,48 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(client, fields):
     with pytest.raises(openai.BadRequestError) as refusal:
         await asked(client, part(encoded("red")), **fields)
     assert next(iter(fields)) in refusal.value.message
+
+
+def test_a_cancelled_answer_stops_the_pipeline_at_its_next_token(models):
+    """In this process, on the real pipeline: nothing is computed after the command has arrived."""
+    runner = VisionRunner(EngineSpec("colours", "vision", str(models), Device.CPU, "", {}))
+    runner.load()
+    seen = PicturePrompt(f"<ov_genai_image_0>{PROMPT}", [RawPicture(64, 64, bytes([255, 0, 0]) * 64 * 64)], TOKENS)
+    for job in (1, 2):
+        runner.submit(GenerateJob(job, b"", 1000, time.monotonic() + 600, ignore_eos=True, seen=seen))
+    events, polls = [], []
+
+    def poll():
+        polls.append(len(events))
+        if len(polls) == 3:
+            runner.cancel(1)
+            runner.cancel(2)
+
+    runner.step(events.append, poll)
+    assert len(polls) == 3, "it went on after the third token"
+    assert [delta.finish for event in events if isinstance(event, Step) for delta in event.deltas] == [None] * 3
+    assert not runner.has_work, "what waited behind it is gone, too"
+    # The pipeline is usable, and takes up nothing of what was cancelled.
+    runner.submit(GenerateJob(3, b"", 8, time.monotonic() + 600, seen=seen))
+    runner.step(events.append, lambda: None)
+    assert events[-1].deltas[0].finish in {"stop", "length"}
+    runner.close()
+
+
+async def test_a_deadline_in_the_middle_of_an_answer_is_told_and_costs_no_engine(client, seeing):
+    before = seeing.engine_processes()
+    with pytest.raises(openai.APIStatusError) as late:
+        await client.chat.completions.create(
+            model="colours",
+            messages=question(part(encoded("red"))),
+            max_tokens=100_000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-Request-Timeout-Ms": "1500"},
+        )
+    assert (late.value.status_code, late.value.body["code"]) == (504, "deadline_exceeded")
+    reply, _ = await asked(client, part(encoded("blue")))
+    assert "blue" in reply.choices[0].message.content
+    assert seeing.engine_processes() == before
 
 
 async def test_a_killed_engine_is_a_retryable_error_in_a_stream_and_comes_back(client, seeing):

@@ -15,6 +15,7 @@ from worker_node.api.leniency import Ignored, Table, sift
 from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.node import Node
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:
@@ -30,9 +31,13 @@ def _stop_at_first_wrong_item(schema: Any) -> None:
 
 
 class Body(BaseModel):
-    """A request body: no coercion of types, no infinities, no unknown fields."""
+    """A request body: no coercion of types, no infinities, no unknown fields.
+
+    One that `takes_images` may be larger than others while a model with vision is served.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    takes_images: ClassVar[bool] = False
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -70,7 +75,7 @@ B = TypeVar("B", bound=Body)
 
 async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout."""
-    data = await read_bytes(request)
+    data = await read_bytes(request, _most_bytes(request.app[NODE], images=model.takes_images))
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     check_structure(data)
@@ -103,13 +108,23 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     return available
 
 
-async def read_bytes(request: web.Request) -> bytes:
-    """Return the body, within the node's limits of size and time. Raises as `read_body`."""
+def _most_bytes(node: Node, *, images: bool) -> int:
+    settings = node.settings
+    if not images or all(getattr(model, "pictures", None) is None for model in node.manager.models):
+        return settings.max_body_bytes
+    return max(settings.max_body_bytes, settings.max_image_body_bytes)
+
+
+async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
+    """Return the body, of at most `limit` bytes (the node's own limit if None) and within the node's limits of time.
+
+    Raises as `read_body`.
+    """
     dry_run: DryRun | None = request.get(DRY_RUN)
     if dry_run is not None:
         return dry_run.body
     settings = request.app[NODE].settings
-    limit = settings.max_body_bytes
+    limit = settings.max_body_bytes if limit is None else limit
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
     if request.content.is_eof() and request.content.exception() is None and request.content.total_bytes <= limit:

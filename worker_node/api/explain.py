@@ -6,7 +6,7 @@ dialect is explained by the code that serves it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from aiohttp import web
@@ -26,6 +26,8 @@ from worker_node.serving.verdict import Demand
 
 class ExplainBody(Body):
     """Body of POST /route/explain: the request to explain."""
+
+    takes_images: ClassVar[bool] = True
 
     path: str = Field(max_length=256)
     body: dict[str, Any]

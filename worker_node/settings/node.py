@@ -118,6 +118,12 @@ class NodeSettings(BaseSettings):
         "Ollama's own defaults), or greedy",
     )
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0, description="bytes of the largest request body")
+    max_image_body_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        gt=0,
+        description="the same for requests that may carry images, while a model that reads images is served: one of "
+        "20 MB in base64 and some text fit the default",
+    )
     max_texts: int = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"

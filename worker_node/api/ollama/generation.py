@@ -74,6 +74,7 @@ class GenerateBody(_Common):
     """Body of POST /api/generate."""
 
     rules: ClassVar[Table] = GENERATE
+    takes_images: ClassVar[bool] = True
 
     prompt: str | None = None
     system: str | None = None
@@ -126,6 +127,7 @@ class OllamaChatBody(_Common):
     """Body of POST /api/chat."""
 
     rules: ClassVar[Table] = CHAT
+    takes_images: ClassVar[bool] = True
 
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None

@@ -43,6 +43,7 @@ class ChatBody(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     rules: ClassVar[Table] = CHAT
+    takes_images: ClassVar[bool] = True
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: NumberOf | None = None

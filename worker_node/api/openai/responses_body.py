@@ -159,6 +159,7 @@ class ResponsesBody(DialectBody):
     """Body of POST /v1/responses."""
 
     rules: ClassVar[Table] = RESPONSES
+    takes_images: ClassVar[bool] = True
 
     model: str
     input: str | Annotated[list[Item], Field(min_length=1)]

@@ -2,7 +2,8 @@
 
 What a file could do beyond giving samples is switched off: formats that refer to other files or hosts (playlists, image
 sequences, devices) are not among those probed, and no protocol may be opened. Samples go to a file as they are decoded,
-so memory does not grow with the length; a file whose header says that it is too long is rejected before any is decoded.
+so memory does not grow with the length. A file that is too long by its header or its packets' times is rejected before
+any of it is decoded: compressed silence of ten hours is small, and would take seconds to decode.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def decode_audio(source: str, target: str, max_seconds: float) -> float:
 def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> float:
     try:
         with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
+            _check_length(container, max_seconds)
+        stream.seek(0)
+        with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
             return _decode(container, output, max_seconds)
     except FFmpegError as error:
         raise BadRequest(
@@ -60,13 +64,28 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
         ) from None
 
 
+def _check_length(container: InputContainer, max_seconds: float) -> None:
+    """Raise BadRequest if header or packets say that there is more audio; they are never enough to accept it."""
+    if container.duration is not None and container.duration / av.time_base > max_seconds:
+        raise _too_long(max_seconds)
+    if not container.streams.audio:
+        return  # said by `_decode`
+    stream = container.streams.audio[0]
+    seconds = 0.0
+    try:
+        for packet in container.demux(stream):
+            if packet.duration and packet.time_base:
+                seconds += float(packet.duration * packet.time_base)
+            if seconds > max_seconds:
+                raise _too_long(max_seconds)
+    except FFmpegError:
+        return  # damaged from here on, which decoding bears
+
+
 def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> float:
     if not container.streams.audio:
         raise BadRequest("file: it has no audio stream", param=_FILE)
     stream = container.streams.audio[0]
-    # The header's word is enough to reject, never to accept.
-    if container.duration is not None and container.duration / av.time_base > max_seconds:
-        raise _too_long(max_seconds)
     # None, whatever the type says, where FFmpeg has no decoder.
     codec: AudioCodecContext | None = stream.codec_context
     if codec is None:
