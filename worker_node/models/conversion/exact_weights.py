@@ -18,6 +18,7 @@ from openvino import opset13 as op
 
 from worker_node.errors import ConversionFailed
 from worker_node.models.conversion.gguf_file import GgufFile
+from worker_node.models.conversion.mapped_pages import note_mapped
 
 # Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
 # tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
@@ -120,12 +121,13 @@ def _fold(output: Output) -> NDArray[np.float32]:
 
 
 def _halved(gguf: GgufFile, name: str, room: Path) -> NDArray[np.float16]:
-    """A matrix in f16, in a mapped file: the kernel may drop its pages, so it takes no memory from anybody."""
+    """A matrix in f16, in a mapped file: its pages are dropped, so it takes no memory from anybody."""
     shape = gguf.shapes()[name]
     mapped: NDArray[np.float16] = np.memmap(room / f"{name}.f16", dtype=np.float16, mode="w+", shape=shape)
     for first in range(0, shape[0], _ROWS_AT_ONCE):
         rows = np.arange(first, min(first + _ROWS_AT_ONCE, shape[0]), dtype=np.intp)
         mapped[rows[0] : rows[-1] + 1] = gguf.tensor(name, rows)
+    note_mapped(mapped)
     return mapped
 
 

@@ -21,6 +21,7 @@ from worker_node.models.conversion.genai_import import import_graph
 from worker_node.models.conversion.gguf_file import GgufFile
 from worker_node.models.conversion.gguf_rewriting import readable_file
 from worker_node.models.conversion.job import ConversionJob
+from worker_node.models.conversion.mapped_pages import pages_dropped
 from worker_node.models.conversion.npu_repairs import repeat_by_constant
 from worker_node.models.conversion.result import Converted
 from worker_node.models.directory import family_of
@@ -36,6 +37,11 @@ _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "
 
 def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Import, restore, repair, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
+    with pages_dropped():
+        return _convert(job, stage)
+
+
+def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     target = Path(job.target)
     quantization = job.quantization or DEFAULT_QUANTIZATION
     gguf = GgufFile(_only_gguf(Path(job.source)))

@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader, ReaderField, ReaderTensor, de
 from numpy.typing import NDArray
 
 from worker_node.errors import ConversionFailed
+from worker_node.models.conversion.mapped_pages import note_mapped
 
 # Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.
 _PERMUTED = frozenset({"llama"})
@@ -27,6 +28,7 @@ class GgufFile:
             self._reader = GGUFReader(path)
         except Exception as error:
             raise ConversionFailed(f"{path}: not a readable GGUF file ({error})") from error
+        note_mapped(self._reader.data)
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture: str = self.field("general.architecture")
 
