@@ -138,7 +138,7 @@ class SupervisedEngine:
 
     async def stop(self) -> None:
         """End the engine process for good."""
-        self._set(EngineState.STOPPED, "the node is shutting down")
+        self._set(EngineState.STOPPED, "it was stopped: the node is shutting down, or the model was removed or changed")
         self._succession.closing()
         if self._task is not None:
             self._task.cancel()

@@ -35,6 +35,7 @@ R = TypeVar("R")
 
 _UNLIMITED: Mapping[str, int | None] = {}
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
+_PAUSED = frozenset({EngineState.FAILED, EngineState.QUARANTINED, EngineState.BACKING_OFF})
 
 Build = Callable[[InstalledModel], ServedModel]
 
@@ -212,6 +213,13 @@ class ModelManager:
             return False
         preferred.wake(insist=True)
         return True
+
+    async def insist(self, model: ServedModel) -> None:
+        """Begin to load the model's preferred engine, also one that failed or paused and would be tried again later."""
+        engine = model.placements[0].engine
+        if engine.status.state in _PAUSED:
+            await engine.unload()
+        self.want(model)
 
     async def decided(self) -> None:
         """Wait until the manager has looked at what is wanted now."""

@@ -54,7 +54,7 @@ async def _one(request: web.Request) -> web.Response:
 async def _load(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     model = await manager.resolve(request.match_info["id"])
-    manager.want(model)
+    await manager.insist(model)
     # One turn of the manager tells whether it fits at all.
     await manager.decided()
     if (refusal := model.placements[0].residency.refusal) is not None:

@@ -64,6 +64,18 @@ async def test_models_are_listed_loaded_and_unloaded(served):
     await get(client, "/models/nothing/load", 404, "POST")
 
 
+async def test_a_load_is_tried_at_once_though_the_last_one_failed(served):
+    client, _, _, engine = served
+    engine.failures = [True]
+    await get(client, f"/models/{MODEL}/load", 202, "POST")
+    await engine.settled()
+    assert (await get(client, f"/models/{MODEL}"))["state"] == "failed"
+    await get(client, f"/models/{MODEL}/load", 202, "POST")
+    await engine.settled()
+    assert (await get(client, f"/models/{MODEL}"))["state"] == "ready"
+    assert engine.loads == 2
+
+
 async def test_a_model_in_use_is_removed_only_by_force(served, tmp_path):
     client, node, model, engine = served
     await get(client, f"/models/{MODEL}/load", 202, "POST")
