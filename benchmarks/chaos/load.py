@@ -15,6 +15,7 @@ from backend_client.errors import EmbedManyFailed
 from benchmarks import workload
 from benchmarks.chaos.invariants import OVERRUN_S
 from benchmarks.chaos.oracle import references
+from benchmarks.chaos.ranking import RERANKER
 from benchmarks.chaos.world import EMBEDDER, GENERATOR, SECOND_ENCODER
 
 TOKENS = 8
@@ -33,10 +34,11 @@ _TYPED = {429, 503, 504, 408}
 class Load:
     """`kinds` lists every kind of call with its share of the arrivals."""
 
-    def __init__(self, client, nodes, references, report, lateness, seed):
+    def __init__(self, client, nodes, references, rankings, report, lateness, seed):
         self.client = client
         self.nodes = nodes
         self.oracle = references
+        self.rankings = rankings
         self.report = report
         self.lateness = lateness
         self.rng = random.Random(seed + 1)
@@ -51,6 +53,7 @@ class Load:
             self.embed: 10,
             self.embed_alias: 4,
             self.embed_many: 1,
+            self.rerank: 3,
             self.generate: 2,
             self.stream: 2,
             self.long_stream: 0.5,
@@ -140,6 +143,15 @@ class Load:
         texts = [self.rng.choice(self.short) for _ in range(150)]
         result = await self.client.embed_many_result(texts, model=model, timeout=timeout)
         return self._vectors("embed_many", model, result.space, texts, result.vectors)
+
+    async def rerank(self, timeout):
+        query = self.rng.choice(self.rankings.queries)
+        documents = self.rng.sample(self.rankings.documents, 8)
+        result = await self.client.rerank(query, documents, model=RERANKER, timeout=timeout)
+        ranked = [(document.index, document.score) for document in result.documents]
+        if problem := self.rankings.check(query, documents, ranked):
+            self._violated(time.monotonic(), f"rerank: {problem}; {result.node}")
+        return "ok"
 
     async def generate(self, timeout):
         prompt = self.rng.choice(self.prompts)

@@ -12,6 +12,7 @@ from benchmarks.chaos.invariants import Report, TrafficWatch
 from benchmarks.chaos.lateness import Lateness
 from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
 from benchmarks.chaos.load import Load
+from benchmarks.chaos.ranking import RERANKER, rankings
 from benchmarks.chaos.schedule import WARM_UP_S, schedule
 from benchmarks.chaos.world import FLEET_NAME, HOSTS, FrozenResolver, world
 
@@ -30,6 +31,7 @@ async def run(seed, seconds, root, store, *, rate=RATE, log=None):
     async with world(root, store) as (nodes, proxies, port):
         resolver = FrozenResolver(HOSTS)
         references = await asyncio.to_thread(Load.references, seed, nodes[0].store)
+        ranked = await asyncio.to_thread(rankings, seed, root / RERANKER)
         before = [NodeBaseline(node) for node in nodes]
         ours = ClientBaseline()
         # This process's own modules make a full collection long, and that would be the harness's lateness.
@@ -40,7 +42,7 @@ async def run(seed, seconds, root, store, *, rate=RATE, log=None):
             client = NPUClient(
                 [f"dns://{FLEET_NAME}:{port}"], options=ClientOptions(connections_per_node=CONNECTIONS_PER_NODE)
             )
-            load = Load(client, nodes, references, report, lateness, seed)
+            load = Load(client, nodes, references, ranked, report, lateness, seed)
             load.began = began = time.monotonic()
             traffic = TrafficWatch(nodes, faults, report, began, client)
             watchers = [

@@ -32,16 +32,18 @@ class Fault:
         return f"{self.at:6.1f} s {where}: {self.kind}{detail} for {self.seconds:.1f} s"
 
 
-MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
+MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct", "tiny-ranker")
 
 # kind -> (how many of it are in a deck, shortest, longest duration in seconds, how its detail is drawn)
 NODE_FAULTS = {
     "engine_kill": (2, 0.1, 0.1, lambda rng: rng.choice(MODELS)),
-    "engine_hang": (2, 2.0, 20.0, lambda rng: rng.choice(MODELS)),
+    "engine_hang": (1, 2.0, 20.0, lambda rng: rng.choice(MODELS)),
     "node_freeze": (1, 1.0, 12.0, None),
     "node_kill": (1, 0.5, 5.0, None),
     "node_restart": (1, 0.5, 0.5, None),
     "alias_change": (1, 0.5, 0.5, None),
+    "model_withdrawn": (1, 0.5, 5.0, lambda rng: rng.choice(["removed", *MODELS])),
+    "settings_reload": (1, 1.5, 3.0, lambda rng: rng.choice(["file", "signal", "request"])),
     "slow_replies": (1, 2.0, 10.0, lambda rng: rng.choice([0.1, 0.5, 2.0])),
     "cut_replies": (1, 1.0, 6.0, lambda rng: rng.choice([0, 1, 17, 200, 2000])),
     "silent_network": (1, 1.0, 8.0, None),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import resource
@@ -9,12 +10,14 @@ import shutil
 import signal
 import socket
 import threading
+import urllib.request
 from pathlib import Path
 
 import psutil
 
 from benchmarks.chaos.oracle import FULL_PRECISION
 from benchmarks.chaos.proxies import Proxies, Proxy
+from benchmarks.chaos.ranking import RERANKER, write_ranker
 from benchmarks.chaos.schedule import NODES
 from tests.support.nodes import start_node
 from tests.support.tiny_encoder import write_encoder
@@ -27,17 +30,27 @@ EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 
 
 def prepare_stores(root, store):
-    """Make a store of its own for each node: links to the installed models, and a second, tiny encoder."""
-    source = root / "encoder"
-    write_encoder(source)
+    """Make a store of its own for each node: links to the installed models, a second, tiny encoder and a reranker."""
+    write_encoder(root / "encoder")
+    write_ranker(root / RERANKER)
     first = ModelStore(root / "store0")
-    first.convert(source, SECOND_ENCODER)
+    first.convert(root / "encoder", SECOND_ENCODER)
+    first.convert(root / RERANKER, RERANKER)
     for number in range(NODES):
         directory = root / f"store{number}"
         for model in (EMBEDDER, GENERATOR):
             shutil.copytree(store.root / model, directory / model, copy_function=_link)
-        if number:
-            shutil.copytree(first.root / SECOND_ENCODER, directory / SECOND_ENCODER)
+        for model in (SECOND_ENCODER, RERANKER) if number else ():
+            shutil.copytree(first.root / model, directory / model)
+
+
+def _toml(value):
+    """A value in TOML: JSON, but for tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(content)}" for name, content in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def _link(source, target):
@@ -62,22 +75,33 @@ class Node:
         self.temporary = root / f"temporary{number}"
         self.temporary.mkdir()
         self.node = None
+        self._config = root / f"node{number}.toml"
+        # Changed settings of the reranker: its engine is replaced.
+        self._documents_limit = 100
 
-    async def start(self, *, ready=False):
-        """Start the process, and let the proxy through to it."""
+    def _settings(self, *, ranks=True):
+        """The text of the node's settings file."""
         models = [
             {"name": name, "streams": 1, "precision": "f32", "aliases": ["prod"] if name == self.alias_of else []}
             for name in (EMBEDDER, SECOND_ENCODER)
         ]
         precise = [{"device": "CPU", "plugin_config": FULL_PRECISION}]
         models.append({"name": GENERATOR, "cache_size_gb": 1, "placements": precise})
+        if ranks:
+            models.append({"name": RERANKER, "precision": "f32", "documents_limit": self._documents_limit})
+        return "models = " + _toml(models) + "\n"
+
+    async def start(self, *, ready=False):
+        """Start the process, and let the proxy through to it."""
+        self._config.write_text(self._settings())
         self.node = await asyncio.to_thread(
             self._stack.enter_context,
             start_node(
                 "--log-level",
                 "error",
+                "--config",
+                str(self._config),
                 ready=ready,
-                NPU_NODE_MODELS=json.dumps(models),
                 NPU_NODE_MODEL_STORE=str(self.store),
                 NPU_NODE_COMPILE_CACHE=str(self._compiled),
                 NPU_NODE_EMBEDDING_CACHE="0",
@@ -141,6 +165,38 @@ class Node:
     async def alias_change(self, seconds, detail):
         self.alias_of = SECOND_ENCODER if self.alias_of == EMBEDDER else EMBEDDER
         await self.node_restart(seconds, detail)
+
+    async def model_withdrawn(self, seconds, model):
+        """A model is unloaded, so that its next request loads it again; or the reranker is removed, and comes back."""
+        if model == "removed":
+            self._config.write_text(self._settings(ranks=False))
+            await self._post("/admin/reload")
+        else:
+            await self._post(f"/models/{model}/unload")
+        await asyncio.sleep(seconds)
+        if model == "removed":
+            self._config.write_text(self._settings())
+            await self._post("/admin/reload")
+        else:
+            await self._post(f"/models/{model}/load")
+
+    async def settings_reload(self, seconds, how):
+        """An editor empties the file, and writes it when it has changed the settings of the reranker."""
+        self._documents_limit += 1
+        self._config.write_text("")
+        if how == "request":
+            await self._post("/admin/reload")
+        await asyncio.sleep(seconds)
+        self._config.write_text(self._settings())
+        if how == "request":
+            await self._post("/admin/reload")
+        elif how == "signal":
+            self.node.process.send_signal(signal.SIGHUP)
+
+    async def _post(self, path):
+        request = urllib.request.Request(self.node.url + path, method="POST")  # noqa: S310
+        with contextlib.suppress(OSError, http.client.HTTPException):  # a refusal, too
+            await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).close())  # noqa: S310
 
     async def slow_replies(self, seconds, delay):
         await self._replies(seconds, latency=delay)

@@ -21,10 +21,13 @@ from benchmarks.chaos.lateness import Lateness
 from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import References
+from benchmarks.chaos.ranking import Rankings, rankings, write_ranker
 from benchmarks.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
 
 SEED = 1
 PROMPTS = [f"prompt {number}" for number in range(9)]
+QUERIES, DOCUMENTS = ["query"], [f"document {number}" for number in range(10)]
+SCORES = {("query", text): 0.09 * number for number, text in enumerate(DOCUMENTS)}
 
 
 class Client:
@@ -33,12 +36,18 @@ class Client:
     def __init__(self):
         self.vector, self.space, self.text = [1.0, 0.0], "a", "right"
         self.seconds, self.error = 0.0, None
+        self.disturb = list
 
     async def embed_result(self, _text, **_options):
         await asyncio.sleep(self.seconds)
         if self.error is not None:
             raise self.error
         return SimpleNamespace(vector=self.vector, space=self.space)
+
+    async def rerank(self, query, documents, **_options):
+        ranked = [SimpleNamespace(index=index, score=SCORES[query, text]) for index, text in enumerate(documents)]
+        ranked.sort(key=lambda document: -document.score)
+        return SimpleNamespace(documents=self.disturb(ranked), node="n")
 
     async def generate(self, _prompt, **_options):
         return SimpleNamespace(text=self.text, node="n", finish_reason="stop", usage=None, timing=None)
@@ -49,13 +58,14 @@ def load():
     texts, short = Load._texts(SEED)
     known = {text: np.float32([1, 0]) for text in texts + short}
     references = References({"a": known, "b": known}, dict.fromkeys(PROMPTS, "right"))
-    return Load(Client(), [], references, Report(SEED, 1), Lateness(), SEED)
+    rankings = Rankings(QUERIES, DOCUMENTS, SCORES)
+    return Load(Client(), [], references, rankings, Report(SEED, 1), Lateness(), SEED)
 
 
 async def test_right_answers_in_time_violate_nothing(load):
-    for kind in (load.embed, load.embed_alias, load.generate):
+    for kind in (load.embed, load.embed_alias, load.generate, load.rerank):
         await load.call(kind, timeout=30.0)
-    assert load.report.answered == 3
+    assert load.report.answered == 4
     assert not load.report.violations
 
 
@@ -83,6 +93,38 @@ async def test_a_wrong_text_is_reported(load):
     load.client.text = "righ"
     await load.call(load.generate, timeout=30.0)
     assert "answer 'righ', not 'right'" in load.report.violations[0]
+
+
+def one_wrong(ranked):
+    """The best document's score is a little higher than it should be."""
+    ranked[0].score += 0.01
+    return ranked
+
+
+@pytest.mark.parametrize(
+    ("disturb", "reported"),
+    [
+        (one_wrong, "a score is 0.0100 from the reference"),
+        (lambda ranked: ranked[1:], "of 8 documents"),
+        (lambda ranked: [*ranked[1:], ranked[1]], "of 8 documents"),
+        (lambda ranked: ranked[::-1], "not the most relevant first"),
+    ],
+)
+async def test_a_wrong_ranking_is_reported(load, disturb, reported):
+    load.client.disturb = disturb
+    await load.call(load.rerank, timeout=30.0)
+    [violation] = load.report.violations
+    assert reported in violation
+
+
+def test_the_right_scores_are_those_of_the_model(tmp_path):
+    """Of the numpy form, which the conversion is compared with, too: here only that each pair has its own."""
+    write_ranker(tmp_path / "ranker")
+    found = rankings(SEED, tmp_path / "ranker")
+    assert len(found.documents) >= 8
+    assert set(found.scores) == {(query, text) for query in found.queries for text in found.documents}
+    assert len(set(found.scores.values())) > len(found.scores) / 2
+    assert rankings(SEED, tmp_path / "ranker") == found
 
 
 async def test_a_second_space_under_one_name_is_reported(load):
