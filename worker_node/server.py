@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
 import time
@@ -32,6 +31,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
+from worker_node.operating_system import allow_files
 from worker_node.reload import Reloader, reload_and_log, watch_file
 from worker_node.serving.build import Machine, build_on_demand
 from worker_node.serving.configured import configured_model, configured_models
@@ -219,13 +219,10 @@ async def _reloading(node: Node, source: SettingsSource | None) -> AsyncIterator
 
 
 def _allow_files(count: int) -> None:
-    """Raise our own limit of open files, as far as we may: at the limit, connections could not even be refused."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < count:
-        log.warning("this process may open %d files; max_connections needs %d", wanted, count)
+    """Allow so many open files, or warn: at the limit, connections could not even be refused."""
+    allowed = allow_files(count)
+    if allowed < count:
+        log.warning("this process may open %d files; max_connections needs %d", allowed, count)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -7,11 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # From the bottom up. A room may import itself, rooms in its set, and those that everything stands on.
-EVERYWHERE = {"domain", "environment", "errors", "registry"}
+EVERYWHERE = {"domain", "environment", "errors", "operating_system", "registry"}
 MAY_IMPORT = {
     "domain": set(),
     "environment": set(),
     "errors": set(),
+    "operating_system": set(),
     "registry": set(),
     "devices": set(),
     "models": {"devices"},
@@ -157,6 +158,20 @@ def reject(violations):
 def test_there_is_something_to_hold():
     assert len(NODE_FILES) > 30
     assert len(CLIENT_FILES) > 3
+
+
+def test_only_one_file_of_the_node_asks_the_operating_system_for_what_is_its_own():
+    """Locks, limits, ties of processes and inherited descriptors: what another system does in another way."""
+    modules = {"fcntl", "resource", "ctypes", "uvloop"}
+    words = ("socketpair(", "pass_fds", "prctl(")
+    violations = []
+    for path in NODE_FILES:
+        if path.name == "operating_system.py":
+            continue
+        violations += [f"{path}: imports {name}" for name in modules.intersection(imports_of(path))]
+        source = path.read_text(encoding="utf-8")
+        violations += [f"{path}: {word}" for word in words if word in source]
+    reject(violations)
 
 
 def test_imports_are_absolute():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from worker_node.errors import EngineUnavailable
+from worker_node.operating_system import try_lock
 
 _POLL_S = 0.02
 
@@ -39,14 +39,10 @@ class DeviceLock:
                     f"the lock file {self.path} cannot be opened ({error.strerror}); set OV_GENAI_NPU_LOCK"
                 ) from None
             with file:
-                while True:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if time.monotonic() >= until:
-                            raise self._busy() from None
-                        await asyncio.sleep(_POLL_S)
+                while not try_lock(file):
+                    if time.monotonic() >= until:
+                        raise self._busy()
+                    await asyncio.sleep(_POLL_S)
                 yield
         finally:
             self._turn.release()

@@ -45,11 +45,13 @@ def run(args: argparse.Namespace) -> int:
     # now and while the node serves.
     gc.disable()
     served = start()
-    import uvloop
+    from worker_node.operating_system import event_loop_factory
+
+    loop_factory = event_loop_factory()
 
     gc.freeze()
     gc.enable()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(served)
     return 0
 

@@ -7,10 +7,11 @@ ever left behind.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Any
+
+from worker_node.operating_system import lock, unlock
 
 # `NPUW_DEVICES` names one device only: with "NPU,CPU" the CPU would take over in silence. Dynamic quantisation is an
 # optimisation for the real device that triples the CPU's time per token and changes neither shapes nor limits.
@@ -52,11 +53,11 @@ class StandInWriter:
 
     def ran(self, seconds: float) -> None:
         """Add; several engines may do so at once."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        lock(self._fd)
         try:
             _write(self._fd, int(os.pread(self._fd, _WIDTH, 0)) + round(seconds * 1e6))
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            unlock(self._fd)
 
 
 def _write(fd: int, count: int) -> None:

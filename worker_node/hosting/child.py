@@ -8,15 +8,12 @@ until the edge process closes the pair, dies (the kernel then kills this process
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import os
 import select
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -36,28 +33,14 @@ from worker_node.engines.messages import (
     results_of,
 )
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
+from worker_node.operating_system import end_with_parent, lower_priority
 
 HEARTBEAT_S = 1.0
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
 class EdgeGone(Exception):
     """The edge process closed the channel or asked for the end."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even by kill −9 and even inside native code."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-
-
-def lower_priority(nice: int) -> None:
-    """Add to the nice value of every thread of this process; threads that are made later have it from their maker."""
-    for task in Path("/proc/self/task").iterdir():
-        thread = int(task.name)
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
 
 
 def make_runner(spec: EngineSpec) -> Runner:
@@ -130,9 +113,7 @@ class Loop:
 
 def main(fd: int, parent_pid: int) -> int:
     """Run an engine on the socket `fd` until the edge process goes away; return the exit status."""
-    die_with_parent()
-    if os.getppid() != parent_pid:
-        return 0  # it died before the kernel knew of our wish
+    end_with_parent(parent_pid)
     # The edge process decides when an engine ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(socket.socket(fileno=fd))

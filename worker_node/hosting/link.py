@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from typing import cast
 
@@ -33,7 +31,6 @@ from worker_node.engines.messages import (
     Shutdown,
     submission,
 )
-from worker_node.environment import native_environment
 from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.killing import KillWatch
@@ -41,6 +38,7 @@ from worker_node.hosting.liveness import Liveness
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import Blame, Suspects
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
+from worker_node.operating_system import start_module
 
 _ERRORS: dict[str, type[NodeError]] = {
     cls.code: cls
@@ -88,25 +86,7 @@ class EngineLink(asyncio.Protocol):
     async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch) -> EngineLink:
         """Start the engine process, which loads its model after `begin`."""
         link = cls(spec, liveness, suspects, kills)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                # S603: the command is this interpreter and a module of ours.
-                link._process = subprocess.Popen(  # noqa: S603, ASYNC220  (fork and exec take a millisecond)
-                    [
-                        sys.executable,
-                        "-m",
-                        "worker_node.hosting.child",
-                        str(theirs.fileno()),
-                        str(os.getpid()),
-                    ],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env=native_environment(),
-                )
-            except BaseException:
-                ours.close()
-                raise
+        link._process, ours = start_module("worker_node.hosting.child")
         ours.setblocking(False)
         link._socket = ours.dup()
         try:

@@ -30,7 +30,7 @@ from worker_node.models.progress import Progress
 from worker_node.models.sources.reference import LocalReference, UrlReference
 from worker_node.models.sources.web import check_hash_given
 from worker_node.models.store import ModelStore
-from worker_node.models.tether import tie_to_parent
+from worker_node.operating_system import end_with_parent
 
 
 class Stage(msgspec.Struct, tag="stage"):
@@ -132,7 +132,7 @@ class _Lines:
 
 def main(parent: int, root: Path, name: str) -> None:
     """Pull, and say how it ended."""
-    tie_to_parent(parent)
+    end_with_parent(parent)
     lines = _Lines()
     try:
         ModelStore(root).pull(name, lines)

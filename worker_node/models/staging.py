@@ -8,7 +8,6 @@ and tells a directory that is being made from one that was left behind.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from worker_node.operating_system import lock, try_lock
 
 _LOCKS = ".locks"
 _DOWNLOADS = ".downloads"
@@ -29,10 +30,10 @@ _PARTIAL = re.compile(r"^\.partial-(?P<id>.+)-\d+$")
 def exclusive(root: Path, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock of one model, waiting for it; `on_wait` is called first when another process holds it."""
     with _lock_file(root, model_id) as file:
-        if not _try_lock(file):
+        if not try_lock(file):
             if on_wait is not None:
                 on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
         yield
 
 
@@ -80,14 +81,14 @@ def sweep(root: Path) -> list[Path]:
     removed = []
     for path in root.glob(f"{_DOWNLOADS}/*"):
         with _lock_file(root, path.name) as file:
-            if _try_lock(file) and _age(path) > _KEPT_S:
+            if try_lock(file) and _age(path) > _KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     for path in root.glob(".partial-*"):
         if (match := _PARTIAL.match(path.name)) is None:
             continue
         with _lock_file(root, match["id"]) as file:
-            if _try_lock(file):
+            if try_lock(file):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     return removed
@@ -103,14 +104,6 @@ def _lock_file(root: Path, model_id: str) -> IO[str]:
     # The file stays for good: removing it would let two processes lock two files of one name.
     (root / _LOCKS).mkdir(parents=True, exist_ok=True)
     return (root / _LOCKS / f"{model_id}.lock").open("a")
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _flush(path: Path) -> None:

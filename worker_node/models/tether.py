@@ -7,13 +7,11 @@ survives exec, hence a program that knows nothing of it (pip) can be tethered to
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1
+from worker_node.operating_system import end_with_parent
 
 
 def tethered(command: Sequence[str]) -> list[str]:
@@ -24,13 +22,6 @@ def tethered(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
-def tie_to_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once when that has already happened."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the parent process is gone")
-
-
 if __name__ == "__main__":
-    tie_to_parent(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606

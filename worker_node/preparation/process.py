@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 
-from worker_node.environment import native_environment
+from worker_node.operating_system import start_module
 from worker_node.preparation.messages import LENGTH, Reply, replies
 
 
@@ -45,20 +42,7 @@ class PreparationProcess:
     @classmethod
     async def spawn(cls, memory_bytes: int, modules: Sequence[str]) -> PreparationProcess:
         """Start a process. It dies with this one, and knows none of the node's secrets."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            arguments = [theirs.fileno(), os.getpid(), memory_bytes, *modules]
-            try:
-                # S603: the command is this interpreter and a module of ours.
-                process = subprocess.Popen(  # noqa: S603, ASYNC220  (fork and exec take a millisecond)
-                    [sys.executable, "-m", "worker_node.preparation.worker", *map(str, arguments)],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env=native_environment(),
-                )
-            except BaseException:
-                ours.close()
-                raise
+        process, ours = start_module("worker_node.preparation.worker", memory_bytes, *modules)
         try:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:

@@ -9,7 +9,6 @@ inside native code that never returns to Python.
 from __future__ import annotations
 
 import importlib
-import resource
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker_node.errors import NodeError
-from worker_node.models.tether import tie_to_parent
+from worker_node.operating_system import end_with_parent, limit_memory
 from worker_node.preparation.messages import (
     LENGTH,
     Call,
@@ -48,11 +47,10 @@ def run(call: Call) -> Reply:
 
 def main(fd: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> None:
     """Serve calls on the socket `fd`."""
-    tie_to_parent(parent)
+    end_with_parent(parent)
     # The edge process decides when this one ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory_bytes)
     for module in modules:
         importlib.import_module(module)
     with socket.socket(fileno=fd) as channel:

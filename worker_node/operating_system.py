@@ -1,0 +1,105 @@
+"""What the node asks of its operating system beyond Python's own: everything that Linux does in a way of its own.
+
+Supporting another system means another version of this file; docs/install.md lists what is missing for Windows. The
+readers of /proc and /sys are apart: where there is none they know nothing, and the node serves without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from worker_node.environment import native_environment
+
+if TYPE_CHECKING:
+    import asyncio
+    import subprocess
+    from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, even by kill −9 and even inside native code.
+
+    The tie is to the *thread* that started this process. Exits at once when the parent has died already.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a module of ours in a process without our secrets; the process and our end of a socket pair with it.
+
+    Its first arguments are the descriptor of its own end, and our process id, for `end_with_parent`.
+    """
+    import subprocess  # noqa: PLC0415  (children start nothing)
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", module, *map(str, (theirs.fileno(), os.getpid(), *arguments))]
+        try:
+            process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=native_environment()
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes the event loop of the edge process."""
+    import uvloop  # noqa: PLC0415  (the edge process alone needs it)
+
+    return uvloop.new_event_loop
+
+
+def lock(file: IO[str] | int) -> None:
+    """Lock a file against other processes, waiting for them. Ends when the file is closed."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def try_lock(file: IO[str] | int) -> bool:
+    """Lock a file unless another process has it locked. Returns whether it is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(file: IO[str] | int) -> None:
+    """Give a lock back before the file is closed."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def limit_memory(count: int) -> None:
+    """Limit the address space of this process to so many bytes; it leaves no core file."""
+    resource.setrlimit(resource.RLIMIT_AS, (count, count))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def allow_files(count: int) -> int:
+    """Raise our own limit of open files to `count`, as far as we may. Returns how many of these can be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def lower_priority(nice: int) -> None:
+    """Add to the nice value of every thread of this process; threads that are made later have it from their maker."""
+    for task in Path("/proc/self/task").iterdir():
+        thread = int(task.name)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
