@@ -127,5 +127,5 @@ def check_columns(names: list[str], job: BulkJob) -> None:
     if taken:
         raise ConfigurationError(
             f"the input has columns that the output adds: {', '.join(taken)}; rename them, or choose the columns to "
-            "keep with --keep-columns"
+            "keep with --keep-columns, and another output: this one is of a job that keeps them all"
         )

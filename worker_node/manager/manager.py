@@ -146,7 +146,8 @@ class ModelManager:
         except ModelNotFound:
             if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
                 return await self._repaired(failed)
-            installed = await self._usable(name, self.store.get, name)
+            served = [model.id for model in self.models]
+            installed = await self._usable(name, lambda wanted: self.store.get(wanted, served), name)
         async with self._adding:
             known = {model.id: model for model in self.models}
             if installed.id not in known:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from worker_node.errors import DownloadFailed
+from worker_node.errors import DownloadFailed, NodeError
 from worker_node.models.progress import Progress
+
+log = logging.getLogger(__name__)
 
 Pull = Callable[[str, Progress], Awaitable[None]]
 
@@ -49,6 +52,7 @@ class Pulls:
         if model_id not in self._running:
             listeners = _Listeners()
             task = asyncio.create_task(self._run(model_id, listeners), name=f"pull {model_id}")
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._running[model_id] = (task, listeners)
         task, listeners = self._running[model_id]
         listeners.add(progress)
@@ -68,5 +72,9 @@ class Pulls:
     async def _run(self, model_id: str, listeners: _Listeners) -> None:
         try:
             await self.pull(model_id, listeners)
+        except NodeError as error:
+            # Here, since everybody who asked for it may have left.
+            log.warning("the pull of %s failed: %s", model_id, error.message)
+            raise
         finally:
             self._running.pop(model_id, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from enum import StrEnum
 from pathlib import Path
 
+from worker_node.errors import InsufficientStorage
 from worker_node.manager.served import ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.store import ModelStore
@@ -32,7 +34,17 @@ class Removals:
         return directory in self._leaving
 
     async def run(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        """Retire the `models` of a directory and remove it. Once begun it goes on when the caller leaves."""
+        """Retire the `models` of a directory and remove it. Once begun it goes on when the caller leaves.
+
+        Raises InsufficientStorage, and the models are served on, where the directory cannot be written.
+        """
+        # Before anything is retired: a file system that is read-only, or another user's.
+        if not all(os.access(written, os.W_OK) for written in (directory, directory.parent)):
+            raise InsufficientStorage(
+                f"model {directory.name} cannot be removed: {directory} cannot be written by this node's user, or its "
+                "file system is read-only",
+                param="model",
+            )
         task = asyncio.create_task(self._remove(directory, models, drain=drain))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -6,12 +6,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from worker_node.domain import ModelKind
 from worker_node.environment import cache_home
-from worker_node.errors import ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
+from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import read_directory
@@ -72,8 +72,8 @@ class ModelStore:
             raise ModelNotFound(f"model {name!r} is not installed", param="model")
         return directory
 
-    def get(self, name: str) -> InstalledModel:
-        """The installed model of that id or alias.
+    def get(self, name: str, served: Iterable[str] = ()) -> InstalledModel:
+        """The installed model of that id or alias; `served` are names of others, for the error.
 
         Raises ModelNotFound when it is not installed, ConfigurationError when its directory is damaged.
         """
@@ -85,8 +85,8 @@ class ModelStore:
             raise ModelNotFound(
                 f"model {wanted[:200]} is not installed; get it with: npu-node pull {wanted[:200]}", param="model"
             )
-        here = ", ".join(path.name for path in self.directories()) or "none"
-        raise ModelNotFound(f"model {name[:200]!r} is not known; installed models: {here}", param="model")
+        here = ", ".join(sorted({path.name for path in self.directories()}.union(served))) or "none"
+        raise ModelNotFound(f"model {name[:200]!r} is not known; models here: {here}", param="model")
 
     def wish(
         self,
@@ -100,8 +100,7 @@ class ModelStore:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
         With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
-        Raises ModelNotFound or BadRequest (a name that stands for nothing), ConversionFailed (a model name that is not
-        possible, or the catalog's).
+        Raises ModelNotFound, and BadRequest for a name that stands for nothing, is not possible, or is the catalog's.
         """
         reference = parse_reference(name, self.catalog)
         if isinstance(reference, CatalogEntry):
@@ -109,9 +108,10 @@ class ModelStore:
             if quantization in {None, reference.quantization}:
                 quantization = None
             elif reference.format is not SourceFormat.GGUF and not _encoder_form(reference, quantization):
-                raise ConversionFailed(
+                raise BadRequest(
                     f"{reference.id} comes as {reference.quantization}; only GGUF models leave a choice, and encoders "
-                    f"between {Quantization.F32} and {Quantization.INT8_SYM}"
+                    f"between {Quantization.F32} and {Quantization.INT8_SYM}",
+                    param="quantization",
                 )
             else:
                 default = f"{reference.id}-{quantization}"
@@ -119,12 +119,17 @@ class ModelStore:
             default = reference.model_id
         chosen = default if model_id is None else normalise_name(model_id)
         if _ID.fullmatch(chosen) is None:
-            raise ConversionFailed(
-                f"{chosen!r} cannot be a model's name: letters, digits, dots, - and _ can; use --name"
+            raise BadRequest(
+                f"{chosen!r} cannot be a model's name: letters, digits, dots, - and _ can; choose one with "
+                "npu-node pull --name",
+                param="name",
             )
         owner = self.catalog.find(chosen)
         if owner is not None and owner is not reference:
-            raise ConversionFailed(f"the name {chosen} belongs to a model of the catalog; choose another with --name")
+            raise BadRequest(
+                f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
+                param="name",
+            )
         return Wish(reference, chosen, kind, quantization, insecure_no_hash)
 
     def is_installed(self, wish: Wish) -> bool:

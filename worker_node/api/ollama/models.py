@@ -145,6 +145,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     progress = _Progress()
     pulling = asyncio.create_task(manager.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())
+    pulling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     if body.stream is False:
         await asyncio.shield(pulling)
         return _json({"status": "success"})

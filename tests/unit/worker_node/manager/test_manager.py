@@ -1,12 +1,13 @@
 """Models by name, with damaged ones in the store; and pulls, of which there is one for each model."""
 
 import asyncio
+import gc
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.services import manager_of
-from worker_node.errors import DownloadFailed, ModelNotFound
+from worker_node.errors import DownloadFailed, InsufficientStorage, ModelNotFound
 from worker_node.manager.pulls import Pulls
 from worker_node.models.store import ModelStore
 
@@ -18,6 +19,11 @@ DAMAGES = {
     "no manifest and no weights": {"openvino_model.xml": b"<net/>"},
     "a directory for a manifest": {"npu-node.json/x": b""},
 }
+
+
+def damaged(store):
+    (store.root / "broken").mkdir()
+    (store.root / "broken" / "npu-node.json").write_bytes(b"{")
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
 
 
 async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, manager, monkeypatch):
-    monkeypatch.setattr(store, "get", lambda _name: SimpleNamespace(id="broken", path=None))
+    monkeypatch.setattr(store, "get", lambda _name, _served: SimpleNamespace(id="broken", path=None))
 
     def build(_installed):
         raise RuntimeError("the tokenizer is damaged")
@@ -55,6 +61,22 @@ async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(sto
     manager._build = build
     with pytest.raises(ModelNotFound, match="damaged"):
         await manager.resolve("broken")
+
+
+async def test_a_model_that_cannot_be_removed_is_served_on(store, manager, monkeypatch):
+    damaged(store)
+    monkeypatch.setattr("worker_node.manager.removals.os.access", lambda path, _mode: path != store.root)
+    with pytest.raises(InsufficientStorage, match=r"broken cannot be removed: .*read-only"):
+        await manager.delete("broken")
+    assert (store.root / "broken").is_dir()
+
+
+async def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_installed(store, manager):
+    damaged(store)
+    with pytest.raises(ModelNotFound, match=r"models here: broken$"):
+        await manager.resolve("nothing")
+    with pytest.raises(ModelNotFound, match="models here: broken, served"):
+        store.get("nothing", ["served", "broken"])
 
 
 class Listener:
@@ -90,6 +112,25 @@ async def test_several_callers_share_one_pull_and_each_is_told():
     assert first.told == second.told == [("downloading", 10), 10], "a caller who leaves does not end the pull"
     await pulls.run("m", first)
     assert begun == ["m", "m"]
+
+
+async def test_a_failure_whose_callers_have_left_is_one_line_of_the_log(caplog):
+    go = asyncio.Event()
+
+    async def fail(_name, _progress):
+        await go.wait()
+        raise DownloadFailed("no network")
+
+    pulls = Pulls(fail)
+    caller = asyncio.create_task(pulls.run("m", Listener()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    go.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert [record.message for record in caplog.records] == ["the pull of m failed: no network"]
 
 
 async def test_a_failure_reaches_every_caller_and_closing_ends_what_runs():
