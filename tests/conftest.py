@@ -20,7 +20,8 @@ os.environ.setdefault("NPU_NODE_ENGINE_NICE", "0")
 
 # The same examples in every run: a suite that fails now and then is one that nobody believes. To look for new ones:
 # pytest --hypothesis-profile=default
-settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("long", derandomize=True, deadline=None, max_examples=200)
 settings.load_profile("suite")
 
 
@@ -42,6 +43,8 @@ def pytest_configure(config):
     from tests.support.cpu_time import CpuTime
     from tests.support.shared_node import SharedNodeWatch
 
+    if config.getoption("long") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("long")
     config.pluginmanager.register(CpuTime(), "cpu_time")
     config.pluginmanager.register(SharedNodeWatch(), "shared_node_watch")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):

@@ -67,7 +67,7 @@ def test_sizes_are_those_below_the_models_own_in_order(tmp_path):
 
 # More than 5 s on a busy core: two conversions, one of which imports nncf.
 @pytest.mark.slow
-def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(store_root, make_bert):
+def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(in_process, store_root, make_bert):
     store, (directory, _) = ModelStore(), make_bert(matryoshka_dimensions=[8, 16])
     (directory / "config_sentence_transformers.json").write_text('{"prompts": {"query": "the "}}')
     exact = store.convert(directory, "exact")
