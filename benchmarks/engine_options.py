@@ -26,7 +26,9 @@ QUESTIONS = (
     "Explain why the sky is blue.",
     "List five animals and where they live.",
 )
-KV = {"default": {}} | {name: {"kv_cache_precision": name} for name in ("u8", "u4", "f16", "bf16")}
+KV = {"default": {}} | {name: {"kv_cache_precision": name} for name in ("u8", "f16", "bf16")}
+# One that grows ends the engine.
+KV["u4"] = {"kv_cache_precision": "u4", "cache_size_gb": 1}
 # As the node sets it beside a cache in f32.
 KV["f32"] = {"kv_cache_precision": "f32", "plugin_config": {"INFERENCE_PRECISION_HINT": "f32"}}
 BESIDE_A_DRAFT = {"enable_prefix_caching": False, "dynamic_split_fuse": False, "max_num_batched_tokens": 8192}

@@ -44,7 +44,8 @@ class ContinuousOptions(EngineOptions):
     kv_cache_precision: Annotated[
         Literal["u8", "u4", "f16", "bf16", "f32"] | None,
         Option(
-            "type of the values in the KV cache; on a CPU the model is computed in it too if it is f32 or bf16",
+            "type of the values in the KV cache; on a CPU the model is computed in it too if it is f32 or bf16, and u4 "
+            "needs cache_size_gb",
             default="the device's own",
         ),
     ] = None

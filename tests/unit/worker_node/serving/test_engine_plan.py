@@ -97,6 +97,17 @@ def test_a_cache_and_a_model_in_precisions_that_exclude_each_other_are_refused_b
     }
 
 
+def test_a_cache_in_u4_on_the_cpu_needs_a_fixed_size():
+    """When it grew, OpenVINO corrupted the heap of the engine process."""
+    with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
+        plan(model(), Device.CPU, kv_cache_precision="u4")
+    place = PlacementSettings(device=Device.CPU, plugin_config={"KV_CACHE_PRECISION": "u4"})
+    with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
+        plan_engine(model(), ModelSettings(name="m"), place, BOTH, NodeSettings(), EMULATED)
+    assert plan(model(), Device.CPU, kv_cache_precision="u4", cache_size_gb=1).options.kv_cache_precision == "u4"
+    assert plan(model(), Device.GPU, kv_cache_precision="u4").options.kv_cache_precision == "u4"
+
+
 def test_what_an_engine_ignores_is_named():
     assert plan(model(), cache_size_gb=1, dynamic_split_fuse=False).ignored == ("cache_size_gb", "dynamic_split_fuse")
     assert plan(model(), Device.CPU, cache_size_gb=1, max_prompt_len=64).ignored == ()
