@@ -1,0 +1,71 @@
+"""What is packaged for Windows, as far as it can be checked on Linux: PowerShell's grammar, and WinGet's manifests.
+
+NOT RUN ON WINDOWS. The grammar is tree-sitter's: PowerShell itself is in no package index.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign import environment
+
+WINDOWS = Path(__file__).parents[2] / "packaging" / "windows"
+ERRORS = """
+import sys
+import tree_sitter, tree_sitter_powershell
+language = tree_sitter.Language(tree_sitter_powershell.language())
+for path in sys.argv[1:]:
+    root = tree_sitter.Parser(language).parse(open(path, "rb").read()).root_node
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.children
+        if node.is_error or node.is_missing:
+            print(f"{path}:{node.start_point[0] + 1}: {node.type}")
+"""
+
+
+@pytest.fixture(scope="module")
+def errors_of():
+    """A function that gives the places where scripts break PowerShell's grammar."""
+    python = environment(Path(__file__).with_name("powershell.txt"))
+
+    def errors(*paths):
+        return subprocess.run(
+            [python, "-c", ERRORS, *paths], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    return errors
+
+
+def test_scripts_follow_the_grammar_and_say_that_they_were_not_run(errors_of, tmp_path):
+    scripts = sorted(WINDOWS.glob("*.ps1"))
+    assert len(scripts) == 2
+    assert errors_of(*scripts) == ""
+    assert all("NOT RUN ON WINDOWS" in script.read_text() for script in scripts)
+    broken = tmp_path / "broken.ps1"
+    broken.write_text(scripts[0].read_text().replace("{", "", 1))
+    assert errors_of(broken)
+
+
+def test_manifests_agree_with_each_other_and_with_the_archive(tmp_path):
+    spec = importlib.util.spec_from_file_location("winget", WINDOWS / "winget.py")
+    winget = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(winget)
+    archive = tmp_path / "npu-client.zip"
+    archive.write_bytes(b"an archive")
+    files = winget.manifests("https://example.net/npu-client.zip", archive)
+    kinds = {content["ManifestType"]: name for name, content in files.items()}
+    assert set(kinds) == {"version", "installer", "defaultLocale"}
+    assert len({(content["PackageIdentifier"], content["PackageVersion"]) for content in files.values()}) == 1
+    installer = files[kinds["installer"]]["Installers"][0]
+    assert installer["InstallerSha256"] == hashlib.sha256(b"an archive").hexdigest().upper()
+    for name, content in files.items():
+        assert name.startswith(content["PackageIdentifier"])
+        assert re.fullmatch(r"[^.\s]{1,32}(\.[^.\s]{1,32}){1,7}", content["PackageIdentifier"])
+        assert json.loads(json.dumps(content)) == content
