@@ -80,7 +80,9 @@ class OpenAIRoutes:
         default = self._client.core.options.timeouts
         seconds = timeout if timeout is not None else default.generate if path in FORMS else default.embed
         deadline = Deadline.after(seconds, self._client.core.clock)
-        options["model"] = model if isinstance(model, str) and model else None
+        if not isinstance(model, str | None):
+            raise RequestRejected("model: its name is a string", status=400, code="invalid_request", param="model")
+        options["model"] = model or None
         if path == "/v1/embeddings" and (texts := _plain_texts(data)) is not None:
             batch = await self._client.core.backend.embed(EmbedJob(texts=texts, deadline=deadline, **options))
             return embedding_reply(batch, data.get("encoding_format"))

@@ -13,6 +13,7 @@ from backend_client._cloud.ledger import Ledger
 from backend_client._cloud.reply import NotAnAnswer
 from backend_client._protocol.jobs import Job
 from backend_client._protocol.sdk_http import httpx
+from backend_client._protocol.wire_errors import retry_after_of
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.closing import OpenCalls
 from backend_client._resilience.deadline import Clock, Deadline
@@ -132,7 +133,10 @@ class CloudAttempt:
         Nothing of the cloud's own message is taken over: it may quote the prompt.
         """
         if isinstance(error, openai.APIStatusError):
-            return self._status_error(error.status_code)
+            problem, failure, owed = self._status_error(error.status_code)
+            if isinstance(problem, CloudUnavailable):
+                problem.retry_after = retry_after_of(error.response.headers)
+            return problem, failure, owed
         if isinstance(error, openai.APIConnectionError):
             # What came of a request whose connection broke after it was made is not known.
             never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)

@@ -182,7 +182,7 @@ def _error(
         return DeadlineExceeded(f"{node}: {text}")
     kind = _NODE_ERRORS.get(status, NodeFailed if status >= 500 else None)
     if kind is not None:
-        return kind(text, node=node, status=status, code=code, retry_after=_retry_after(headers))
+        return kind(text, node=node, status=status, code=code, retry_after=retry_after_of(headers))
     return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
 
 
@@ -205,7 +205,7 @@ def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
     return {401: AuthenticationFailed, 403: AuthenticationFailed, 413: PayloadTooLarge}.get(status, RequestRejected)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def retry_after_of(headers: Mapping[str, str]) -> float | None:
     """Seconds, from retry-after-ms or Retry-After (whole seconds; nodes send no dates), limited."""
     milliseconds = integer(headers.get("retry-after-ms"))
     seconds = integer(headers.get("Retry-After")) if milliseconds is None else milliseconds / 1000

@@ -13,12 +13,13 @@ class CloudError(NPUError):
 class CloudUnavailable(CloudError):
     """The cloud could not be reached, was busy, failed, did not accept our key or model, or is in quarantine.
 
-    `status` is that of its HTTP reply, if there was one.
+    `status` is that of its HTTP reply, if there was one; `retry_after`: seconds, where it says so.
     """
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
 
 
 class CloudRejected(CloudError, RequestRejected):

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 from backend_client.errors.base import NPUError
-from backend_client.errors.cloud import CloudError
+from backend_client.errors.cloud import CloudError, CloudUnavailable
 
 
 class NPUUnavailableError(NPUError):
-    """No node can serve the request now. `retry_after`: seconds until one is expected to, where that is known.
+    """No node can serve the request now. `retry_after`: seconds until one, or the cloud, is expected to, where known.
 
     `cloud_error` is how the fallback failed, if it was asked.
     """
@@ -38,6 +38,9 @@ class NPUUnavailableError(NPUError):
         self.message = f"{self.message}; {why}"
         self.args = (self.message,)
         self.cloud_error = error
+        pause = error.retry_after if isinstance(error, CloudUnavailable) else None
+        if pause is not None:
+            self.retry_after = pause if self.retry_after is None else min(pause, self.retry_after)
         return self
 
 

@@ -62,6 +62,40 @@ async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
         assert client.ledger.cloud.calls == 0
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"retry-after-ms": "1500", "Retry-After": "2"}, 1.5),
+        ({"Retry-After": "soon"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, headers, seconds):
+    async def respond(_):
+        return web.json_response({"error": {}}, status=status, headers=headers)
+
+    cloud.respond = respond
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt")
+    assert (caught.value.cloud_error.retry_after, caught.value.retry_after) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("target", ["/v1/elsewhere", "https://127.0.0.1:9/v1/chat/completions"])
+async def test_a_redirect_of_the_cloud_is_not_followed(cloud, target):
+    async def respond(_):
+        return web.Response(status=307, headers={"Location": target})
+
+    cloud.respond = respond
+    async with fallback([DEAD], cloud) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt")
+    assert caught.value.cloud_error.status == 307
+    assert len(cloud.requests) == 1
+
+
 async def test_a_wrong_key_or_model_says_which_setting_to_check(cloud):
     for status, setting in ((401, "cloud.api_key"), (404, "cloud.base_url and the model names")):
         cloud.respond = answering(status)

@@ -166,6 +166,21 @@ async def test_refusals_and_failures_are_the_sdks_errors(openai, fleet):
         await openai.files.retrieve("f")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/chat/completions", {"model": 5, "messages": QUESTION}, "model"),
+        ("/embeddings", {"model": [EMBEDDER], "input": "x"}, "model"),
+        ("/embeddings", ["x"], None),
+    ],
+)
+async def test_a_wrong_body_is_refused_before_it_is_sent(openai, fleet, path, body, param):
+    with pytest.raises(sdk.BadRequestError) as refused:
+        await openai.post(path, cast_to=object, body=body)
+    assert refused.value.param == param
+    assert [chat.bodies for _, chat in fleet] == [[], []]
+
+
 async def test_a_stream_that_breaks_off_is_not_repeated(openai, fleet):
     for _, chat in fleet:
         chat.cut_after = 3
