@@ -94,6 +94,7 @@ def test_prompts_that_others_overtake_again_and_again_give_the_answer_that_they_
     np.testing.assert_allclose(found[52], alone, atol=0.01)
 
 
+@pytest.mark.parametrize("runner", [{}, {"prefix_cache_tokens": 4096, "prompt_lookup": True}], indirect=True)
 def test_what_prompts_have_in_common_is_counted_as_hit(runner):
     for number in range(3):
         runner.submit(job(number, np.append(LONG, np.int32(2000 + number)).astype("<i4")))

@@ -27,7 +27,7 @@ def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.C
         properties["draft_model"] = genai.draft_model(options.draft_model, device, **properties)
     pipeline = genai.ContinuousBatchingPipeline(path, scheduler, device, properties)
     if options.enable_prefix_caching and not options.cache_size_gb and options.prefix_cache_tokens:
-        _reserve(pipeline, options.prefix_cache_tokens)
+        _reserve(pipeline, options)
     return pipeline
 
 
@@ -45,14 +45,14 @@ def job_config(
     return generation_config(job, defaults, prompt_lookup=options.prompt_lookup, draft_tokens=draft_tokens)
 
 
-def _reserve(pipeline: genai.ContinuousBatchingPipeline, tokens: int) -> None:
-    """Make a growing KV cache begin with blocks for so many tokens: a new prompt takes old blocks before it grows.
+def _reserve(pipeline: genai.ContinuousBatchingPipeline, options: ContinuousOptions) -> None:
+    """Make a growing KV cache begin with blocks for `prefix_cache_tokens`: a prompt takes old blocks before it grows.
 
     GenAI gives its cache at first what the first requests may need, prompt and answer, even if they are cancelled
     before it computes anything. Nothing is written to the blocks, so the memory is taken when they are first used.
     """
-    half = -(-tokens // 2)
-    config = pipeline.get_config()
-    config.max_new_tokens = half
+    half = -(-(options.prefix_cache_tokens or 0) // 2)
+    job = GenerateJob(0, b"", half, deadline=0.0, ignore_eos=True)
+    config = job_config(job, pipeline.get_config(), options)
     pipeline.add_request(0, ov.Tensor(np.zeros((1, half), np.int64)), config).cancel()
     pipeline.step()
