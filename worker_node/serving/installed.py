@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.models.in_place import open_directory
 from worker_node.models.manifest import InstalledModel
@@ -35,6 +38,9 @@ def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSett
     try:
         return store.get(wanted.name)
     except ModelNotFound as error:
-        raise wanted.error(
-            "name", f"it is not installed in {settings.model_store}; run: npu-node pull {wanted.name}"
-        ) from error
+        raise wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}") from error
+
+
+def not_installed(name: str, store: Path) -> str:
+    """What to say of a model that is not there, with the command that puts it there and not into another store."""
+    return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"

@@ -14,6 +14,7 @@ from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
+from worker_node.serving.installed import not_installed
 from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.settings import ModelSettings
 
@@ -45,7 +46,7 @@ def complete_draft(installed: InstalledModel, wanted: ModelSettings, values: dic
     try:
         draft = read_directory(Path(name).expanduser()) if "/" in name else ModelStore(store).get(name)
     except ModelNotFound as error:
-        raise wanted.error("draft_model", f"{name} is not installed in {store}; run: npu-node pull {name}") from error
+        raise wanted.error("draft_model", f"{name} {not_installed(name, store)}") from error
     except ConfigurationError as error:
         raise wanted.error("draft_model", error.message) from error
     if draft.kind != ModelKind.GENERATION:
