@@ -10,8 +10,8 @@ pytestmark = pytest.mark.real
 
 # By its own count the engine goes on for the tokens that it takes to hear of it: of 3,000 that were asked for.
 FEW = 100
-# A stream of six tokens is cut after every so many bytes.
-STEP = 64
+# A stream of six tokens is cut after every so many bytes; at each event: test_cut_at_every_event.py.
+STEP = 210
 LENGTH_LIMIT = 1_000_000
 
 
