@@ -14,6 +14,7 @@ import yaml
 
 from tests.ops.conftest import EMBEDDER, KEY
 from tests.ops.containers import DEBIAN_13, image, run
+from tests.support.foreign import environment
 
 # A build installs some 60 wheels into a new environment.
 pytestmark = pytest.mark.timeout(900)
@@ -173,6 +174,19 @@ def test_compose_publishes_on_loopback_alone_and_runs_the_node_without_rights(co
     assert all(port.startswith("127.0.0.1:") for port in ports)
     node = compose["services"]["node"]
     assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
+
+
+def test_compose_itself_reads_the_file_and_refuses_to_start_without_a_key(monkeypatch):
+    program = environment(Path(__file__).with_name("compose.txt")).with_name("podman-compose")
+    monkeypatch.setenv("NPU_NODE_API_KEY", "the-key")
+    read = yaml.safe_load(run(program, "--file", HERE / "compose.yaml", "config").stdout)
+    chat = read["services"]["open-webui"]["environment"]
+    assert chat["OPENAI_API_BASE_URL"] == "http://node:8081/v1"
+    assert chat["OPENAI_API_KEY"] == "the-key"
+    monkeypatch.delenv("NPU_NODE_API_KEY")
+    refused = run(program, "--file", HERE / "compose.yaml", "config", check=False)
+    assert refused.returncode != 0
+    assert "NPU_NODE_API_KEY" in refused.stderr
 
 
 def test_prometheus_accepts_its_file():
