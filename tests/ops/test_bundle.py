@@ -11,7 +11,7 @@ from tests.ops.keeping import kept
 from tests.ops.test_container_image import call
 
 # An environment of 60 wheels is made and packed: several minutes of CPU time.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 PYINSTALLER = "pyinstaller==6.16.0"
 

