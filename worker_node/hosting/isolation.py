@@ -13,6 +13,8 @@ from worker_node.hosting.trials import Trials, Visit
 
 # A suspect that finds the engine in use waits so long to be tried apart; then it is run with the others.
 _PATIENCE_S = 2.0
+# The prime suspect needs an empty engine: after so long nobody else is let in before it.
+_URGENT_S = 5.0
 # So long after its first result the prime suspect keeps the others out.
 _ALONE_S = 10.0
 
@@ -30,9 +32,11 @@ class Isolation:
         return self._trials.going_on
 
     @asynccontextmanager
-    async def visit(self, standing: Standing, deadline: float, company: int = 1) -> AsyncIterator[Visit]:
+    async def visit(
+        self, standing: Standing, deadline: float, company: int = 1, *, thorough: bool = False
+    ) -> AsyncIterator[Visit]:
         """Be on the engine while the block runs; `deadline` is monotonic time. Raises DeadlineExceeded."""
-        visit = Visit(standing, company)
+        visit = Visit(standing, company, thorough)
         try:
             if not self._trials.arrive(visit):
                 await self._wait(visit, deadline)
@@ -53,7 +57,7 @@ class Isolation:
             asyncio.get_running_loop().call_soon(self._admit)
 
     def harmless(self, visit: Visit) -> None:
-        """A first result has come of it."""
+        """A first result has come of it, or its last if it is `thorough`."""
         if visit.standing is Standing.PRIME:
             asyncio.get_running_loop().call_later(_ALONE_S, self._release, visit)
         else:
@@ -67,12 +71,18 @@ class Isolation:
         if self._trials.shared and visit in self._waiting:
             self._release(visit)
 
+    def _urge(self, visit: Visit) -> None:
+        if visit in self._waiting:
+            visit.urgent = True
+
     async def _wait(self, visit: Visit, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         future = self._waiting[visit] = loop.create_future()
         timer = None
         if visit.standing is Standing.SUSPECT:
             timer = loop.call_later(_PATIENCE_S, self._lose_patience, visit)
+        elif visit.standing is Standing.PRIME:
+            timer = loop.call_later(_URGENT_S, self._urge, visit)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await future

@@ -4,6 +4,10 @@ An engine that dies with several requests on board leaves several suspects. They
 A group with which the engine dies again is divided; the last one left is then run alone. A request that was alone on an
 engine both times when an engine died twice is refused, here and whenever it is sent again.
 
+Most breaking requests break the engine before their first result, so that is when a group makes room for the next. A
+suspect that had results and was on board again and again when the engine died may do it later: it is `thorough`, its
+trial lasts until its end.
+
 Requests are known by a digest of what the engine is given, never by their text.
 """
 
@@ -24,6 +28,8 @@ _ALONE_LIMIT = 2
 # Into so many groups. More are more trials, fewer are more restarts, which cost more: with 60 suspects and halves the
 # innocent ones wait up to three times as long (docs/npu.md has figures).
 _GROUPS = 8
+# Once may be chance: others enter as soon as a suspect has had a result.
+_LATE_LIMIT = 2
 # So many times in a row suspects may take the engine down before any request is answered; then it is the engine. And so
 # many times what was counted against the engine is taken back.
 _BARREN_LIMIT = 8
@@ -57,11 +63,19 @@ class OnBoard:
 
 @dataclass(slots=True)
 class _Record:
-    """`company`: how many suspects of which nothing is known its next group may have; 0: it is run alone."""
+    """`company`: how many suspects of which nothing is known its next group may have; 0: it is run alone.
+
+    `late`: so often it was on board of an engine that died, and had had results.
+    """
 
     company: int = 0
     alone: int = 0
+    late: int = 0
     seen: float = 0.0
+
+    @property
+    def thorough(self) -> bool:
+        return self.late >= _LATE_LIMIT
 
     @property
     def standing(self) -> Standing:
@@ -99,6 +113,11 @@ class Suspects:
         record = self._records.get(key)
         return 1 if record is None else max(1, record.company)
 
+    def thorough(self, key: bytes) -> bool:
+        """Whether the request shows itself harmless by its end only, not by its first result."""
+        record = self._records.get(key)
+        return record is not None and record.thorough
+
     def answered(self, key: bytes) -> None:
         """The request was answered to its end: it is harmless."""
         self._barren = 0
@@ -112,8 +131,9 @@ class Suspects:
         entries = list(held)
         suspects = {entry.key: entry for entry in entries if entry.key in active}
         suspects = suspects or {entry.key: entry for entry in entries}
-        group = [key for key, entry in suspects.items() if entry.fresh and self.standing(key) is Standing.SUSPECT]
-        fresh = sum(entry.fresh for entry in suspects.values())
+        unknown = {key for key, entry in suspects.items() if entry.fresh or self.thorough(key)}
+        group = [key for key in unknown if self.standing(key) is Standing.SUSPECT]
+        late = [key for key in suspects if key not in unknown and key in self._records]
         if len(suspects) == 1:
             (key,) = suspects
             suspected = self.standing(key) is not Standing.CLEAR
@@ -124,13 +144,18 @@ class Suspects:
             blame = self._by_suspects(entries)
             found = record.standing is Standing.REFUSED and self._barren <= _PARDONS
             return Blame.FOUND if blame and found else blame
-        if len(group) == fresh > 0:
-            # All others have been on board before without harm.
+        if len(group) == len(unknown) > 0:
+            # All others have been on board before without harm, as far as is known.
+            for key in late:
+                self._record(key).late += 1
             for key in group:
                 record = self._record(key)
                 record.company = _divided(min(record.company, len(group)))
             return self._by_suspects(entries)
         for key in suspects:
+            if key in late:
+                self._record(key).late = _LATE_LIMIT
+                continue
             known = self._records.get(key)
             most = len(suspects) if known is None else min(known.company, len(suspects))
             self._record(key).company = _divided(most)

@@ -3,7 +3,7 @@
 Clear requests share the engine. Suspects enter when no clear request is on board, in groups: with a suspect whose
 `company` is n at most n are on board of which nothing is known. Those that have shown themselves harmless make room for
 the next; a group that kills the engine is divided (`suspicion.py`). The prime suspect enters an empty engine. None
-keeps the engine from those it runs already: for a prime suspect the engine must become idle by itself.
+keeps the engine from those it runs already; one that has waited long enough to be `urgent` keeps it from further ones.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ _ORDER = {Standing.SUSPECT: 0, Standing.CLEAR: 1, Standing.PRIME: 2}
 
 @dataclass(eq=False, slots=True)
 class Visit:
-    """A request on the engine. `apart` until it has shown itself harmless; `company` is of use for suspects only."""
+    """A request on the engine. `apart` until it has shown itself harmless, which is at its end if `thorough`.
+
+    `company` is of use for suspects only, `urgent` for the prime one: it has waited for long.
+    """
 
     standing: Standing
     company: int = 1
+    thorough: bool = False
+    urgent: bool = False
     apart: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +83,7 @@ class Trials:
             return not self.inside
         if visit.standing is Standing.SUSPECT and visit.apart:
             return self._joins_group(visit)
-        return not self.going_on
+        return not self.going_on and not any(other.urgent for other in self.waiting)
 
     def _joins_group(self, visit: Visit) -> bool:
         group = [other for other in self.inside if other.apart]

@@ -30,8 +30,8 @@ from worker_node.serving.verdict import Demand
 # A request that breaks its engine takes six: with others, in three groups, and twice alone. More are for those that
 # were on board when others did.
 MAX_RUNS = 12
-# Of an answer that was under way, each run costs all of it.
-_MOST_BEGUN = 3
+# Of an answer that was under way, each run costs all of it. One that breaks its engine late takes five, two take seven.
+MOST_BEGUN = 8
 
 _RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
 
@@ -70,8 +70,10 @@ class Runs:
                 f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
             )
         with self._elsewhere(placement):
-            company = placement.suspects.company(key()) if standing is Standing.SUSPECT else 1
-            async with placement.isolation.visit(standing, self._context.deadline, company) as visit:
+            suspects, deadline = placement.suspects, self._context.deadline
+            company = suspects.company(key()) if standing is Standing.SUSPECT else 1
+            thorough = standing is not Standing.CLEAR and suspects.thorough(key())
+            async with placement.isolation.visit(standing, deadline, company, thorough=thorough) as visit:
                 yield visit
 
     async def again(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
@@ -187,7 +189,7 @@ async def run_again(
                 return
         except EngineUnavailable as error:
             begun += yielded
-            if yielded and (begin_anew is None or begun >= _MOST_BEGUN):
+            if yielded and (begin_anew is None or begun >= MOST_BEGUN):
                 raise
             await runs.again(key, error)
             if yielded and begin_anew is not None:
@@ -199,7 +201,7 @@ async def _held_back(results: AsyncGenerator[R, None], place: Place, visit: Visi
     """The results of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
     isolation, held = place.placement.isolation, list[R]()
     async for item in results:
-        if not held:
+        if item.last or not (held or visit.thorough):
             isolation.harmless(visit)
         held.append(item)
         # The prime suspect is alone anyway.

@@ -1,7 +1,7 @@
 """One engine in virtual time whose requests may be poisonous, and requests that are run again as `serving.rerun` does.
 
 The oracle is the poison itself: which sets of requests end the engine when all of a set are on board and the first
-result of one of them is due.
+result of one of them is due; those in `breaking_late` end it in the middle of their answer.
 """
 
 import heapq
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from worker_node.hosting.suspicion import Blame, OnBoard, Standing, Suspects
 from worker_node.hosting.trials import Trials, Visit
-from worker_node.serving.rerun import MAX_RUNS
+from worker_node.serving.rerun import MAX_RUNS, MOST_BEGUN
 
-PATIENCE_S, ALONE_S = 2.0, 10.0
+PATIENCE_S, URGENT_S, ALONE_S = 2.0, 5.0, 10.0
 CRASH_LIMIT = 3
 
 
@@ -29,6 +29,7 @@ class Request:
     fresh: bool = True
     generation: int = 0
     runs: int = 0
+    begun: int = 0
     outcome: str | None = None
     ended: float | None = None
     deaths_alone: int = 0
@@ -43,6 +44,7 @@ class World:
     restart_s: float = 5.0
     announced: bool = False
     batch: int = 1
+    breaking_late: frozenset = frozenset()
     now: float = 0.0
     deaths: list = field(default_factory=list)
     crashes: int = 0
@@ -82,17 +84,22 @@ class World:
             if standing is Standing.REFUSED:
                 self.end(request, "refused")
                 return
-            request.visit = Visit(standing, self.suspects.company(request.key))
+            request.visit = Visit(standing, self.suspects.company(request.key), self.suspects.thorough(request.key))
             self.visitors[request.visit] = request
             if self.trials.arrive(request.visit):
                 self.enter(request)
             elif standing is Standing.SUSPECT:
                 self.at(self.now + PATIENCE_S, self.lose_patience, request, request.visit)
+            elif standing is Standing.PRIME:
+                self.at(self.now + URGENT_S, self.urge, request.visit)
 
     def lose_patience(self, request, visit):
         if request.visit is visit and visit in self.trials.waiting and self.trials.shared:
             visit.apart = False
             self.admit()
+
+    def urge(self, visit):
+        visit.urgent = visit in self.trials.waiting
 
     def admit(self):
         for visit in self.trials.admit():
@@ -124,10 +131,13 @@ class World:
         for request in step:
             request.fresh = False
             visit = request.visit
-            if visit.standing is Standing.PRIME:
-                self.at(self.now + ALONE_S, self.release, visit)
-            else:
-                self.release(visit)
+            if not visit.thorough:
+                if visit.standing is Standing.PRIME:
+                    self.at(self.now + ALONE_S, self.release, visit)
+                else:
+                    self.release(visit)
+            if request.key in self.breaking_late:
+                self.at(self.now + request.decode_s / 2, self.breaks, request, request.generation)
             self.at(self.now + request.decode_s, self.decoded, request, request.generation)
         self.work()
 
@@ -139,6 +149,10 @@ class World:
         if request in self.board and request.generation == generation and not request.fresh:
             self.suspects.answered(request.key)
             self.end(request, "answered")
+
+    def breaks(self, request, generation):
+        if request in self.board and request.generation == generation and not request.fresh:
+            self.die([other for other in self.board if not other.fresh])
 
     def end(self, request, outcome):
         request.outcome, request.ended = outcome, self.now
@@ -171,10 +185,11 @@ class World:
         for request in board:
             self.trials.leave(request.visit)
             request.visit = None
+            request.begun += not request.fresh
         for request in board:
             if self.suspects.standing(request.key) is Standing.REFUSED:
                 self.end(request, "refused")
-            elif request.runs >= MAX_RUNS:
+            elif request.runs >= MAX_RUNS or request.begun >= MOST_BEGUN:
                 self.end(request, "gave up")
             else:
                 self.arrive(request)

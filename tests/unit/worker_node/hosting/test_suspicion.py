@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
+from worker_node.hosting.trials import Trials, Visit
 from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob
 
@@ -60,6 +61,43 @@ def test_the_only_one_that_had_not_shown_itself_harmless_is_the_prime_suspect():
     assert standings(found, A, B, C) == [Standing.SUSPECT, Standing.SUSPECT, Standing.PRIME]
 
 
+def test_a_suspect_that_had_results_at_death_after_death_is_tried_to_its_end():
+    found = suspects()
+    found.died(on_board(A, B, C))
+    found.died(on_board(A, B, proven={A}))
+    assert not found.thorough(A), "others had just entered"
+    found.died(on_board(A, C, proven={A}))
+    assert found.thorough(A)
+    found.died(on_board(A, C, proven={A, C}))
+    assert standings(found, A) == [Standing.PRIME], "it was the one that had not ended"
+
+
+def test_a_death_in_which_all_had_had_results_makes_each_be_tried_to_its_end():
+    found = suspects()
+    found.died(on_board(A, B))
+    found.died(on_board(A, B, proven={A, B}))
+    assert found.thorough(A)
+    assert found.thorough(B)
+    found.answered(A)
+    assert not found.thorough(A)
+
+
+def test_a_prime_suspect_that_has_waited_for_long_is_let_in_before_further_requests():
+    trials, board, prime = Trials(), [Visit(Standing.CLEAR), Visit(Standing.CLEAR)], Visit(Standing.PRIME)
+    assert trials.arrive(board[0])
+    assert not trials.arrive(prime)
+    assert trials.arrive(board[1]), "it keeps nobody out at first"
+    prime.urgent = True
+    later = Visit(Standing.CLEAR)
+    assert not trials.arrive(later)
+    for visit in board:
+        assert trials.admit() == []
+        trials.leave(visit)
+    assert trials.admit() == [prime]
+    trials.leave(prime)
+    assert trials.admit() == [later]
+
+
 def test_a_death_while_one_is_prepared_is_that_ones():
     found = suspects()
     assert found.died(on_board(A, B), {A}, preparing=True)
@@ -114,7 +152,13 @@ def test_every_poisonous_request_is_refused_and_no_other_within_bounded_deaths(c
         if suspected:
             order = data.draw(st.permutations(suspected))
             culprit = next((key for key in order if key in poison), None)
-            proven = set(order if culprit is None else order[: order.index(culprit)])
+            tried = order if culprit is None else order[: order.index(culprit)]
+            proven = {key for key in tried if not found.thorough(key)}
+            for key in set(tried) - proven:
+                # Its trial lasts to its end.
+                found.answered(key)
+                del waiting[key]
+                answered.add(key)
             held = [*proven, *([culprit] if culprit else [])]
         else:
             held = clear or prime[:1]
