@@ -55,10 +55,9 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Mark what uses the embedded models `real`; without --long, leave out what is marked `long`."""
+    real = {"store", "node", "whole_node", "npu_node"}
     for item in items:
-        if not {"store", "node"}.isdisjoint(getattr(item, "fixturenames", ())) and not item.nodeid.startswith(
-            "tests/unit/"
-        ):
+        if not real.isdisjoint(getattr(item, "fixturenames", ())) and not item.nodeid.startswith("tests/unit/"):
             item.add_marker("real")
     if not config.getoption("long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
@@ -132,10 +131,45 @@ def quick_models(store):
 
 
 @pytest.fixture(scope="session")
-def node(store):
-    """A real node with real models, shared by all tests that leave it as they found it."""
+def node(quick_models):
+    """A real node, shared by all tests that leave it as they found it.
+
+    Its generation model is cut to two layers: six times quicker, and no answer makes sense (`tests/support/cut_model`).
+    """
+    with start_node(**quick_models) as running:
+        running.share()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def whole_node(store):
+    """As `node`, with the whole generation model: for what needs its words."""
     with start_node() as running:
         running.share()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def npu_node(store, tmp_path_factory):
+    """As `whole_node`, with both models on the emulated NPU first, in short shapes. It may load on the CPU too."""
+    config = tmp_path_factory.mktemp("npu") / "node.toml"
+    config.write_text(
+        """
+        [[models]]
+        name = "all-minilm-l6-v2"
+        npu_buckets = [32, 64, 128, 256]
+
+        [[models]]
+        name = "smollm2-135m-instruct"
+        max_prompt_len = 64
+        min_response_len = 64
+        cache_size_gb = 1
+        max_tokens_limit = 160
+        """
+    )
+    # Half a minute where the compiled model is not in the cache: the shapes of the NPU are compiled.
+    with start_node("--config", str(config), ready=False, NPU_NODE_NPU_EMULATION="1") as running:
+        running.wait_for(lambda body: body["status"] == "ready", timeout=240)
         yield running
 
 

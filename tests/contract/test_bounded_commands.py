@@ -26,19 +26,28 @@ def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
         assert "OV_GENAI_NPU_MODEL" in reply["error"]
 
 
+def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_models):
+    # More than 5 s: the model is loaded for the emulated NPU, and its answer is long enough to be closed.
+    check_run("notification", INPUTS[0], "64", **quick_models)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("job", "text"),
     [
         pytest.param("notification", INPUTS[0], id="notification"),
-        pytest.param("notification", INPUTS[2], marks=pytest.mark.long, id="notification, JSON"),
-        pytest.param("memory_candidate", INPUTS[1], marks=pytest.mark.long, id="memory_candidate"),
-        pytest.param("memory_candidate", INPUTS[3], marks=pytest.mark.long, id="memory_candidate, JSON"),
+        pytest.param("notification", INPUTS[2], id="notification, JSON"),
+        pytest.param("memory_candidate", INPUTS[1], id="memory_candidate"),
+        pytest.param("memory_candidate", INPUTS[3], id="memory_candidate, JSON"),
     ],
 )
 def test_run_on_whole_weights_prints_json_of_its_form_and_the_proof_and_exits_0(job, text):
-    """One on the emulated NPU, a few with --long; benchmarks.bounded_json asks for hundreds."""
-    # More than 5 s: the whole model is loaded for the emulated NPU, and its answers are long enough to be closed.
-    done = run_command("run", "--job", job, "--input", "-", "--max-new-tokens", "48", stdin=text)
+    """A few; benchmarks.bounded_json asks for hundreds."""
+    check_run(job, text, "48")
+
+
+def check_run(job, text, tokens, **environment):
+    done = run_command("run", "--job", job, "--input", "-", "--max-new-tokens", tokens, stdin=text, **environment)
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
     assert set(reply) - {"npu_busy_exclusive"} == KEYS

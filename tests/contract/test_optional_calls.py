@@ -31,7 +31,7 @@ def wrong(city):
     return {"city": city, "note": "please", "days": "many"}
 
 
-async def chat(http, node, fields):
+async def chat(http, whole_node, fields):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
     messages = []
     for number, city in enumerate(CITIES):
@@ -43,7 +43,7 @@ async def chat(http, node, fields):
         ]
     messages.append({"role": "user", "content": "Weather in Paris?"})
     body = {"model": MODEL, "messages": messages, "tools": tools, "max_tokens": 60} | fields
-    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+    async with http.post(whole_node.url + "/v1/chat/completions", json=body) as reply:
         assert reply.status == 200
         assert "X-NPU-Node-Ignored" not in reply.headers
         if not fields["stream"]:
@@ -59,7 +59,7 @@ async def chat(http, node, fields):
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-async def responses(http, node, fields):
+async def responses(http, whole_node, fields):
     tools = [{"type": "function", "name": "weather", "parameters": SCHEMA}]
     items = []
     for number, city in enumerate(CITIES):
@@ -70,7 +70,7 @@ async def responses(http, node, fields):
         ]
     items.append({"role": "user", "content": "Weather in Paris?"})
     body = {"model": MODEL, "input": items, "tools": tools, "max_output_tokens": 60, "store": False} | fields
-    async with http.post(node.url + "/v1/responses", json=body) as reply:
+    async with http.post(whole_node.url + "/v1/responses", json=body) as reply:
         assert reply.status == 200
         if not fields["stream"]:
             output = (await reply.json())["output"]
@@ -80,7 +80,7 @@ async def responses(http, node, fields):
     return [(item["name"], json.loads(item["arguments"])) for item in output if item["type"] == "function_call"]
 
 
-async def ollama(http, node, fields):
+async def ollama(http, whole_node, fields):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
     messages = []
     for city in CITIES:
@@ -92,7 +92,7 @@ async def ollama(http, node, fields):
     messages.append({"role": "user", "content": "Weather in Paris?"})
     options = {"num_predict": 60} | {name: value for name, value in fields.items() if name != "stream"}
     body = {"model": MODEL, "messages": messages, "tools": tools, "stream": fields["stream"], "options": options}
-    async with http.post(node.url + "/api/chat", json=body) as reply:
+    async with http.post(whole_node.url + "/api/chat", json=body) as reply:
         assert reply.status == 200
         frames = [json.loads(line) async for line in reply.content]
     calls = [call["function"] for frame in frames for call in frame["message"].get("tool_calls") or []]
@@ -100,18 +100,18 @@ async def ollama(http, node, fields):
 
 
 @pytest.mark.parametrize(("dialect", "stream"), [(chat, False), (chat, True), (responses, True), (ollama, False)])
-async def test_the_arguments_of_a_call_match_the_schema(http, node, dialect, stream):
-    calls = await dialect(http, node, {"stream": stream, "temperature": 0})
+async def test_the_arguments_of_a_call_match_the_schema(http, whole_node, dialect, stream):
+    calls = await dialect(http, whole_node, {"stream": stream, "temperature": 0})
     assert calls
     for name, arguments in calls:
         assert name == "weather"
         assert matches(arguments), arguments
 
 
-async def test_a_schema_that_cannot_be_enforced_is_listed(http, node):
+async def test_a_schema_that_cannot_be_enforced_is_listed(http, whole_node):
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)y"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "tools": tools, "max_tokens": 4}
-    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+    async with http.post(whole_node.url + "/v1/chat/completions", json=body) as reply:
         assert reply.status == 200
         assert reply.headers["X-NPU-Node-Ignored"] == "tools_0_.function.parameters.properties.a.pattern"

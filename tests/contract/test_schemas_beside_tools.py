@@ -83,15 +83,22 @@ async def ollama(http, node, fields):
 CHOICES = ["auto", "required", {"type": "function", "name": "list"}, "none"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+# Each as a stream or whole, in turn; --long both.
+CASES = [(ollama, "auto"), *((dialect, choice) for choice in CHOICES for dialect in (chat, responses))]
+
+
 @pytest.mark.parametrize(
-    ("dialect", "choice"),
-    [(ollama, "auto"), *((dialect, choice) for dialect in (chat, responses) for choice in CHOICES)],
+    ("dialect", "choice", "stream"),
+    [
+        pytest.param(*case, stream, marks=[] if (number + stream) % 2 else pytest.mark.long)
+        for number, case in enumerate(CASES)
+        for stream in (False, True)
+    ],
 )
-async def test_the_reply_is_a_call_or_an_answer_that_matches(http, node, dialect, choice, stream):
+async def test_the_reply_is_a_call_or_an_answer_that_matches(http, whole_node, dialect, choice, stream):
     for seed in range(1, 9):
         wanted = {"tool_choice": choice, "stream": stream, "temperature": 0.9, "seed": seed}
-        calls, text, end = await dialect(http, node, wanted)
+        calls, text, end = await dialect(http, whole_node, wanted)
         if choice != "auto":
             assert bool(calls) == (choice != "none")
         if end == "length":

@@ -17,6 +17,12 @@ DOC = (HERE.parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
 DOCUMENTED = "http://127.0.0.1:8081"
 
 
+@pytest.fixture
+def node(whole_node):
+    """What is asked here is answered in words."""
+    return whole_node
+
+
 def recipe(section, language, node):
     """The one block of that language in a section, for this node."""
     [text] = [part for part in DOC.split("\n## ") if part.startswith(section)]

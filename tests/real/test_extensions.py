@@ -5,6 +5,7 @@ Expectations follow from the answer without the extension, cut into tokens by Ge
 
 import json
 
+import aiohttp
 import openvino_genai as genai
 import pytest
 
@@ -14,23 +15,29 @@ from tests.support.nodes import start_node
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 MODEL = "smollm2-135m-instruct"
+REQUIRED = "X-NPU-Require-Device"
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
-# The NPU computes whole prompts of this length, as in test_npu_emulated.py, so that both compile the same.
-MODELS = [{"name": MODEL, "placements": ["NPU"], "max_prompt_len": 64, "min_response_len": 64}]
 
 
-@pytest.fixture(scope="module")
-def npu_node(store):
-    # Half a minute where the compiled model is not in the cache: the shapes of the NPU are compiled.
-    settings = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODELS": json.dumps(MODELS)}
-    with start_node(ready=False, **settings) as running:
-        running.wait_for(lambda body: body["status"] == "ready", timeout=240)
-        yield running
+# Prompts are prepared before a device is chosen: on the NPU too with --long.
+PROMPTS_ON = pytest.mark.parametrize("device", ["CPU", pytest.param("NPU", marks=pytest.mark.long)])
 
 
 @pytest.fixture(params=["CPU", "NPU"])
-def any_node(request):
-    return request.getfixturevalue("node" if request.param == "CPU" else "npu_node")
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def any_node(request, device):
+    return request.getfixturevalue("whole_node" if device == "CPU" else "npu_node")
+
+
+@pytest.fixture
+async def http(device):
+    """An HTTP client whose requests are answered by the device alone."""
+    async with aiohttp.ClientSession(headers={REQUIRED: device}) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +121,7 @@ async def test_a_stop_sequence_is_part_of_the_text_if_asked_for(http, any_node):
         assert told == start + stop
 
 
+@PROMPTS_ON
 async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer):
     begun = [*ASKED, {"role": "assistant", "content": "The capital of"}]
     told, _, usage = await chat(http, any_node, messages=begun, continue_final_message=True, max_tokens=4)
@@ -126,11 +134,13 @@ async def test_an_answer_may_continue_the_last_message(http, any_node, tokenizer
     assert told == expected
 
 
+@PROMPTS_ON
 async def test_the_prompt_may_end_before_the_answer_begins(http, any_node, tokenizer):
     _, _, usage = await chat(http, any_node, add_generation_prompt=False, max_tokens=2)
     assert usage["prompt_tokens"] == len(ids(tokenizer, tokenizer.apply_chat_template(ASKED, False)))
 
 
+@PROMPTS_ON
 @pytest.mark.parametrize("keep", [5, 30])
 async def test_only_the_last_tokens_of_a_prompt_count(http, any_node, tokenizer, keep):
     for prompt in ("The quick brown fox jumps over the lazy dog. " * 8, "word " * 60_000):
@@ -147,10 +157,24 @@ async def test_only_the_last_tokens_of_a_prompt_count(http, any_node, tokenizer,
         assert cut["choices"][0]["text"] == expected["choices"][0]["text"]
 
 
-async def test_as_much_of_a_prompt_as_there_is_room_for(http, any_node):
+async def check_that_a_prompt_is_cut_to_the_limit(http, node):
     body = {"model": MODEL, "max_tokens": 4, "prompt": "word " * 60_000, "truncate_prompt_tokens": -1}
-    async with http.post(any_node.url + "/route/explain", json={"path": "/v1/completions", "body": body}) as reply:
+    async with http.post(node.url + "/route/explain", json={"path": "/v1/completions", "body": body}) as reply:
         told = await reply.json()
         assert reply.status == 200, told
     limit = max(place["prompt_limit"] for place in told["placements"])
     assert limit - 5 <= told["prompt_tokens"] <= limit
+    return limit
+
+
+@pytest.mark.parametrize("device", ["CPU"])
+async def test_as_much_of_a_prompt_as_there_is_room_for(http, whole_node, device):
+    assert await check_that_a_prompt_is_cut_to_the_limit(http, whole_node) > 8000
+
+
+@pytest.mark.parametrize("device", ["NPU"])
+async def test_as_much_of_a_prompt_as_the_npu_has_room_for(http, quick_models, device):
+    models = [{"name": MODEL, "placements": ["NPU"], "max_prompt_len": 64, "min_response_len": 64}]
+    settings = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODELS": json.dumps(models)}
+    with start_node(**settings, **quick_models) as node:
+        assert await check_that_a_prompt_is_cut_to_the_limit(http, node) == 64

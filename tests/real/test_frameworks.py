@@ -19,6 +19,12 @@ HERE = Path(__file__).parent
 PYTHON_FRAMEWORKS = sorted(path.stem.removesuffix("_calls") for path in (HERE / "frameworks").glob("*_calls.py"))
 
 
+@pytest.fixture
+def node(whole_node):
+    """What is asked here is answered in words."""
+    return whole_node
+
+
 def _run(command, node, **env):
     done = subprocess.run(
         command,

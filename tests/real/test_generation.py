@@ -10,6 +10,12 @@ pytestmark = pytest.mark.real
 PARIS = {"prompt": "What is the capital of France?", "max_new_tokens": 40}
 
 
+@pytest.fixture
+def node(whole_node):
+    """What is asked here is answered in words."""
+    return whole_node
+
+
 async def ask(http, node, **body):
     async with http.post(node.url + "/inference", json=body) as reply:
         assert reply.status == 200, await reply.text()

@@ -1,6 +1,6 @@
 """The NPU's own code path on real weights, executed by the CPU: same shapes, same limits, same refusals.
 
-The limits are small so that loading is quick; what is compiled is kept between runs of the suite.
+The limits of `npu_node` are small so that loading is quick; what is compiled is kept between runs of the suite.
 """
 
 import asyncio
@@ -11,34 +11,13 @@ import numpy as np
 import pytest
 
 from tests.support.inference import ask, post, stream
-from tests.support.nodes import start_node
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("store")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
-CONFIG = """
-[[models]]
-name = "all-minilm-l6-v2"
-
-[[models]]
-name = "smollm2-135m-instruct"
-max_prompt_len = 64
-min_response_len = 64
-cache_size_gb = 1
-max_tokens_limit = 160
-"""
 LONG = "Tell me about the sea. " * 30
 PARIS = {"prompt": "What is the capital of France?"}
 NPU_ONLY = {"X-NPU-Require-Device": "NPU"}
-
-
-@pytest.fixture(scope="module")
-def npu_node(tmp_path_factory):
-    config = tmp_path_factory.mktemp("npu") / "node.toml"
-    config.write_text(CONFIG)
-    with start_node("--config", str(config), ready=False, NPU_NODE_NPU_EMULATION="1") as node:
-        node.wait_for(lambda body: body["status"] == "ready", timeout=240)
-        yield node
 
 
 @pytest.mark.parametrize(
@@ -51,7 +30,7 @@ def npu_node(tmp_path_factory):
     ],
 )
 async def test_simple_questions_have_the_same_greedy_answer_as_on_the_cpu(
-    npu_node, node, http, question, answer, to_the_end
+    npu_node, whole_node, http, question, answer, to_the_end
 ):
     """Word for word, but for the last one: after "cold." one engine ends and the other goes on.
 
@@ -60,7 +39,7 @@ async def test_simple_questions_have_the_same_greedy_answer_as_on_the_cpu(
     """
     asked = {"prompt": question, "max_new_tokens": 12}
     _, on_npu = await ask(http, npu_node, asked, NPU_ONLY)
-    _, on_cpu = await ask(http, node, asked)
+    _, on_cpu = await ask(http, whole_node, asked)
     assert (on_npu["device"], on_cpu["device"]) == ("NPU", "CPU")
     assert answer in on_npu["text"]
     assert answer in on_cpu["text"]
@@ -72,7 +51,7 @@ async def test_simple_questions_have_the_same_greedy_answer_as_on_the_cpu(
         assert longer.startswith(shorter)
 
 
-async def test_an_answer_of_the_npu_says_where_it_comes_from(npu_node, node, http):
+async def test_an_answer_of_the_npu_says_where_it_comes_from(npu_node, whole_node, http):
     headers, answer = await ask(http, npu_node, PARIS)
     assert "Paris" in answer["text"]
     assert (answer["device"], answer["emulated"], answer["finish_reason"]) == ("NPU", True, "stop")
@@ -80,7 +59,7 @@ async def test_an_answer_of_the_npu_says_where_it_comes_from(npu_node, node, htt
     assert headers["X-NPU-Emulated"] == "true"
     assert int(headers["X-NPU-Busy-Delta-Us"]) == answer["npu_busy_delta_us"] > 0
     assert answer["usage"]["prompt_tokens"] == 37
-    _, on_cpu = await ask(http, node, PARIS)
+    _, on_cpu = await ask(http, whole_node, PARIS)
     assert "emulated" not in on_cpu
 
 

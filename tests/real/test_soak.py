@@ -15,10 +15,12 @@ def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows(lon
     seconds, kill_every = (60, 20) if long else (12, 4)
     with start_node("--log-level", "error", **quick_models) as node:
         report = asyncio.run(soak(node, seconds, kill_every))
+        restarts = sum(engine["restarts"] for model in node.health()[1]["models"] for engine in model["engines"])
     print(report)
     assert report.kills == 2
     assert not report.lost
     assert report.answered["/embeddings"] > 3
     assert report.answered["/inference"] > 5
-    assert report.retried["engine_unavailable"] + report.retried["model_loading"] > 0
+    # The node runs again what was on board and had no token yet: a caller need not hear of a kill.
+    assert restarts + report.retried["engine_unavailable"] + report.retried["model_loading"] > 0
     assert report.flat, str(report)

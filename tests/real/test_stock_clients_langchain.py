@@ -1,10 +1,12 @@
-"""LangChain's own standard tests, over its clients for OpenAI and for Ollama, against a real node on real weights."""
+"""LangChain's own standard tests, over its clients for OpenAI and for Ollama, against a real node."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from tests.support.foreign import environment, run_suite
+from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -46,17 +48,18 @@ ONE_LOOP = [
 
 
 def test_langchains_standard_tests(node, tmp_path, long):
-    # More than 5 s: answers of up to 128 tokens, of which LangChain parses many, so that they must be whole; with
-    # --long dozens of them, a minute.
-    outcome = run_suite(
-        environment(HERE / "langchain.txt"),
-        ["langchain_standard.py"] if long else [f"langchain_standard.py::{test}" for test in SHORT],
-        HERE,
-        tmp_path / "report.xml",
-        deselected=[f"langchain_standard.py::{test}" for test in LEFT_OUT],
-        settings=ONE_LOOP,
-        NODE_URL=node.url,
-    )
+    # More than 5 s: LangChain is imported, and its answers have up to 128 tokens, so that they are whole; with --long
+    # dozens of them, a minute, on whole weights.
+    with start_node() if long else contextlib.nullcontext(node) as used:
+        outcome = run_suite(
+            environment(HERE / "langchain.txt"),
+            ["langchain_standard.py"] if long else [f"langchain_standard.py::{test}" for test in SHORT],
+            HERE,
+            tmp_path / "report.xml",
+            deselected=[f"langchain_standard.py::{test}" for test in LEFT_OUT],
+            settings=ONE_LOOP,
+            NODE_URL=used.url,
+        )
     assert outcome.failed == 0, outcome.told
     # Skipped by LangChain itself: images, audio, documents, json_mode, recorded answers, and tool_choice over Ollama.
     expected = (83, 10, 17) if long else (len(SHORT), 0, 0)

@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent / "environments"
 
 
-def test_litellm(node):
+def test_litellm(whole_node):
     # More than 5 s: LiteLLM takes long to import, and its environment minutes to install, once for each machine.
     done = subprocess.run(
         [environment(HERE / "litellm.txt"), HERE / "litellm_calls.py"],
-        env=os.environ | {"NODE_URL": node.url},
+        env=os.environ | {"NODE_URL": whole_node.url},
         capture_output=True,
         text=True,
         timeout=100,

@@ -21,6 +21,12 @@ class City(BaseModel):
     people: int
 
 
+@pytest.fixture
+def node(whole_node):
+    """What is asked here is answered in words."""
+    return whole_node
+
+
 def get_weather(city: str) -> str:
     """Get the weather.
 

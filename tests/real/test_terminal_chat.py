@@ -13,6 +13,12 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.ti
 COMMAND = [sys.executable, "-m", "worker_node", "run"]
 
 
+@pytest.fixture
+def node(whole_node):
+    """What is asked here is answered in words."""
+    return whole_node
+
+
 def run(*arguments, stdin="", **environment):
     return subprocess.run(
         [*COMMAND, *arguments],

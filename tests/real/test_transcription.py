@@ -79,9 +79,11 @@ def wav(samples):
 
 
 @pytest.mark.parametrize("device", ["NPU", "CPU"])
-async def test_at_most_one_word_in_twenty_is_wrong(send, device):
+async def test_at_most_one_word_in_twenty_is_wrong(send, device, long):
+    """All sentences on the CPU; on the emulated NPU, which takes three times as long, two of them without --long."""
     errors = words = 0
-    for file, text in SPEECH.items():
+    spoken = list(SPEECH.items())
+    for file, text in spoken if device == "CPU" or long else spoken[:2]:
         status, headers, body = await send(file.read_bytes(), headers={"X-NPU-Require-Device": device})
         assert status == 200, body
         assert headers["X-NPU-Node-Device"] == device
@@ -90,7 +92,7 @@ async def test_at_most_one_word_in_twenty_is_wrong(send, device):
             assert int(headers["X-NPU-Busy-Delta-Us"]) > 0
         errors += word_errors(body["text"], text)
         words += len(reference_words(text))
-    assert words == 71
+    assert words == 71 or not (device == "CPU" or long)
     assert errors / words <= 0.05, f"{errors} of {words} words"
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import psutil
 
 from tests.support.cpu_time import children
+from tests.support.warm_start import WarmProcess, start_warm_piped
 
 
 @dataclass
 class RunningNode:
     """A node process; `url` is where it listens, `key` one of its API keys where it has any."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | WarmProcess
     url: str
     key: str | None = None
     engines: frozenset | None = None
@@ -76,17 +77,19 @@ class RunningNode:
 
 
 @contextlib.contextmanager
-def start_node(*arguments, ready=True, **environment):
+def start_node(*arguments, ready=True, cold=None, **environment):
     """A node on a free loopback port, ended with the block; none of its processes outlives it.
 
     It is greedy where a request leaves sampling open, in Ollama's dialect too, so that texts can be compared.
+    `cold`: in an interpreter of its own, which imports it all again; outside of tests, which do not measure it, always.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment,
-    )
+    command = ["serve", "--port", "0", *arguments]
+    env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment
+    if cold or "pytest" not in sys.modules:
+        interpreter = [sys.executable, "-m", "worker_node"]
+        process = subprocess.Popen([*interpreter, *command], stdout=subprocess.PIPE, text=True, env=env)
+    else:
+        process = start_warm_piped(command, env=env)
     try:
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"the node said {line!r}"

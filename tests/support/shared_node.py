@@ -7,7 +7,7 @@ import pytest
 
 
 class SharedNodeWatch:
-    """A pytest plugin: the summary names each test after which the node of the fixture `node` had other engines."""
+    """A pytest plugin: the summary names each test after which `node` or `whole_node` had other engines."""
 
     def __init__(self):
         self._engines = {}
@@ -15,9 +15,12 @@ class SharedNodeWatch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
-        node = getattr(item, "funcargs", {}).get("node")
+        arguments = getattr(item, "funcargs", {})
+        nodes = [arguments.get(name) for name in ("node", "whole_node")]
         report = yield
-        if call.when == "call" and getattr(node, "engines", None) is not None:
+        for node in nodes:
+            if call.when != "call" or getattr(node, "engines", None) is None:
+                continue
             engines = node.engine_processes()
             if engines != self._engines.setdefault(node.url, node.engines):
                 report.user_properties.append(("changed_shared_node", True))

@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-COMMAND = [sys.executable, "-m", "worker_node"]
+from tests.support.warm_start import WarmProcess, run_warm, start_warm_piped
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Counter:
 class Sidecar:
     """A running sidecar; `log` is all that it and its engine wrote to standard error."""
 
-    process: subprocess.Popen
+    process: WarmProcess
     url: str
     log: Path
     lock: Path
@@ -92,7 +92,7 @@ class Sidecar:
     def health(self):
         return self.request("GET", "/healthz")
 
-    def generate(self, job="title", text="The sea is calm today.", tokens=2, **more):
+    def generate(self, job="title", text="The sea is calm today.", tokens=6, **more):
         return self.request(
             "POST", "/v1/worker/generate", {"job": job, "input": text, "max_new_tokens": tokens, **more}
         )
@@ -148,12 +148,8 @@ def start_sidecar(directory, *arguments, **environment):
     variables = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_NPU_SYSFS": str(counter.directory)}
     variables |= {"OV_GENAI_NPU_PORT": "0", "OV_GENAI_NPU_LOCK": str(lock)}
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--profile", "bounded", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=os.environ | variables | environment,
+        process = start_warm_piped(
+            ["serve", "--profile", "bounded", *arguments], env=os.environ | variables | environment, stderr=stderr
         )
     try:
         line = process.stdout.readline()
@@ -174,13 +170,7 @@ def start_sidecar(directory, *arguments, **environment):
 
 
 def run_command(*arguments, stdin=None, **environment):
-    """Run `npu-node …` with the emulated NPU to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        timeout=280,
-        env=os.environ | {"NPU_NODE_NPU_EMULATION": "1"} | environment,
-        check=False,
-    )
+    """Run `npu-node …` with the emulated NPU, which it shares with nobody, to its end."""
+    with tempfile.TemporaryDirectory() as directory:
+        own = {"NPU_NODE_NPU_EMULATION": "1", "OV_GENAI_NPU_LOCK": f"{directory}/lock"}
+        return run_warm(arguments, input=stdin, timeout=280, env=os.environ | own | environment)

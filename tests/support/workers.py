@@ -1,4 +1,4 @@
-"""How pytest-xdist spreads the suite over its workers: file by file, and the shared `node` on as few as possible.
+"""How pytest-xdist spreads the suite over its workers: file by file, and the shared nodes on as few as possible.
 
 pytest-xdist 3.8 ignores the mark `xdist_group` under pytest 9.2: it appends the group to a private attribute that
 pytest no longer reads. So what a file needs is read from its source.
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
+# The fixtures of tests/conftest.py that are nodes.
+SHARED_NODES = {"node", "whole_node", "npu_node"}
 # The unit tests are many and short: they fill the gaps at the end.
 ORDER = ("tests/real/", "tests/contract/", "tests/faults/", "tests/unit/")
 
@@ -32,19 +34,15 @@ def take_core(worker):
 
 
 @functools.cache
-def uses_shared_node(path):
-    """Whether a test or fixture of that file takes `node`, and the file has none of its own."""
+def shared_nodes(path):
+    """Which of the shared nodes a test or fixture of that file takes, where the file has none of that name."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [
-        node for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))) if isinstance(node, functions)
-    ]
-    wanted = {
-        argument.arg
-        for function in found
-        if function.name.startswith("test_") or function.decorator_list
-        for argument in function.args.args
-    }
-    return "node" in wanted - {function.name for function in found}
+    source = Path(path).read_text(encoding="utf-8")
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, functions)]
+    tests = [function for function in found if function.name.startswith("test_") or function.decorator_list]
+    wanted = {argument.arg for function in tests for argument in function.args.args}
+    asked = set(re.findall(r'"(\w+)"', "".join(re.findall(r"getfixturevalue\((.*)\)", source)))) & SHARED_NODES
+    return (SHARED_NODES & wanted | asked) - {function.name for function in found}
 
 
 @functools.cache
@@ -56,11 +54,11 @@ def longest_first(path):
 
 
 class SharedNodeScheduling(LoadScopeScheduling):
-    """Hands out files. Those that use the shared node go to a worker that has it, unless nothing else is left."""
+    """Hands out files. Those that use a shared node go to a worker that has it, unless nothing else is left."""
 
     def __init__(self, config, log=None):
         super().__init__(config, log)
-        self._with_node = set()
+        self._nodes = {}
 
     def _split_scope(self, nodeid):
         return nodeid.split("::")[0]
@@ -68,12 +66,18 @@ class SharedNodeScheduling(LoadScopeScheduling):
     def _assign_work_unit(self, node):
         """`node` is xdist's word for a worker."""
         path = min(self.workqueue, key=lambda path: self._rank(node, path))
-        if uses_shared_node(path):
-            self._with_node.add(node)
+        self._nodes[node] = self._nodes.get(node, set()) | shared_nodes(path)
         self.workqueue.move_to_end(path, last=False)
         super()._assign_work_unit(node)
 
     def _rank(self, worker, path):
-        has_node = worker in self._with_node or not self._with_node
-        # A worker that has the node keeps to what needs it; another leaves that for the end.
-        return uses_shared_node(path) != has_node, longest_first(path)
+        """A worker that has a node keeps to what needs it; another takes what nobody has, and the rest at the end."""
+        has, needs = self._nodes.get(worker, set()), shared_nodes(path)
+        running = set().union(*self._nodes.values())
+        if needs:
+            missing = needs - has
+            first = not missing & running and (not has or bool(has & needs))
+            rank = 0 if first else 2 + len(missing)
+        else:
+            rank = 2 if has else 1
+        return rank, longest_first(path)

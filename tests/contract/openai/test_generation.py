@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions on real weights: framing, parameters, usage, errors."""
+"""POST /v1/completions and /v1/chat/completions: framing, parameters, usage, errors."""
 
 import json
 
@@ -39,7 +39,7 @@ async def test_a_chat_answer(http, node):
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
     assert choice["message"]["role"] == "assistant"
-    assert "Paris" in choice["message"]["content"]
+    assert choice["message"]["content"]
     assert choice["finish_reason"] == "stop"
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     assert reply.headers["X-NPU-Node-Device"] == "CPU"
@@ -131,8 +131,10 @@ async def test_a_seed_repeats_and_choices_differ(http, node):
 
 async def test_a_stop_sequence_ends_the_answer_before_it(http, node):
     _, plain = await chat(http, node)
-    _, cut = await chat(http, node, stop=[" capital"])
-    assert cut["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"].split(" capital")[0]
+    text = plain["choices"][0]["message"]["content"]
+    stop = text[len(text) // 2 :][:3]
+    _, cut = await chat(http, node, stop=[stop])
+    assert cut["choices"][0]["message"]["content"] == text.split(stop)[0]
     assert cut["choices"][0]["finish_reason"] == "stop"
 
 

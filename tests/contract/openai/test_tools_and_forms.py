@@ -157,27 +157,6 @@ async def test_what_cannot_be_is_refused(http, node, fields, param):
     assert body["error"]["param"].startswith(param)
 
 
-async def test_logprobs_are_those_of_the_answers_tokens(http, node):
-    _, body = await chat(http, node, logprobs=True, top_logprobs=1)
-    choice = body["choices"][0]
-    tokens = choice["logprobs"]["content"]
-    assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
-    assert all(token["logprob"] <= 0 and bytes(token["bytes"]).decode() == token["token"] for token in tokens)
-    assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in tokens)
-    _, frames = await stream(http, node, logprobs=True)
-    streamed = [json.loads(frame)["choices"][0]["logprobs"] for frame in frames[:-1]]
-    flat = [token["token"] for part in streamed if part for token in part["content"]]
-    assert flat == [token["token"] for token in tokens]
-
-
-async def test_logprobs_of_completions(http, node):
-    _, body = await complete(http, node, logprobs=1, max_tokens=4)
-    choice = body["choices"][0]
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-    assert choice["logprobs"]["text_offset"][0] == 0
-    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["top_logprobs"]) == 4
-
-
 async def test_each_penalty_changes_the_answer(http, node):
     wanted = {"prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True}
     _, plain = await complete(http, node, **wanted)

@@ -15,6 +15,12 @@ STEP = 210
 LENGTH_LIMIT = 1_000_000
 
 
+@pytest.fixture
+def node(whole_node):
+    """Its answers do not end by themselves."""
+    return whole_node
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_reader_who_leaves_stops_the_generation(http, node, route):
     before = await at_rest(http, node)

@@ -2,11 +2,12 @@
 
 import os
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("xdist")
-from tests.support.workers import SharedNodeScheduling, longest_first, take_core, uses_shared_node, worker_count
+from tests.support.workers import SharedNodeScheduling, longest_first, shared_nodes, take_core, worker_count
 
 CONTENTS = {
     "tests/real/test_plain.py": "def test_it():\n    pass\n",
@@ -28,16 +29,20 @@ def suite(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     monkeypatch.chdir(tmp_path)
-    for cached in (uses_shared_node, longest_first):
+    for cached in (shared_nodes, longest_first):
         cached.cache_clear()
     yield
-    for cached in (uses_shared_node, longest_first):
+    for cached in (shared_nodes, longest_first):
         cached.cache_clear()
+
+
+def shared(path):
+    return bool(shared_nodes(path))
 
 
 @pytest.mark.usefixtures("suite")
 def test_a_file_shares_the_node_when_a_test_or_fixture_takes_it_and_it_has_none_of_its_own():
-    assert [path for path in CONTENTS if uses_shared_node(path)] == [
+    assert [path for path in CONTENTS if shared(path)] == [
         "tests/real/test_shared.py",
         "tests/real/test_by_fixture.py",
         "tests/contract/openai/test_shared.py",
@@ -87,10 +92,31 @@ def test_one_worker_gets_what_shares_the_node_and_the_longest_comes_first(schedu
 
 def test_a_worker_with_nothing_else_to_do_gets_what_shares_the_node(scheduling_of):
     first, second = Worker(), Worker()
-    scheduling = scheduling_of(filter(uses_shared_node, CONTENTS), first, second)
+    scheduling = scheduling_of(filter(shared, CONTENTS), first, second)
     for worker in (first, second, first):
         scheduling._assign_work_unit(worker)
     assert list(scheduling.assigned_work[second]) == ["tests/real/test_by_fixture.py"]
+
+
+def test_each_shared_node_has_a_worker_and_a_file_that_takes_both_comes_last(scheduling_of):
+    wanted = {
+        "a": {"node"},
+        "b": {"node"},
+        "c": {"whole_node"},
+        "d": {"node", "whole_node"},
+        "e": {"whole_node", "npu_node"},
+    }
+    for name, nodes in wanted.items():
+        Path(f"test_{name}.py").write_text(f"def test_it({', '.join(nodes)}):\n    pass\n")
+    Path("test_by_name.py").write_text('def test_it(request):\n    request.getfixturevalue("whole_node" if 1 else 2)\n')
+    assert shared_nodes("test_d.py") == {"node", "whole_node"}
+    assert shared_nodes("test_by_name.py") == {"whole_node"}
+    first, second = Worker(), Worker()
+    scheduling = scheduling_of([f"test_{name}.py" for name in (*wanted, "by_name")], first, second)
+    for worker in (first, second, first, second, second, second):
+        scheduling._assign_work_unit(worker)
+    assert list(scheduling.assigned_work[first]) == ["test_a.py", "test_b.py"]
+    assert list(scheduling.assigned_work[second]) == ["test_by_name.py", "test_c.py", "test_e.py", "test_d.py"]
 
 
 def test_workers_are_pinned_to_one_core_each_round_robin(monkeypatch):

@@ -1,0 +1,35 @@
+"""A command in a forked process behaves as one in an interpreter of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.warm_start import run_warm, start_warm_piped
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--config", "missing.toml"], ["nonsense"]], ids=lambda a: a[0])
+def test_arguments_environment_directory_streams_and_status_are_as_in_a_cold_one(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    env = os.environ | {"NPU_NODE_MODEL_STORE": str(tmp_path / "störe"), "NPU_NODE_PORT": "none"}
+    command = [sys.executable, "-m", "worker_node", *arguments]
+    cold = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    warm = run_warm(arguments, env=env)
+    assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
+
+
+def test_signals_reach_it_and_its_end_is_noticed(tmp_path):
+    environment = {"NPU_NODE_MODEL_STORE": str(tmp_path), "NPU_NODE_MODELS": "[]"}
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)):
+        process = start_warm_piped(["serve", "--port", "0", "--log-level", "error"], env=os.environ | environment)
+        with process.stdout:
+            assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
+            assert process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.01)
+            process.send_signal(number)
+            assert process.wait(30) == status
+            assert process.stdout.read() == ""
+        process.kill()
