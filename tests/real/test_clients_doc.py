@@ -17,7 +17,7 @@ DOC = (HERE.parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
 DOCUMENTED = "http://127.0.0.1:8081"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """What is asked here is answered in words."""
     return whole_node

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PYTHON_FRAMEWORKS = sorted(path.stem.removesuffix("_calls") for path in (HERE / "frameworks").glob("*_calls.py"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """What is asked here is answered in words."""
     return whole_node

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.real
 PARIS = {"prompt": "What is the capital of France?", "max_new_tokens": 40}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """What is asked here is answered in words."""
     return whole_node

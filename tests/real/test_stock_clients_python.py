@@ -21,7 +21,7 @@ class City(BaseModel):
     people: int
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """What is asked here is answered in words."""
     return whole_node

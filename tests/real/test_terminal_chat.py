@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.ti
 COMMAND = [sys.executable, "-m", "worker_node", "run"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """What is asked here is answered in words."""
     return whole_node

@@ -15,7 +15,7 @@ STEP = 210
 LENGTH_LIMIT = 1_000_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(whole_node):
     """Its answers do not end by themselves."""
     return whole_node
