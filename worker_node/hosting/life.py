@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import EngineSpec, Loaded
@@ -86,8 +87,10 @@ class EngineLife:
 
     async def run(self, link: EngineLink) -> tuple[End, str]:
         """Serve on a process just spawned until it ends; return how and why it did."""
+        # For the verdict on what ends it before it loads.
+        link.kills.look(time.monotonic(), link.pid, loading=True)
         try:
-            async with self._slot, asyncio.timeout(self._limits.load_timeout_s):
+            async with self._turn(link), asyncio.timeout(self._limits.load_timeout_s):
                 loaded = await self._load(link)
         except TimeoutError:
             link.kill(f"did not load within {self._limits.load_timeout_s:.0f} s")
@@ -111,6 +114,21 @@ class EngineLife:
             watchdog.cancel()
             # Not with the cancellation suppressed: it may be ours, and then the engine is to be stopped.
             await asyncio.gather(watchdog, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _turn(self, link: EngineLink) -> AsyncIterator[None]:
+        """Hold the slot. Raises EngineUnavailable when the process ends before its turn comes."""
+        async with AsyncExitStack() as held:
+            turn = asyncio.create_task(held.enter_async_context(self._slot))
+            either: list[asyncio.Future[Any]] = [turn, link.loaded]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not turn.done():
+                    await link.loaded  # it has not been told to load: it can only have failed
+            finally:
+                turn.cancel()  # of no effect once it has come
+                await asyncio.gather(turn, return_exceptions=True)
+            yield
 
     async def _load(self, link: EngineLink) -> Loaded:
         """Have the engine load; one that stops computing is killed. Raises EngineUnavailable, LoadRefused."""

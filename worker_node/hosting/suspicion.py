@@ -152,18 +152,23 @@ class Suspects:
                 record = self._record(key)
                 record.company = _divided(min(record.company, len(group)))
             return self._by_suspects(entries)
+        for key in late:
+            self._record(key).late = _LATE_LIMIT
+        if len(late) == len(suspects):
+            # All were on board when the engine died before: it is one of them, whatever came of them since.
+            return self._by_suspects(entries, late)
         for key in suspects:
             if key in late:
-                self._record(key).late = _LATE_LIMIT
                 continue
             known = self._records.get(key)
             most = len(suspects) if known is None else min(known.company, len(suspects))
             self._record(key).company = _divided(most)
         return Blame.ENGINE
 
-    def _by_suspects(self, held: Iterable[OnBoard]) -> Blame:
+    def _by_suspects(self, held: Iterable[OnBoard], late: Collection[bytes] = ()) -> Blame:
         """Suspects ended the engine again: blame them, unless nothing was ever answered in between."""
-        self._barren = 0 if any(not entry.fresh for entry in held) else self._barren + 1
+        proven = any(not (entry.fresh or entry.key in late or self.thorough(entry.key)) for entry in held)
+        self._barren = 0 if proven else self._barren + 1
         return Blame(self._barren <= _BARREN_LIMIT)
 
     def clear(self) -> None:

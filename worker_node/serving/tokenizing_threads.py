@@ -63,7 +63,7 @@ class TokenizingThreads:
 
         self._characters += characters
         working = asyncio.get_running_loop().run_in_executor(self._threads, work, go_on)
-        working.add_done_callback(lambda _: self._ended(characters))
+        working.add_done_callback(lambda ended: self._ended(ended, characters))
         try:
             done, _ = await asyncio.wait([working], timeout=max(0.0, min(deadline - time.monotonic(), _FOREVER_S)))
         finally:
@@ -73,8 +73,10 @@ class TokenizingThreads:
         working.cancel()  # if it has not begun
         raise DeadlineExceeded("the deadline passed while the texts were tokenized")
 
-    def _ended(self, characters: int) -> None:
+    def _ended(self, working: asyncio.Future[R], characters: int) -> None:
         self._characters -= characters
+        if not working.cancelled():
+            working.exception()  # whoever asked may have left: nothing is logged
 
 
 _FOREVER_S = 86_400.0

@@ -147,6 +147,33 @@ async def test_engines_that_share_a_slot_load_one_after_another(tmp_path):
             await engine.stop()
 
 
+async def test_an_engine_that_is_killed_from_outside_while_it_waits_for_its_turn_has_not_crashed(tmp_path, caplog):
+    order = tmp_path / "order"
+    order.write_text("wait")
+    slot = LoadingSlots().slot("CPU")
+    runner = "tests.support.scripted_runner:ScriptedRunner"
+    spec = EngineSpec("scripted", ModelKind.GENERATION, "/", Device.CPU, runner, {"on_load": str(order)})
+    first, second = (SupervisedEngine(spec, no_canary, HostingLimits(), slot=slot) for _ in range(2))
+    try:
+        first.start()
+        second.start()
+        async with asyncio.timeout(100):
+            while second.status.pid is None:
+                await asyncio.sleep(0.01)
+            os.kill(second.status.pid, signal.SIGKILL)
+            # Told at once, though the first one is still loading.
+            while not second.status.restarts:
+                await asyncio.sleep(0.01)
+        assert first.status.state is EngineState.STARTING
+        assert "was killed from outside (SIGKILL) while loading" in caplog.text
+        order.write_text("go")
+        await until(second, EngineState.READY)
+        await until(first, EngineState.READY)
+    finally:
+        await second.stop()
+        await first.stop()
+
+
 async def test_unloading_waits_for_nobody_and_harms_nobody():
     engine = make(no_canary, step_s=0.01, after=100)
     engine.start()
