@@ -35,7 +35,6 @@ from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 log = logging.getLogger(__name__)
 
 _HASHED = (MANIFEST_FILE, MODEL_FILE)
-_LEAST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ def _placement(
         options=asdict(options),
         emulated=emulated,
         loads=None if blobs is None else f"the blobs in {blobs}",
-        nice=_nice(task, place.device, settings),
+        nice=settings.engine_nice,
     )
     hosting = HostingLimits(
         load_timeout_s=settings.load_timeout_s,
@@ -179,13 +178,6 @@ def _placement(
             pool=memory_pool(machine.probe, place.device),
         ),
     )
-
-
-def _nice(task: ServedTask, device: Device, settings: NodeSettings) -> int:
-    """What is added to the nice value of an engine; 0 in the settings leaves all priorities as they are."""
-    if not settings.engine_nice or device is not Device.CPU:
-        return settings.engine_nice
-    return min(_LEAST_PRIORITY, settings.engine_nice + task.gives_way)
 
 
 def _cache_key(

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from worker_node.domain import Device
 from worker_node.hosting.life import Canary
@@ -70,12 +70,7 @@ class ModelParts:
 
 
 class ServedTask(ABC):
-    """One task, as the path of a request knows it. Its objects have no state.
-
-    `gives_way` is added to the nice value of its engines on the CPU, so that chats beside them keep their latency.
-    """
-
-    gives_way: ClassVar[int] = 0
+    """One task, as the path of a request knows it. Its objects have no state."""
 
     @abstractmethod
     def build(self, parts: ModelParts) -> ServedModel:

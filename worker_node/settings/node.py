@@ -191,8 +191,7 @@ class NodeSettings(BaseSettings):
         ge=0,
         le=19,
         description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
-        "does not wait for a core until they pause; on the CPU reranking and speech add 10, and 0 leaves all as they "
-        "are (docs/performance.md)",
+        "does not wait for a core until they pause (docs/performance.md)",
     )
     memory_budget: int | None = Field(
         default=None,

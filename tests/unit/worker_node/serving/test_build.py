@@ -15,7 +15,6 @@ from worker_node.domain import Device, ModelKind
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model
-from worker_node.serving.task import served_task
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.serving import building
 
@@ -142,18 +141,3 @@ def test_the_usual_prompt_costs_nothing_that_must_be_told(built):
 def test_memory_that_is_not_known_is_not_guessed(built):
     (built.path / "config.json").unlink()
     assert built.placements(max_prompt_len=2048)[0].notes[0].endswith("2176 tokens: an unknown amount of memory")
-
-
-@pytest.mark.parametrize(
-    ("kind", "device", "wanted", "nice"),
-    [
-        ("generation", Device.CPU, 5, 5),
-        ("rerank", Device.CPU, 5, 15),
-        ("transcription", Device.CPU, 12, 19),
-        ("rerank", Device.NPU, 5, 5),
-        ("rerank", Device.CPU, 0, 0),
-    ],
-    ids=["a chat", "reranking", "never below the lowest", "on a device of its own", "priorities are left alone"],
-)
-def test_work_beside_chats_has_a_lower_priority_on_the_cpu(kind, device, wanted, nice):
-    assert build._nice(served_task(kind), device, NodeSettings(engine_nice=wanted)) == nice

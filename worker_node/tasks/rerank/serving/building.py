@@ -12,8 +12,6 @@ from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
 
 
 class _Rerank(EncoderTask):
-    gives_way = 10
-
     def build(self, parts: ModelParts) -> RerankModel:
         installed = parts.installed
         tokenizer = PairTokenizer(installed.path, installed.context_limit)

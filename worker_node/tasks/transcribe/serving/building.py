@@ -44,8 +44,6 @@ class TranscriptionModel(ServedModel):
 
 
 class _Transcribe(ServedTask):
-    gives_way = 10
-
     def build(self, parts: ModelParts) -> TranscriptionModel:
         installed = parts.installed
         return TranscriptionModel(
