@@ -222,9 +222,9 @@ async def test_padding_is_measured(npu_node, http):
         assert after[0] - before[0] == reply["usage"]["prompt_tokens"]
         return tuple(now - then for now, then in zip(after, before, strict=True))
 
-    assert await moved(["one", "word " * 40]) == (45, 45, 16 + 64)
+    assert await moved(["one", "word " * 40]) == (45, 45, 32 + 64)
     assert await moved(["one"]) == (3, 0, 0), "from the cache: nothing ran, so nothing was padded"
-    assert await moved(["one", "two"]) == (6, 3, 16)
+    assert await moved(["one", "two"]) == (6, 3, 32)
 
 
 @pytest.mark.parametrize(

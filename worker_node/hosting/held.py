@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from worker_node.engines.messages import EngineSpec, Job, NativeCall, Result
 from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.sinks import JobSink
-from worker_node.hosting.suspicion import Blame, OnBoard, Standing, Suspects, fingerprint
+from worker_node.hosting.suspicion import BY_ITSELF, OnBoard, Standing, Suspects, fingerprint
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class HeldJobs:
         self._jobs: dict[int, _Held] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self.blame = Blame.ENGINE
+        self.blame = BY_ITSELF
 
     def __len__(self) -> int:
         return len(self._jobs)

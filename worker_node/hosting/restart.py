@@ -72,12 +72,12 @@ class RestartPolicy:
         self._kills = 1 if served_s >= self.limits.kill_window_s else self._kills + 1
         return RestartVerdict(self._backoff(self._kills), quarantined=False, reason=reason)
 
-    def blameless(self, reason: str, *, found: bool = False) -> RestartVerdict:
+    def blameless(self, reason: str, *, pardons: int = 0) -> RestartVerdict:
         """One request is to blame for the end, not the engine: start again soon, and count nothing.
 
-        With `found` the request is now known for the last crash that was counted, too.
+        The request is now known for so many of the last crashes that were counted, too.
         """
-        if found and self._crashes:
+        for _ in range(min(pardons, len(self._crashes))):
             self._crashes.pop()
         return RestartVerdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
 

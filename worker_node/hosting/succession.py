@@ -20,7 +20,7 @@ from worker_node.engines.base import EngineState
 from worker_node.hosting.growth import GrowthPolicy, MemoryReading, Recycle
 from worker_node.hosting.life import End, HostingLimits
 from worker_node.hosting.process import EngineProcess
-from worker_node.hosting.suspicion import Blame
+from worker_node.hosting.suspicion import BY_ITSELF, Blame
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class EngineEnd:
     end: End
     reason: str
     served_s: float = 0.0
-    blame: Blame = Blame.ENGINE
+    blame: Blame = BY_ITSELF
     from_outside: bool = False
 
 

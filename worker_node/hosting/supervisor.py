@@ -28,7 +28,7 @@ from worker_node.hosting.process import EngineProcess
 from worker_node.hosting.restart import RestartPolicy, RestartVerdict
 from worker_node.hosting.slots import FREE
 from worker_node.hosting.succession import EngineEnd, Succession
-from worker_node.hosting.suspicion import Blame, Suspects
+from worker_node.hosting.suspicion import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class SupervisedEngine:
             self._wrong += 1
             return self._policy.distrusted(outcome.reason)
         if outcome.blame:
-            return self._policy.blameless(outcome.reason, found=outcome.blame is Blame.FOUND)
+            return self._policy.blameless(outcome.reason, pardons=outcome.blame.pardons)
         if outcome.from_outside:
             return self._policy.killed(outcome.reason, served_s=outcome.served_s)
         return self._policy.crashed(time.monotonic(), outcome.reason, served_s=outcome.served_s)

@@ -17,7 +17,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import msgspec
@@ -45,12 +45,21 @@ class Standing(IntEnum):
     REFUSED = 3
 
 
-class Blame(IntEnum):
-    """What ended an engine: itself, as far as is known; a request; one that is now known for an earlier end, too."""
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What ended an engine: a request (true), or the engine itself, as far as is known (false).
 
-    ENGINE = 0
-    REQUEST = 1
-    FOUND = 2
+    `pardons`: so many earlier ends, which were counted against the engine, are now known for the request's.
+    """
+
+    request: bool = False
+    pardons: int = 0
+
+    def __bool__(self) -> bool:
+        return self.request
+
+
+BY_ITSELF = Blame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +74,14 @@ class OnBoard:
 class _Record:
     """`company`: how many suspects of which nothing is known its next group may have; 0: it is run alone.
 
-    `late`: so often it was on board of an engine that died, and had had results.
+    `late`: so often it was on board of an engine that died, and had had results. `counted`: it was on board at so many
+    deaths that were counted against the engine.
     """
 
     company: int = 0
     alone: int = 0
     late: int = 0
+    counted: int = 0
     seen: float = 0.0
 
     @property
@@ -140,10 +151,11 @@ class Suspects:
             record = self._record(key)
             record.alone += _ALONE_LIMIT if preparing else 1
             if preparing or not suspected:
+                record.counted += not preparing
                 return Blame(preparing)
             blame = self._by_suspects(entries)
             found = record.standing is Standing.REFUSED and self._barren <= _PARDONS
-            return Blame.FOUND if blame and found else blame
+            return replace(blame, pardons=record.counted) if blame and found else blame
         if len(group) == len(unknown) > 0:
             # All others have been on board before without harm, as far as is known.
             for key in late:
@@ -163,7 +175,10 @@ class Suspects:
             known = self._records.get(key)
             most = len(suspects) if known is None else min(known.company, len(suspects))
             self._record(key).company = _divided(most)
-        return Blame.ENGINE
+        for key in suspects:
+            if (kept := self._records.get(key)) is not None:
+                kept.counted += 1
+        return BY_ITSELF
 
     def _by_suspects(self, held: Iterable[OnBoard], late: Collection[bytes] = ()) -> Blame:
         """Suspects ended the engine again: blame them, unless nothing was ever answered in between."""

@@ -8,7 +8,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from worker_node.hosting.suspicion import Blame, OnBoard, Standing, Suspects
+from worker_node.hosting.suspicion import OnBoard, Standing, Suspects
 from worker_node.hosting.trials import Trials, Visit
 from worker_node.serving.rerun import MAX_RUNS, MOST_BEGUN
 
@@ -179,7 +179,7 @@ class World:
             alone[0].deaths_alone += 1
         held = [OnBoard(request.key, request.fresh) for request in board]
         blamed = self.suspects.died(held, [request.key for request in step] if self.announced else ())
-        self.crashes += {Blame.ENGINE: 1, Blame.REQUEST: 0, Blame.FOUND: -1 if self.crashes else 0}[blamed]
+        self.crashes = max(0, self.crashes - blamed.pardons) + (not blamed)
         self.most_crashes = max(self.most_crashes, self.crashes)
         # As after its death each call leaves the engine, and finds out how it is run next.
         for request in board:

@@ -55,8 +55,8 @@ def test_the_crash_that_was_counted_for_a_request_is_taken_back_when_the_request
     for n in range(20):
         assert not policy.crashed(float(n), "died").quarantined
         policy.blameless("died")
-        policy.blameless("died", found=True)
-    policy.blameless("died", found=True)
+        policy.blameless("died", pardons=1)
+    policy.blameless("died", pardons=1)
     assert not policy.crashed(20.0, "died").quarantined
     assert not policy.crashed(21.0, "died").quarantined
     assert policy.crashed(22.0, "died").quarantined

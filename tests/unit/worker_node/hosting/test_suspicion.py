@@ -31,6 +31,17 @@ def test_alone_both_times_when_an_engine_died_twice_is_refused():
     assert found.standing(A) is Standing.REFUSED
 
 
+def test_all_deaths_that_were_counted_are_taken_back_when_the_request_is_found():
+    found = suspects()
+    assert not found.died(on_board(A, B))
+    assert not found.died(on_board(A, B, C, proven={A, B})), "the new one might have done it by itself"
+    found.answered(B)
+    found.answered(C)
+    deaths = [found.died(on_board(A)) for _ in range(2)]
+    assert [(bool(blame), blame.pardons) for blame in deaths] == [(True, 0), (True, 2)]
+    assert found.standing(A) is Standing.REFUSED
+
+
 def test_an_answer_in_between_clears():
     found = suspects()
     found.died(on_board(A))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from worker_node.commands.show import _of_store, _vector_fidelity
-from worker_node.errors import ConversionFailed
+from worker_node.errors import BadRequest, ConversionFailed
 from worker_node.models.catalog import Catalog, Quantization
 from worker_node.models.conversion.fidelity import PROBE_SENTENCES
 from worker_node.models.conversion.job import ConversionJob
@@ -91,5 +91,5 @@ def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(in_process, stor
 def test_an_int8_form_of_the_catalogs_encoder_is_installed_beside_it():
     wish = ModelStore().wish("all-minilm", quantization=Quantization.INT8_SYM)
     assert wish.model_id == "all-minilm-l6-v2-int8_sym"
-    with pytest.raises(ConversionFailed, match="choice"):
+    with pytest.raises(BadRequest, match="choice"):
         ModelStore().wish("all-minilm", quantization=Quantization.INT4_SYM)
