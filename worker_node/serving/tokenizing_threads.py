@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from worker_node.errors import DeadlineExceeded, Overloaded
+from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded
 
 R = TypeVar("R")
 
@@ -25,8 +25,11 @@ INLINE_CHARACTERS = 8_000
 CHARACTERS_AT_ONCE = 256_000
 # Of requests that wait for a thread, and those in one.
 MAX_CHARACTERS = 64_000_000
-# Where a text is cut its last tokens may be others than in the whole text: so many more must be there.
-_MARGIN = 64
+# A text with too few tokens in so many characters is refused: reading on would cost seconds and hundreds of megabytes.
+MAX_LOOKED_AT = 1_000_000
+# Where a text is cut its last tokens may be others than in the whole text: so many more must be there. WordPiece makes
+# one token of a word of more than 100 characters, and up to 100 of its first 100.
+_MARGIN = 128
 _GROWTH = 4
 
 
@@ -39,10 +42,11 @@ def never_abandoned() -> None:
 
 
 class TokenizingThreads:
-    """Two threads, so that large requests hold up one another and nothing else that the node does in threads."""
+    """A thread for large requests and one for very large ones, so that each hold up their own kind and nothing else."""
 
     def __init__(self, *, max_characters: int = MAX_CHARACTERS) -> None:
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._very_large = ThreadPoolExecutor(1, thread_name_prefix="tokenize-very-large")
         self._most = max_characters
         self._characters = 0
 
@@ -62,7 +66,8 @@ class TokenizingThreads:
                 raise Abandoned
 
         self._characters += characters
-        working = asyncio.get_running_loop().run_in_executor(self._threads, work, go_on)
+        thread = self._large if characters <= CHARACTERS_AT_ONCE else self._very_large
+        working = asyncio.get_running_loop().run_in_executor(thread, work, go_on)
         working.add_done_callback(lambda ended: self._ended(ended, characters))
         try:
             done, _ = await asyncio.wait([working], timeout=max(0.0, min(deadline - time.monotonic(), _FOREVER_S)))
@@ -87,15 +92,22 @@ def beginning(
 ) -> str:
     """Return the text, or a beginning of it that has more than `tokens` tokens and begins with the same ones.
 
-    `first` is how many characters are tried first; a text that is not longer is returned as it is.
+    `first` is how many characters are tried first; a text that is not longer is returned as it is. Raises BadRequest
+    for one that has not so many tokens in its first `MAX_LOOKED_AT` characters, and more of these.
     """
     size = first
     while size < len(text):
         go_on()
+        size = min(size, MAX_LOOKED_AT)
         end = _last_space(text, size)
         encoding = tokenizer.encode_batch_fast([text[:end]], add_special_tokens=False)[0]
         if len(encoding) > tokens + _MARGIN:
             return text[:end]
+        if size == MAX_LOOKED_AT:
+            raise BadRequest(
+                f"the first {MAX_LOOKED_AT} characters of a text of {len(text)} have only {len(encoding)} tokens: "
+                "leave out white space and whatever else is no text"
+            )
         size *= _GROWTH
     return text
 

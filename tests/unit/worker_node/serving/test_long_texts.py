@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from worker_node.errors import ContextLengthExceeded, DeadlineExceeded, Overloaded
+from worker_node.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
 from worker_node.serving import embedding_tokenizer
 from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.tokenizing_threads import TokenizingThreads, beginning
@@ -56,12 +56,40 @@ def test_the_beginning_of_a_text_begins_with_the_same_tokens(whole, text):
     assert kept == text or len(ids) > LIMIT
 
 
-@pytest.mark.parametrize("text", ["a b " * 500_000, "ab" * 1_000_000 + " a" * 1000], ids=["words", "one long word"])
-def test_of_a_text_of_megabytes_only_the_beginning_is_tokenized(whole, text):
+def test_of_a_text_of_megabytes_only_the_beginning_is_tokenized(whole):
     counted = Counted(whole)
-    kept = beginning(counted, text, LIMIT, 256)
-    assert (counted.characters < 5_000) == text.startswith("a b")
-    assert kept == text or len(kept) < 5_000
+    assert len(beginning(counted, "a b " * 2_000_000, LIMIT, 256)) < 5_000
+    assert counted.characters < 10_000
+
+
+@pytest.mark.parametrize("text", ["ab" * 4_000_000, " " * 8_000_000 + "a"], ids=["one word", "white space"])
+def test_of_a_text_with_next_to_no_tokens_a_million_characters_are_looked_at(whole, text):
+    counted = Counted(whole)
+    with pytest.raises(BadRequest, match=r"the first 1000000 characters of a text of 800000. have only [01] tokens"):
+        beginning(counted, text, LIMIT, 256)
+    assert counted.characters < 1_500_000
+    assert beginning(whole, text[:1_000_000], LIMIT, 256) == text[:1_000_000]
+
+
+async def test_a_word_that_is_one_token_is_not_cut_into_others(embedder, whole):
+    known = tokenizers.Tokenizer.from_str(whole.to_str())
+    known.enable_truncation(LIMIT)
+    for place in range(150, 260, 10):
+        text = "a " * 6 + " " * (place - 12) + "ab" * 500 + " c b"
+        assert await embedder.encode([text, "a " * 5000], truncate=True) == [
+            known.encode(text).ids,
+            known.encode("a " * 5000).ids,
+        ]
+
+
+async def test_ordinary_requests_do_not_wait_for_very_large_ones():
+    threads, proceed = TokenizingThreads(), threading.Event()
+    forever = time.monotonic() + 60
+    large = [asyncio.create_task(threads.run(lambda _: proceed.wait(10), 1_000_000, forever)) for _ in range(3)]
+    assert await threads.run(lambda _: "done", 10_000, forever) == "done"
+    assert not any(task.done() for task in large)
+    proceed.set()
+    assert await asyncio.gather(*large) == [True] * 3
 
 
 async def test_cut_texts_have_the_tokens_of_the_tokenizers_own_truncation(embedder, whole):
