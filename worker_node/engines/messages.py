@@ -147,7 +147,8 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", array_like=True):
 class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True):
     """The engine enters a native call for `jobs` and is silent until it returns: its next event says that it has.
 
-    `stage` is what is called: prepare (nothing of the job has run on the device), prefill, step, run. `units` is the
+    `stage` is what is called: prepare (nothing of the job has run on the device), begin (the pipeline takes it),
+    prefill, step, run. `units` is the
     call's size in tokens, or in characters of a grammar.
     """
 

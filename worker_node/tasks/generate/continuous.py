@@ -161,13 +161,15 @@ class ContinuousRunner:
         left = prompt.left - (job.prompt_tokens - end)
         if end < job.prompt_tokens:
             job = job.beginning(end)
-        elif job.grammar is not None:
+        if job.grammar is not None:
             emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
+        else:
+            emit(NativeCall("begin", left, [job.id]))  # else what goes wrong here would be the last step's
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
             config = job_config(job, self._defaults, self._options)
             handle = self._pipeline.add_request(next(self._handles), ov.Tensor(tokens), config)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             self._queue.remove(job.id)
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
