@@ -37,11 +37,13 @@ class ChatTokenizer:
         except RuntimeError as error:
             files = "openvino_tokenizer.xml or openvino_detokenizer.xml"
             raise ConfigurationError(f"{directory}: {files} cannot be loaded: {first_line(error)}") from None
+        # Not by way of `self`: in a cycle it would keep its threads, files and megabytes until a collection.
+        detokenizer = self._detokenizer
         self._renderer = TemplateRenderer(
             directory,
             "" if template is None else template.text,
             self._graph.info,
-            lambda token: self._detokenizer.decode([token], skip_special=False),
+            lambda token: detokenizer.decode([token], skip_special=False),
         )
         if template is not None:
             self._check_template(template)

@@ -158,6 +158,19 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
     run(tmp_path, scenario)
 
 
+def test_a_model_that_was_replaced_is_collected(tmp_path, monkeypatch):
+    collected = []
+    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: collected.append(True))
+
+    async def scenario(world):
+        world.write({"always": {"max_outstanding": 2}})
+        await world.reloader.reload()
+        await asyncio.sleep(10)
+        assert collected == [True]
+
+    run(tmp_path, scenario)
+
+
 def test_a_rejected_file_changes_nothing_and_names_its_line(tmp_path):
     async def scenario(world):
         before = world.manager.models
