@@ -30,6 +30,22 @@ class Counted:
         return self._tokenizer.encode_batch_fast(texts, **how)
 
 
+class UntilAbandoned:
+    """Work in a thread that goes on for as long as somebody waits for it."""
+
+    def __init__(self):
+        self.begun, self.left = threading.Event(), threading.Event()
+
+    def __call__(self, go_on):
+        self.begun.set()
+        try:
+            while True:
+                go_on()
+                time.sleep(0.001)
+        finally:
+            self.left.set()
+
+
 @pytest.fixture(scope="module")
 def whole():
     words = {word: index for index, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "##a", "##b", "é"])}
@@ -113,42 +129,22 @@ async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many
 async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
     threads = TokenizingThreads()
     monkeypatch.setattr(embedding_tokenizer, "THREADS", threads)
-    begun, left = threading.Event(), threading.Event()
-
-    def until_left(go_on):
-        begun.set()
-        try:
-            while True:
-                go_on()
-                time.sleep(0.001)
-        finally:
-            left.set()
-
-    working = asyncio.create_task(threads.run(until_left, 10, time.monotonic() + 0.2))
-    await asyncio.to_thread(begun.wait, 10)
+    work = UntilAbandoned()
+    working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 1.0))
+    await asyncio.to_thread(work.begun.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await working
-    assert await asyncio.to_thread(left.wait, 10)
+    assert await asyncio.to_thread(work.left.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await embedder.encode(["a " * 30_000], truncate=True, deadline=time.monotonic() - 1)
 
 
 async def test_a_caller_who_leaves_ends_the_work():
-    threads, begun, left = TokenizingThreads(), threading.Event(), threading.Event()
-
-    def until_left(go_on):
-        begun.set()
-        try:
-            while True:
-                go_on()
-                time.sleep(0.001)
-        finally:
-            left.set()
-
-    working = asyncio.create_task(threads.run(until_left, 10, time.monotonic() + 60))
-    await asyncio.to_thread(begun.wait, 10)
+    threads, work = TokenizingThreads(), UntilAbandoned()
+    working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 60))
+    await asyncio.to_thread(work.begun.wait, 10)
     working.cancel()
-    assert await asyncio.to_thread(left.wait, 10)
+    assert await asyncio.to_thread(work.left.wait, 10)
 
 
 async def test_more_characters_than_may_wait_are_refused_and_one_request_never_is():
