@@ -82,6 +82,7 @@ def state_of(models, status="degraded"):
         "npu": {"busy_time_us": 5_000_000_000, "memory_bytes": 3 * 2**30, "frequency_mhz": 1400, "reasons": {}},
         "in_flight": 12_345,
         "requests": 123_456_789,
+        "recent_requests": 98_765,
         "history": {"period_s": 1.0, "npu": [None, 0.5] * 60, **dict.fromkeys(names, series)},
         "first_token_ms": {"answers": 256, "window_s": 900.0, "p50": 12_345.6, "p95": 98_765.4},
         "routes": [{"model": HOSTILE, "device": "NPU", "reason": "context_exceeds_npu", "count": 1_000_000}],

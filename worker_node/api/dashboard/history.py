@@ -67,6 +67,8 @@ class History:
     def __init__(self, samples: int = SAMPLES, period_s: float = PERIOD_S) -> None:
         self.period_s = period_s
         self._samples: deque[Sample] = deque(maxlen=samples)
+        # Rates do not add up to a count: a busy node's samples are longer than a second.
+        self._requests: deque[float] = deque(maxlen=samples)
         self._utilisation = Utilisation(shortest_s=0.0)
         self._last: tuple[float, HistoryReading] | None = None
 
@@ -76,6 +78,7 @@ class History:
         if self._last is not None and now > self._last[0]:
             then, before = self._last
             seconds = now - then
+            self._requests.append(reading.requests - before.requests)
             self._samples.append(
                 Sample(
                     requests=_rate(before.requests, reading.requests, seconds),
@@ -96,6 +99,11 @@ class History:
     def is_due(self, now: float) -> bool:
         """Whether a reading at that time makes the next sample; half a reading early is not too early."""
         return self._last is None or now - self._last[0] >= self.period_s - PERIOD_S / 2
+
+    @property
+    def requests(self) -> int:
+        """The requests of all samples that are kept, counted."""
+        return int(sum(self._requests))
 
     def series(self) -> dict[str, list[float | int | None]]:
         """The samples by field."""

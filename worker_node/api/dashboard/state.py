@@ -33,6 +33,7 @@ def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]
         **health.report(node),
         "in_flight": node.state.in_flight,
         "requests": int(total(telemetry.routes)),
+        "recent_requests": history.requests,
         "history": {"period_s": PERIOD_S, **history.series()},
         "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
         "routes": _routes(node),

@@ -40,6 +40,19 @@ def test_a_sample_is_the_difference_of_two_readings_per_second():
     }
 
 
+def test_requests_are_counted_however_late_the_readings_are():
+    """The fleet's page divides these counts: rates would show less of a node whose readings are late under load."""
+    punctual, late = History(samples=3), History(samples=3)
+    for second in (0, 1, 2):
+        punctual.add(replace(NOTHING, requests=float(3 * second)), float(second))
+    late.add(NOTHING, 0.0)
+    late.add(replace(NOTHING, requests=6.0), 2.7)
+    assert punctual.requests == late.requests == 6
+    for second in (3, 4, 5):
+        punctual.add(replace(NOTHING, requests=6.0), float(second))
+    assert punctual.requests == 0, "older than the samples that are kept"
+
+
 def test_errors_cpu_memory_and_the_time_of_an_embedding():
     history = History()
     before = replace(NOTHING, cpu_s=10.0, memory_bytes=100)
