@@ -17,7 +17,7 @@ def printed(url, keys=(), failed=(), **models):
     for model in served.manager.models:
         for placement in model.placements:
             placement.emulated = False
-    served.manager.failed = list(failed)
+    served.manager.failed[:] = failed
     served.settings = SimpleNamespace(api_keys=keys)
     return welcome(url, served)
 

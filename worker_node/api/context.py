@@ -41,16 +41,22 @@ def route_template(request: web.Request) -> str:
     return resource.canonical if resource else "-"
 
 
-def request_context(request: web.Request) -> RequestContext:
-    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
-    settings = request.app[NODE].settings
+def deadline_of(request: web.Request) -> float:
+    """When the request's time is up, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
     dry_run: DryRun | None = request.get(DRY_RUN)
     headers = request.headers if dry_run is None else dry_run.headers
     arrived: float = request[ARRIVED]
+    return arrived + _timeout_s(headers, request.app[NODE].settings.request_timeout_s)
+
+
+def request_context(request: web.Request) -> RequestContext:
+    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
+    dry_run: DryRun | None = request.get(DRY_RUN)
+    headers = request.headers if dry_run is None else dry_run.headers
     return RequestContext(
         request_id=request[REQUEST_ID],
-        arrived=arrived,
-        deadline=arrived + _timeout_s(headers, settings.request_timeout_s),
+        arrived=request[ARRIVED],
+        deadline=deadline_of(request),
         priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_min_new_tokens(headers),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from worker_node.api.context import deadline_of
 from worker_node.api.keys import DRY_RUN, NODE
 from worker_node.errors import BadRequest
 from worker_node.manager.served import ServedModel
@@ -39,15 +40,16 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
 async def keeping(request: web.Request, model: ServedModel | str, keep_alive: KeepAlive | None) -> AsyncIterator[None]:
     """Keep the model in memory for that long after the block, however it ends.
 
-    Raises BadRequest, ModelNotFound before it.
+    Raises BadRequest, and what `ModelManager.resolve` raises, before it.
     """
     if keep_alive is None:
         yield
         return
     seconds = seconds_of(keep_alive)
-    served = await request.app[NODE].manager.resolve(model) if isinstance(model, str) else model
+    if isinstance(model, str):
+        model = await request.app[NODE].manager.resolve(model, deadline_of(request))
     try:
         yield
     finally:
         if request.get(DRY_RUN) is None:
-            request.app[NODE].manager.keep(served, seconds)
+            request.app[NODE].manager.keep(model, seconds)

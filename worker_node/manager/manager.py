@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.base import EngineState
-from worker_node.errors import BadRequest, EngineUnavailable, ModelInUse, ModelNotFound, NodeError
+from worker_node.errors import BadRequest, ModelInUse, ModelNotFound
 from worker_node.manager.failed import FailedModel
 from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
+from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.removals import Removals, WhileInUse
@@ -28,19 +27,9 @@ from worker_node.models.pulling import pull, requested
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 
-log = logging.getLogger(__name__)
-
-A = TypeVar("A")
-R = TypeVar("R")
-
 _UNLIMITED: Mapping[str, int | None] = {}
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
 _PAUSED = frozenset({EngineState.FAILED, EngineState.QUARANTINED, EngineState.BACKING_OFF})
-
-Build = Callable[[InstalledModel], ServedModel]
-
-
-_RETRY_S = 10.0
 
 
 class ModelManager:
@@ -62,9 +51,7 @@ class ModelManager:
     ) -> None:
         self.store = store
         configured = list(models)
-        self.failed = [model for model in configured if isinstance(model, FailedModel)]
         self._names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
-        self._tried: dict[str, float] = {}
         self._keeping = Keeping(clock)
         self.turnover = Turnover(self._names, lambda: self._reconciler)
         self._removals = Removals(store, self.turnover)
@@ -76,16 +63,21 @@ class ModelManager:
             clock=clock,
             measure=measure,
         )
+        failed = [model for model in configured if isinstance(model, FailedModel)]
+        self._on_demand = OnDemand(self._names, store, build, self._removals, self.add, failed, clock)
         self._clock = clock
-        self._build = build
         self._started = False
-        self._adding = asyncio.Lock()
         self._pulls = Pulls(partial(pull, store.root))
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
         """The served models, loaded or not."""
         return self._names.models
+
+    @property
+    def failed(self) -> list[FailedModel]:
+        """The configured models that cannot be served, as it is."""
+        return self._on_demand.failed
 
     @property
     def budgets(self) -> dict[str, int | None]:
@@ -134,67 +126,32 @@ class ModelManager:
 
     def drop_failed(self, name: str) -> None:
         """Forget a configured model that could not be served."""
-        self.failed = [failed for failed in self.failed if failed.name != name]
+        self.failed[:] = [failed for failed in self.failed if failed.name != name]
 
-    async def resolve(self, name: str) -> ServedModel:
-        """The model of that name; one that is only installed is served from now on.
+    async def resolve(self, name: str, deadline: float) -> ServedModel:
+        """The model of that name; one that is only installed is served from now on. `deadline` is monotonic seconds.
 
-        Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed.
+        Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed;
+        DeadlineExceeded and Overloaded where its files must be read first.
         """
         try:
             return self._names.find(name)
         except ModelNotFound:
-            if (failed := next((f for f in self.failed if f.answers_to(name)), None)) is not None:
-                return await self._repaired(failed)
-            served = [model.id for model in self.models]
-            installed = await self._usable(name, lambda wanted: self.store.get(wanted, served), name)
-        async with self._adding:
-            known = {model.id: model for model in self.models}
-            if installed.id not in known:
-                if installed.path in self._removals:
-                    raise ModelNotFound(f"model {name[:100]!r} is being removed", param="model")
-                known[installed.id] = await self._usable(name, self._build, installed)
-                self.add(known[installed.id])
-        return known[installed.id]
+            return await self._on_demand.find(name, deadline)
 
-    async def _repaired(self, failed: FailedModel) -> ServedModel:
-        """A configured model that failed, if its files are sound by now."""
-        async with self._adding:
-            if failed not in self.failed:
-                return self._names.find(failed.name)
-            reason = failed.reason
-            if self._clock() >= self._tried.get(failed.name, -math.inf) + _RETRY_S:
-                self._tried[failed.name] = self._clock()
-                try:
-                    model = await asyncio.to_thread(failed.build)
-                except Exception as error:  # noqa: BLE001  (whatever is wrong with the files)
-                    reason = error.message if isinstance(error, NodeError) else f"{type(error).__name__}: {error}"
-                else:
-                    self.failed.remove(failed)
-                    self.add(model)
-                    return model
-        raise EngineUnavailable(f"model {failed.name} cannot be served: {reason}", retry_after=_RETRY_S)
+    async def installed(self, deadline: float) -> list[InstalledModel]:
+        """Every model that can be asked for: those of a task that is no longer installed are left out.
 
-    async def _usable(self, name: str, read: Callable[[A], R], argument: A) -> R:
-        """What `read` makes of a model's files. Damage to them is never the fault of the request."""
-        try:
-            return await asyncio.to_thread(read, argument)
-        except ModelNotFound:
-            raise
-        except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
-            log.warning("model %s cannot be served: %s: %s", name[:100], type(error).__name__, error)
-            raise ModelNotFound(
-                f"model {name[:100]!r} is installed here but damaged (the node's log says how); delete it and pull it "
-                "again",
-                param="model",
-            ) from error
-
-    async def installed(self) -> list[InstalledModel]:
-        """Every model that can be asked for: those of a task that is no longer installed are left out."""
+        Raises as `in_store`.
+        """
+        others = await self.in_store(deadline)
         served = [model.installed for model in self.models]
         known = {model.id for model in served}
-        others = await asyncio.to_thread(self.store.installed)
         return served + [model for model in others if model.id not in known and model.kind in tasks()]
+
+    async def in_store(self, deadline: float) -> list[InstalledModel]:
+        """Every sound model of the store. Raises DeadlineExceeded, Overloaded."""
+        return await self._on_demand.reading.run(None, lambda call: call(self.store.installed), deadline)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
@@ -252,15 +209,17 @@ class ModelManager:
             return
         if not await asyncio.to_thread(self.store.is_installed, wish):
             await self._pulls.run(wish.spelling, progress)
-            self._tried.clear()
+            self._on_demand.retry_soon()
 
-    async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN) -> None:
+    async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
 
-        Once begun it goes on when the caller leaves.
+        It is looked for until the `deadline`. Once begun it goes on when the caller leaves.
         """
         try:
-            directory = await asyncio.to_thread(self.store.locate, name)
+            directory = await self._on_demand.reading.run(
+                object(), lambda call: call(self.store.locate, name), deadline
+            )
         except ModelNotFound:
             model = self._names.find(name)
             raise BadRequest(
@@ -286,6 +245,7 @@ class ModelManager:
 
     async def stop(self) -> None:
         """End all engines."""
+        self._on_demand.reading.close()
         await self._removals.close()
         await self.turnover.close()
         await self._reconciler.close()

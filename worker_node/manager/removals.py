@@ -22,13 +22,14 @@ class WhileInUse(StrEnum):
 
 
 class Removals:
-    """The removals under way. A directory is `in` it until its files are gone."""
+    """The removals under way. A directory is `in` it until its files are gone; `count` are all that ever began."""
 
     def __init__(self, store: ModelStore, turnover: Turnover) -> None:
         self._store = store
         self._turnover = turnover
         self._leaving: set[Path] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.count = 0
 
     def __contains__(self, directory: Path) -> bool:
         return directory in self._leaving
@@ -58,6 +59,7 @@ class Removals:
 
     async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
         self._leaving.add(directory)
+        self.count += 1
         try:
             await asyncio.gather(*(self._turnover.retire(model, drain=drain) for model in models))
             await asyncio.to_thread(self._store.remove, directory.name)

@@ -30,7 +30,7 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
     """
     with services.tracing.embedding(request) as operation:
         began = time.monotonic()
-        model = await embedding_model(services.manager, request.model)
+        model = await embedding_model(services.manager, request.model, request.context.deadline)
         with model.activity.used_by(request.context):
             reply = await _embed(services, model, request, operation, began)
         operation.answered(

@@ -79,7 +79,7 @@ async def generate(
     with services.tracing.generation(request) as operation, ExitStack() as in_use:
         began = time.monotonic()
         seeing = bool(pictures_of(request.prompt))
-        model = await generation_model(services.manager, request.model, seeing=seeing)
+        model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)
         request = prepared.request

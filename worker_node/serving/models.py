@@ -68,12 +68,13 @@ class GenerationModel(ServedModel):
         return [ability for ability, has in found.items() if has]
 
 
-async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None) -> M:
-    """The model of that name, or the default one of that kind; `form` is its class.
+async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None, deadline: float) -> M:
+    """The model of that name, or the default one of that kind; `form` is its class, `deadline` monotonic seconds.
 
-    Raises ModelNotFound, BadRequest (a model of another kind, with the name of one of the right kind).
+    Raises ModelNotFound, BadRequest (a model of another kind, with the name of one of the right kind), and what
+    `ModelManager.resolve` raises.
     """
-    model = manager.default(kind) if name is None else await manager.resolve(name)
+    model = manager.default(kind) if name is None else await manager.resolve(name, deadline)
     if isinstance(model, form):
         return model
     suitable = ", ".join(other.id for other in manager.models if other.installed.kind == kind)
@@ -84,18 +85,20 @@ async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | 
     )
 
 
-async def embedding_model(manager: ModelManager, name: str | None) -> EmbeddingModel:
-    """The embedding model of that name, or the default one. Raises ModelNotFound, BadRequest (wrong kind)."""
-    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name)
+async def embedding_model(manager: ModelManager, name: str | None, deadline: float) -> EmbeddingModel:
+    """The embedding model of that name, or the default one. Raises as `model_of`."""
+    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
 
 
-async def generation_model(manager: ModelManager, name: str | None, *, seeing: bool = False) -> GenerationModel:
+async def generation_model(
+    manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
+) -> GenerationModel:
     """The generation model of that name, or the default one; for requests with pictures (`seeing`) one with vision.
 
-    Raises ModelNotFound, BadRequest (wrong kind).
+    Raises as `model_of`.
     """
     if name is None and seeing:
         for model in manager.models:
             if isinstance(model, GenerationModel) and model.pictures is not None:
                 return model
-    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name)
+    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.models.describe import describe_installed, describe_served
 from worker_node.errors import BadRequest, InsufficientMemory
@@ -29,8 +29,8 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
+    on_disk = await manager.in_store(deadline_of(request))
     served = {model.id for model in manager.models}
-    on_disk = await asyncio.to_thread(manager.store.installed)
     return _json(
         {
             "models": [
@@ -48,12 +48,12 @@ async def _one(request: web.Request) -> web.Response:
     for index, failed in enumerate(manager.failed):
         if failed.answers_to(name):
             return _json(_failed(manager, index))
-    return _json(describe_served(manager, await manager.resolve(name)))
+    return _json(describe_served(manager, await manager.resolve(name, deadline_of(request))))
 
 
 async def _load(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
-    model = await manager.resolve(request.match_info["id"])
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
     await manager.insist(model)
     # One turn of the manager tells whether it fits at all.
     await manager.decided()
@@ -64,7 +64,7 @@ async def _load(request: web.Request) -> web.Response:
 
 async def _unload(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
-    model = await manager.resolve(request.match_info["id"])
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
     manager.unload(model)
     await manager.decided()
     return _state(manager, model)
@@ -75,7 +75,8 @@ async def _delete(request: web.Request) -> web.Response:
     force = request.query.get("force", "false").lower()
     if force not in {"true", "false", "1", "0"}:
         raise BadRequest("force is true or false", param="force")
-    await request.app[NODE].manager.delete(name, WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE)
+    in_use = WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE
+    await request.app[NODE].manager.delete(name, in_use, deadline=deadline_of(request))
     return _json({"id": name, "deleted": True})
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.capabilities import capabilities
+from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama import OLLAMA_API_VERSION
 from worker_node.api.ollama.errors import message, not_found
@@ -83,7 +84,7 @@ async def _tags(request: web.Request) -> web.Response:
                     "modified_at": _modified(model),
                     "capabilities": capabilities(model, served_here.get(model.id)),
                 }
-                for model in await manager.installed()
+                for model in await manager.installed(deadline_of(request))
             ]
         }
     )
@@ -204,7 +205,7 @@ async def _delete(request: web.Request) -> web.Response:
     body = await read_body(request, NamedBody)
     name = body.wanted()
     try:
-        await request.app[NODE].manager.delete(name)
+        await request.app[NODE].manager.delete(name, deadline=deadline_of(request))
     except ModelNotFound:
         raise not_found(name) from None
     return web.Response()

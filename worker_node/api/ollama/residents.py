@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama.errors import not_found
 from worker_node.api.ollama.frames import Loading
@@ -15,9 +16,9 @@ from worker_node.manager.served import ServedModel
 
 
 async def served(request: web.Request, name: str) -> ServedModel:
-    """The model of that name. Raises ModelNotFound in Ollama's words."""
+    """The model of that name. Raises as `ModelManager.resolve`, ModelNotFound in Ollama's words."""
     try:
-        return await request.app[NODE].manager.resolve(name)
+        return await request.app[NODE].manager.resolve(name, deadline_of(request))
     except ModelNotFound:
         raise not_found(name) from None
 

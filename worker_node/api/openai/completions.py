@@ -186,7 +186,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionsBody)
     count = body.n or 1
     top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    echoes = body.echoes((await generation_model(node.manager, body.model)).tokenizer)
+    echoes = body.echoes((await generation_model(node.manager, body.model, context.deadline)).tokenizer)
     async with (
         keeping(request, body.model, body.keep_alive),
         generate_choices(node.services, body.requests(context), whole=not body.stream) as made,

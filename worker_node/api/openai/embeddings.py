@@ -76,7 +76,7 @@ async def _embeddings(request: web.Request) -> web.Response:
         raise BadRequest(
             f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
         )
-    model = await embedding_model(node.manager, body.model)
+    model = await embedding_model(node.manager, body.model, context.deadline)
     if body.normalize is False:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"

@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.capabilities import capabilities
+from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
@@ -22,13 +23,13 @@ def routes() -> list[web.RouteDef]:
 async def _list(request: web.Request) -> web.Response:
     node = request.app[NODE]
     served = {model.id: model for model in node.manager.models}
-    usable = await node.manager.installed()
+    usable = await node.manager.installed(deadline_of(request))
     return _json({"object": "list", "data": [_model(model, served.get(model.id)) for model in usable]})
 
 
 async def _one(request: web.Request) -> web.Response:
     node = request.app[NODE]
-    model = await node.manager.resolve(request.match_info["id"])
+    model = await node.manager.resolve(request.match_info["id"], deadline_of(request))
     return _json(_model(model.installed, model))
 
 

@@ -82,7 +82,7 @@ def routes() -> list[web.RouteDef]:
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
     texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
-    model = await generation_model(request.app[NODE].manager, body.model)
+    model = await generation_model(request.app[NODE].manager, body.model, deadline)
     tokens = await body.tokens(model, texts, deadline)
     longest = max(place.total_limit for place in model.placements)
     told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
@@ -95,9 +95,9 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
-    tokenizer = (await generation_model(request.app[NODE].manager, body.model)).tokenizer
-    ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
     texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
+    tokenizer = (await generation_model(request.app[NODE].manager, body.model, deadline)).tokenizer
+    ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
     text = await texts.decode(tokenizer, ids, deadline=deadline)
     return _json({"prompt": text, "content": text})
 

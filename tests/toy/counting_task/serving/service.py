@@ -40,7 +40,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
     """Count the vowels of texts; a character is a token."""
     with services.tracing.operation("count", context, {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, KIND, CountingModel, name)
+        model = await model_of(services.manager, KIND, CountingModel, name, context.deadline)
         with model.activity.used_by(context):
             if not context.dry_run:
                 turn_away(model.placements, len(texts), context)

@@ -1,5 +1,6 @@
 """Models of the settings whose files are damaged: named with file and remedy, and the others serve."""
 
+import math
 import shutil
 
 import pytest
@@ -58,7 +59,7 @@ async def test_a_damaged_model_fails_by_its_files_name_and_the_others_serve(copi
     manager = ModelManager([sound, hurt], ModelStore(copied), pytest.fail)
     assert [model.id for model in manager.models] == ["sound"]
     with pytest.raises(EngineUnavailable, match="hurt cannot be served"):
-        await manager.resolve("hurt")
+        await manager.resolve("hurt", math.inf)
 
 
 async def test_a_failed_model_serves_when_its_files_were_repaired(copied):
@@ -68,12 +69,12 @@ async def test_a_failed_model_serves_when_its_files_were_repaired(copied):
     now = 0.0
     manager = ModelManager(built(copied, "sound", "hurt"), ModelStore(copied), pytest.fail, clock=lambda: now)
     with pytest.raises(EngineUnavailable):
-        await manager.resolve("hurt")
+        await manager.resolve("hurt", math.inf)
     weights.write_bytes(whole)
     with pytest.raises(EngineUnavailable):
-        await manager.resolve("hurt")  # not at every request
+        await manager.resolve("hurt", math.inf)  # not at every request
     now = 60.0
-    assert (await manager.resolve("hurt")).id == "hurt"
+    assert (await manager.resolve("hurt", math.inf)).id == "hurt"
     assert (manager.failed, len(manager.models)) == ([], 2)
 
 

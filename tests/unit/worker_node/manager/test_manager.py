@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.services import manager_of
 from worker_node.errors import DownloadFailed, InsufficientStorage, ModelNotFound
+from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
 from worker_node.models.store import ModelStore
 
@@ -42,25 +44,24 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
         file = store.root / "broken" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    assert await manager.installed() == []
+    assert await manager.installed(math.inf) == []
     assert "broken" in caplog.text
     with pytest.raises(ModelNotFound, match="damaged"):
-        await manager.resolve("broken")
+        await manager.resolve("broken", math.inf)
     await manager.delete("broken")
     assert not (store.root / "broken").exists()
     with pytest.raises(ModelNotFound):
         await manager.delete("broken")
 
 
-async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, manager, monkeypatch):
+async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, monkeypatch):
     monkeypatch.setattr(store, "get", lambda _name, _served: SimpleNamespace(id="broken", path=None))
 
     def build(_installed):
         raise RuntimeError("the tokenizer is damaged")
 
-    manager._build = build
     with pytest.raises(ModelNotFound, match="damaged"):
-        await manager.resolve("broken")
+        await ModelManager([], store, build).resolve("broken", math.inf)
 
 
 async def test_a_model_that_cannot_be_removed_is_served_on(store, manager, monkeypatch):
@@ -74,7 +75,7 @@ async def test_a_model_that_cannot_be_removed_is_served_on(store, manager, monke
 async def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_installed(store, manager):
     damaged(store)
     with pytest.raises(ModelNotFound, match=r"models here: broken$"):
-        await manager.resolve("nothing")
+        await manager.resolve("nothing", math.inf)
     with pytest.raises(ModelNotFound, match="models here: broken, served"):
         store.get("nothing", ["served", "broken"])
 

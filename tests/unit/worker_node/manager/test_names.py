@@ -1,5 +1,6 @@
 """By which names a model is found, and which names cannot be given."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -78,14 +79,22 @@ def test_what_is_served_no_more_is_not_found_by_any_name():
 
 async def test_a_model_of_another_kind_than_the_request_needs_is_refused_by_name():
     manager = manager_of([generation("writer", "w"), embedding("texts", "t")])
-    assert (await generation_model(manager, None)).id == (await generation_model(manager, "w")).id == "writer"
-    assert (await embedding_model(manager, None)).id == (await embedding_model(manager, "t")).id == "texts"
+    assert (
+        (await generation_model(manager, None, math.inf)).id
+        == (await generation_model(manager, "w", math.inf)).id
+        == "writer"
+    )
+    assert (
+        (await embedding_model(manager, None, math.inf)).id
+        == (await embedding_model(manager, "t", math.inf)).id
+        == "texts"
+    )
     with pytest.raises(BadRequest, match="texts is for embed, not for generate; use one of these: writer"):
-        await generation_model(manager, "t")
+        await generation_model(manager, "t", math.inf)
     with pytest.raises(BadRequest, match="writer is for generate, not for embed; use one of these: texts"):
-        await embedding_model(manager, "w")
+        await embedding_model(manager, "w", math.inf)
     with pytest.raises(ModelNotFound, match="serves no embedding model"):
-        await embedding_model(manager_of([generation("writer")]), None)
+        await embedding_model(manager_of([generation("writer")]), None, math.inf)
 
 
 def test_an_alias_belongs_to_one_model():

@@ -1,6 +1,7 @@
 """Reload under load: fifty valid and broken files, and no request is lost. Engines are scripted, time jumps."""
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -62,7 +63,7 @@ class World:
 
     async def request(self, name, work_s):
         """What a request does with its model: find it, have it loaded, use it."""
-        model = await self.manager.resolve(name)
+        model = await self.manager.resolve(name, math.inf)
         with model.activity.working():
             placement = model.placements[0]
             while placement.engine.state is not EngineState.READY:
@@ -148,10 +149,10 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
             caller.cancel()
         world.write({"always": {"max_outstanding": 4, "aliases": ["file4"]}})
         assert (await world.reloader.reload()).changed == ("always",)
-        assert (await world.manager.resolve("file4")).id == "always"
+        assert (await world.manager.resolve("file4", math.inf)).id == "always"
         for number in (1, 2, 3):
             with pytest.raises(ModelNotFound):
-                await world.manager.resolve(f"file{number}")
+                await world.manager.resolve(f"file{number}", math.inf)
         await asyncio.sleep(30)
         assert len(world.machine.memory) == 1, "one engine, and none of the earlier files' any more"
 

@@ -29,7 +29,7 @@ async def rerank(services: Services, request: RerankRequest) -> RerankReply:
     """
     with services.tracing.operation("rerank", request.context, {"npu.texts": len(request.documents)}) as operation:
         began = time.monotonic()
-        model = await model_of(services.manager, RERANK, RerankModel, request.model)
+        model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
         with model.activity.used_by(request.context):
             reply = await _rerank(services, model, request, operation, began)
         operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared)

@@ -98,7 +98,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
 
     Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
     """
-    model = await model_of(services.manager, KIND, TranscriptionModel, wanted.model)
+    model = await model_of(services.manager, KIND, TranscriptionModel, wanted.model, context.deadline)
     if not model.multilingual:
         if wanted.translate:
             raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")

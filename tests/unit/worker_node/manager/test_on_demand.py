@@ -1,0 +1,276 @@
+"""Models that are only installed: looked up within the deadline of who asks, a bounded number at a time, built once.
+
+The disk is scripted: a look-up waits in its thread until the test lets it go on. Time jumps.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.jumping import JumpingLoop
+from tests.support.scripted_engines import scripted_model
+from worker_node.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
+from worker_node.manager.failed import FailedModel
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.reading import FileReading
+from worker_node.models.store import ModelStore
+
+
+class Disk:
+    """A store and the building of its models, which take until `go`."""
+
+    def __init__(self, root):
+        self.store = ModelStore(root)
+        self.store.get = self.get
+        self.root = root
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.builds, self.looks = [], []
+        self.waits = {"get", "build"}
+
+    def wait(self, what):
+        if what in self.waits:
+            self.begun.set()
+            self.go.wait()
+
+    def get(self, name, _served):
+        self.looks.append(name)
+        self.wait("get")
+        if not (self.root / name).is_dir():
+            raise ModelNotFound(f"model {name} is not installed")
+        return SimpleNamespace(id=name, path=self.root / name)
+
+    def build(self, installed):
+        self.builds.append(installed.id)
+        self.wait("build")
+        return scripted_model(installed.id, [], time.monotonic, path=installed.path)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    disk = Disk(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "npu-node.json").write_text("{}")
+    yield disk
+    disk.go.set()
+
+
+def simulate(scenario, disk, failed=()):
+    """Run a scenario with a manager of that disk's models, in time that jumps."""
+    loop = JumpingLoop()
+    try:
+        manager = ModelManager(failed, disk.store, disk.build, clock=loop.time)
+        loop.run_until_complete(scenario(loop, manager))
+    finally:
+        disk.go.set()
+        manager._on_demand.reading.close()
+        loop.close()
+
+
+async def begun(event):
+    """Wait until a thread has set the event, without letting time pass."""
+    while not event.is_set():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("slow", ["get", "build"])
+def test_a_look_up_ends_by_the_deadline_and_goes_on_for_who_asks_again(disk, slow):
+    disk.waits = {slow}
+
+    async def scenario(loop, manager):
+        began = loop.time()
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded, match="while the files of models were read"):
+                await manager.resolve("one", loop.time() + 5)
+        assert loop.time() - began == pytest.approx(15)
+        disk.go.set()
+        assert (await manager.resolve("one", math.inf)).id == "one"
+        assert disk.builds == ["one"], "what was begun was not thrown away"
+
+    simulate(scenario, disk)
+
+
+def test_a_deadline_that_has_passed_is_told_without_reading_anything(disk):
+    async def scenario(loop, manager):
+        with pytest.raises(DeadlineExceeded):
+            await manager.resolve("one", loop.time() - 1)
+
+    simulate(scenario, disk)
+    assert disk.builds == []
+
+
+def test_listing_and_removing_wait_for_a_slow_disk_until_the_deadline(disk, monkeypatch):
+    def slow(*_arguments):
+        disk.go.wait()
+        return []
+
+    monkeypatch.setattr(disk.store, "installed", slow)
+    monkeypatch.setattr(disk.store, "locate", slow)
+
+    async def scenario(loop, manager):
+        for ask in (manager.installed, manager.in_store, lambda deadline: manager.delete("one", deadline=deadline)):
+            began = loop.time()
+            with pytest.raises(DeadlineExceeded):
+                await ask(began + 2)
+            assert loop.time() == pytest.approx(began + 2)
+
+    simulate(scenario, disk)
+
+
+def test_many_callers_of_one_model_are_one_look_up_and_one_build(disk):
+    async def scenario(_loop, manager):
+        callers = [asyncio.create_task(manager.resolve("one", math.inf)) for _ in range(100)]
+        await begun(disk.begun)
+        late = [asyncio.create_task(manager.resolve("one", math.inf)) for _ in range(100)]
+        await asyncio.sleep(0)
+        disk.go.set()
+        assert {model.id for model in await asyncio.gather(*callers, *late)} == {"one"}
+
+    simulate(scenario, disk)
+    assert disk.builds == ["one"]
+    assert len(disk.looks) <= 2, "one for those who came before it began, and one for those who came later"
+
+
+def test_look_ups_of_many_names_are_bounded_and_what_is_served_is_found_all_the_same(disk):
+    async def scenario(loop, manager):
+        manager.add(scripted_model("served", [], time.monotonic))
+        waiting = [asyncio.create_task(manager.resolve(f"name-{n}", math.inf)) for n in range(32)]
+        await begun(disk.begun)
+        with pytest.raises(Overloaded, match="the disk of this node is slow") as refused:
+            await manager.resolve("one", math.inf)
+        assert refused.value.retry_after == 5
+        assert (await manager.resolve("served", math.inf)).id == "served"
+        disk.go.set()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(end) for end in ended} == {ModelNotFound}
+        assert (await manager.resolve("one", math.inf)).id == "one"
+
+    simulate(scenario, disk)
+
+
+async def test_work_that_nobody_waits_for_is_not_begun_and_makes_room():
+    reading, go, begun_first, done = FileReading(threads=1, most=2), threading.Event(), threading.Event(), []
+
+    def hold():
+        begun_first.set()
+        go.wait()
+
+    first = asyncio.create_task(reading.run("first", lambda call: call(hold), math.inf))
+    await begun(begun_first)
+    second = asyncio.create_task(reading.run("second", lambda call: call(done.append, 2), math.inf))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await reading.run("third", lambda call: call(done.append, 3), math.inf)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    third = asyncio.create_task(reading.run("second", lambda call: call(done.append, 3), math.inf))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(first, third)
+    assert done == [3]
+    reading.close()
+
+
+async def test_who_waits_when_the_node_ends_is_told_so():
+    reading, go, taken = FileReading(threads=1), threading.Event(), threading.Event()
+
+    def hold():
+        taken.set()
+        go.wait()
+
+    waiting = asyncio.create_task(reading.run("first", lambda call: call(hold), math.inf))
+    await begun(taken)
+    reading.close()
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        await waiting
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        await reading.run("second", lambda call: call(hold), math.inf)
+    go.set()
+
+
+async def test_a_failure_that_is_no_error_of_the_node_is_logged_when_its_callers_have_left(caplog):
+    reading, go, taken = FileReading(), threading.Event(), threading.Event()
+
+    def fail():
+        taken.set()
+        go.wait()
+        raise OSError("the disk has gone")
+
+    caller = asyncio.create_task(reading.run("x", lambda call: call(fail), math.inf))
+    await begun(taken)
+    caller.cancel()
+    go.set()
+    while reading._tasks:
+        await asyncio.sleep(0)
+    assert [record.message for record in caplog.records] == ["reading models failed"]
+    reading.close()
+
+
+def test_a_model_that_a_reload_adds_while_it_is_built_on_demand_is_served_once(disk):
+    disk.waits = {"build"}
+
+    async def scenario(_loop, manager):
+        asking = asyncio.create_task(manager.resolve("one", math.inf))
+        await begun(disk.begun)
+        configured = scripted_model("one", [], time.monotonic)
+        manager.add(configured)
+        disk.go.set()
+        assert await asking is configured
+        assert manager.models == (configured,)
+
+    simulate(scenario, disk)
+
+
+def test_a_model_whose_files_are_removed_while_it_is_built_is_not_served(disk):
+    disk.waits = {"build"}
+
+    async def scenario(_loop, manager):
+        asking = asyncio.create_task(manager.resolve("one", math.inf))
+        await begun(disk.begun)
+        await manager.delete("one")
+        disk.go.set()
+        with pytest.raises(ModelNotFound, match="not installed"):
+            await asking
+        assert manager.models == ()
+
+    simulate(scenario, disk)
+
+
+def test_the_removal_of_another_model_does_not_harm_one_that_is_being_built(disk):
+    disk.waits = {"build"}
+
+    async def scenario(_loop, manager):
+        asking = asyncio.create_task(manager.resolve("one", math.inf))
+        await begun(disk.begun)
+        await manager.delete("two")
+        disk.go.set()
+        assert (await asking).id == "one"
+        assert [model.id for model in manager.models] == ["one"]
+
+    simulate(scenario, disk)
+
+
+def test_one_failed_model_on_a_dead_disk_does_not_hold_up_the_look_ups_of_others(disk):
+    disk.waits = set()
+
+    def hang():
+        disk.begun.set()
+        disk.go.wait()
+        raise OSError("the file system has gone")
+
+    async def scenario(loop, manager):
+        hung = asyncio.create_task(manager.resolve("broken", loop.time() + 30))
+        await begun(disk.begun)
+        assert (await manager.resolve("one", math.inf)).id == "one"
+        with pytest.raises(DeadlineExceeded):
+            await hung
+        disk.go.set()
+        with pytest.raises(EngineUnavailable, match="broken cannot be served"):
+            await manager.resolve("broken", math.inf)
+
+    simulate(scenario, disk, [FailedModel("broken", "its disk is gone", hang)])
