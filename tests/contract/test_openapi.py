@@ -44,6 +44,11 @@ def test_every_schema_is_a_schema():
         jsonschema_rs.validator_for(schema)
 
 
+def test_the_names_of_schemas_do_not_tell_where_their_classes_stand():
+    names = openapi.document()["components"]["schemas"]
+    assert [name for name in names if "__" in name] == []
+
+
 @pytest.mark.real
 async def test_the_node_serves_it(http, node):
     async with http.get(node.url + "/openapi.json") as reply:

@@ -85,14 +85,14 @@ class GenerateBody(_Common):
 class OllamaCall(DialectBody):
     """A call that the model made; its arguments are an object."""
 
-    class Function(DialectBody):
+    class OllamaCalledFunction(DialectBody):
         """What was called, and with what."""
 
         name: str
         arguments: dict[str, Any] = Field(default_factory=dict)
         index: int | None = None
 
-    function: Function
+    function: OllamaCalledFunction
     type: Literal["function"] | None = None
     id: str | None = None
 
@@ -112,7 +112,7 @@ class OllamaMessage(DialectBody):
 class OllamaTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class Function(DialectBody):
+    class OllamaOfferedFunction(DialectBody):
         """Its name, what it does, and the JSON schema of its arguments."""
 
         name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -120,7 +120,7 @@ class OllamaTool(DialectBody):
         parameters: dict[str, Any] | None = None
 
     type: Literal["function"] | None = None
-    function: Function
+    function: OllamaOfferedFunction
 
 
 class OllamaChatBody(_Common):

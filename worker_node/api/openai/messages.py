@@ -61,7 +61,7 @@ class UserMessage(DialectBody):
 class PastCall(DialectBody):
     """A call that the model made; its arguments are JSON in a string."""
 
-    class Function(DialectBody):
+    class CalledFunction(DialectBody):
         """What was called, and with what."""
 
         name: str
@@ -69,7 +69,7 @@ class PastCall(DialectBody):
 
     id: str
     type: Literal["function"]
-    function: Function
+    function: CalledFunction
 
 
 class AssistantMessage(DialectBody):

@@ -20,7 +20,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 class FunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class Function(DialectBody):
+    class OfferedFunction(DialectBody):
         """Its name, what it does, and the JSON schema of its arguments."""
 
         name: ToolName
@@ -29,7 +29,7 @@ class FunctionTool(DialectBody):
         strict: bool | None = None
 
     type: Literal["function"]
-    function: Function
+    function: OfferedFunction
 
 
 OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
@@ -38,13 +38,13 @@ OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
 class NamedChoice(DialectBody):
     """This function is to be called."""
 
-    class Function(DialectBody):
+    class ChosenFunction(DialectBody):
         """Its name."""
 
         name: ToolName
 
     type: Literal["function"]
-    function: Function
+    function: ChosenFunction
 
 
 class AllowedChoice(DialectBody):
