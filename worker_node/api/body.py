@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
 from worker_node.api.keys import DRY_RUN, IGNORED, NODE, DryRun
@@ -16,6 +16,9 @@ from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
 from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
 from worker_node.node import Node
+
+# Of a list whose one item may stand without a list around it.
+OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from worker_node.api.body import limited
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, DryRun
-from worker_node.domain import Device, EmbeddingReply, Priority, RequestContext, Route
+from worker_node.domain import Device, Priority, RequestContext, Route
 from worker_node.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -124,15 +124,6 @@ def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
         if value.casefold() == header.strip().casefold():
             return value
     raise BadRequest(f"{name} is one of {', '.join(kind)}", param=name)
-
-
-def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
-    """The headers of every embedding reply: its route and cost, its vector space, and whether the cache had it."""
-    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
-    headers["X-Space"] = reply.space
-    if reply.cached is not None:
-        headers["X-NPU-Node-Cache"] = reply.cached
-    return headers
 
 
 def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared: bool = False) -> dict[str, str]:

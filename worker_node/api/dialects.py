@@ -23,8 +23,8 @@ OVMS_PREFIX = "/v3/"
 
 Renderer = Callable[[NodeError], web.Response]
 
-# Names that a metric may have: what the tables of both dialects name, and the fields that may be limited.
-KNOWN_FIELDS = frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"}
+# Names that a metric may have whatever the task: what the dialects' tables name, and the fields that may be limited.
+SHARED_FIELDS = frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"}
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
     (OPENAI_PREFIX, openai_error_response),

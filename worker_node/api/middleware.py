@@ -13,9 +13,10 @@ from aiohttp.typedefs import Middleware
 
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import SERVER, request_id, route_template
-from worker_node.api.dialects import KNOWN_FIELDS, Renderer
+from worker_node.api.dialects import Renderer
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
 from worker_node.api.leniency import labels
+from worker_node.api.task import known_fields
 from worker_node.errors import (
     BadRequest,
     Draining,
@@ -57,7 +58,7 @@ async def list_ignored_fields(request: web.Request, response: web.StreamResponse
     response.headers["X-NPU-Node-Ignored"] = ignored.header()
     node = request.app[NODE]
     request.app[IGNORED_NAMES].note(ignored)
-    for label in labels(ignored, KNOWN_FIELDS):
+    for label in labels(ignored, known_fields()):
         node.telemetry.ignored_fields.labels(label).inc()
 
 

@@ -15,16 +15,13 @@ from worker_node.api import explain, native, replies
 from worker_node.api.dashboard import replies as dashboard_replies
 from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import replies as model_replies
-from worker_node.api.ollama import embeddings as ollama_embeddings
 from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, embeddings, tokenize
+from worker_node.api.openai import chat, completions, tokenize
 from worker_node.api.openai.responses_body import ResponsesBody
-from worker_node.api.operation import ApiOperation, Model
+from worker_node.api.operation import EVENTS, HTML, JSON, LINES, TEXT, ApiOperation, Model
 from worker_node.api.task import task_apis
 
-_JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
-_TEXT, _HTML, _BINARY = "text/plain", "text/html", "application/octet-stream"
 _ICON = "image/x-icon"
 _REFUSALS = {
     400: "the request is wrong, or asks for what cannot be had; `param` names the part",
@@ -45,68 +42,52 @@ _REFUSALS = {
 
 
 OPERATIONS = (
-    ApiOperation("get", "/health", "What the node can do now", {_JSON: replies.Health}, open=True),
-    ApiOperation("get", "/health/live", "Whether the process is up", {_JSON: replies.Status}, open=True),
-    ApiOperation("get", "/health/ready", "Whether the node can serve", {_JSON: replies.Status}, open=True),
-    ApiOperation("get", "/health/devices", "All that is known of each device", {_JSON: replies.Devices}),
-    ApiOperation("get", "/metrics", "Metrics for Prometheus", {_TEXT: None}),
-    ApiOperation("get", "/dashboard", "The dashboard's page", {_HTML: None}, open=True),
-    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {_JSON: dashboard_replies.DashboardState}),
-    ApiOperation("get", "/dashboard/history", "Its longer history", {_JSON: dashboard_replies.DashboardHistory}),
-    ApiOperation("get", "/openapi.json", "This description", {_JSON: None}),
+    ApiOperation("get", "/health", "What the node can do now", {JSON: replies.Health}, open=True),
+    ApiOperation("get", "/health/live", "Whether the process is up", {JSON: replies.Status}, open=True),
+    ApiOperation("get", "/health/ready", "Whether the node can serve", {JSON: replies.Status}, open=True),
+    ApiOperation("get", "/health/devices", "All that is known of each device", {JSON: replies.Devices}),
+    ApiOperation("get", "/metrics", "Metrics for Prometheus", {TEXT: None}),
+    ApiOperation("get", "/dashboard", "The dashboard's page", {HTML: None}, open=True),
+    ApiOperation("get", "/dashboard/state", "What the dashboard shows", {JSON: dashboard_replies.DashboardState}),
+    ApiOperation("get", "/dashboard/history", "Its longer history", {JSON: dashboard_replies.DashboardHistory}),
+    ApiOperation("get", "/openapi.json", "This description", {JSON: None}),
     ApiOperation(
-        "post", "/route/explain", "Where a request would run", {_JSON: replies.ExplanationReply}, explain.ExplainBody
-    ),
-    ApiOperation(
-        "post",
-        "/embeddings",
-        "Embed texts",
-        {_JSON: replies.Embeddings, _BINARY: None},
-        native.EmbeddingsBody,
-        inference=True,
+        "post", "/route/explain", "Where a request would run", {JSON: replies.ExplanationReply}, explain.ExplainBody
     ),
     ApiOperation(
         "post",
         "/inference",
         "Generate text",
-        {_JSON: replies.Inference, _EVENTS: None},
+        {JSON: replies.Inference, EVENTS: None},
         native.InferenceBody,
         inference=True,
     ),
-    ApiOperation("get", "/models", "All models that can be used, loaded or not", {_JSON: model_replies.NodeModels}),
-    ApiOperation("get", "/models/{id}", "One model", {_JSON: model_replies.NodeModel}),
-    ApiOperation("delete", "/models/{id}", "Remove a model and its files", {_JSON: model_replies.Deleted}),
-    ApiOperation("post", "/models/{id}/load", "Load a model", {_JSON: model_replies.ModelChange}, status=202),
+    ApiOperation("get", "/models", "All models that can be used, loaded or not", {JSON: model_replies.NodeModels}),
+    ApiOperation("get", "/models/{id}", "One model", {JSON: model_replies.NodeModel}),
+    ApiOperation("delete", "/models/{id}", "Remove a model and its files", {JSON: model_replies.Deleted}),
+    ApiOperation("post", "/models/{id}/load", "Load a model", {JSON: model_replies.ModelChange}, status=202),
     ApiOperation(
-        "post", "/models/{id}/unload", "Unload a model when idle", {_JSON: model_replies.ModelChange}, status=202
+        "post", "/models/{id}/unload", "Unload a model when idle", {JSON: model_replies.ModelChange}, status=202
     ),
     ApiOperation(
         "post",
         "/models/pull",
         "Install a model",
-        {_JSON: model_replies.PullJobReply, _EVENTS: None},
+        {JSON: model_replies.PullJobReply, EVENTS: None},
         model_pulls.PullBody,
         status=202,
     ),
     ApiOperation(
-        "get", "/models/jobs/{id}", "The progress of a pull", {_JSON: model_replies.PullJobReply, _EVENTS: None}
+        "get", "/models/jobs/{id}", "The progress of a pull", {JSON: model_replies.PullJobReply, EVENTS: None}
     ),
-    ApiOperation("post", "/admin/reload", "Read the settings again", {_JSON: model_replies.Reload}),
-    ApiOperation("get", "/v1/models", "OpenAI: list models", {_JSON: replies.OpenAIModels}),
-    ApiOperation("get", "/v1/models/{id}", "OpenAI: one model", {_JSON: replies.OpenAIModel}),
-    ApiOperation(
-        "post",
-        "/v1/embeddings",
-        "OpenAI: embed",
-        {_JSON: replies.OpenAIEmbeddings},
-        embeddings.OpenAIEmbeddingsBody,
-        inference=True,
-    ),
+    ApiOperation("post", "/admin/reload", "Read the settings again", {JSON: model_replies.Reload}),
+    ApiOperation("get", "/v1/models", "OpenAI: list models", {JSON: replies.OpenAIModels}),
+    ApiOperation("get", "/v1/models/{id}", "OpenAI: one model", {JSON: replies.OpenAIModel}),
     ApiOperation(
         "post",
         "/v1/completions",
         "OpenAI: continue text",
-        {_JSON: replies.Completion, _EVENTS: None},
+        {JSON: replies.Completion, EVENTS: None},
         completions.CompletionsBody,
         inference=True,
     ),
@@ -114,7 +95,7 @@ OPERATIONS = (
         "post",
         "/v1/chat/completions",
         "OpenAI: answer a conversation",
-        {_JSON: replies.ChatCompletion, _EVENTS: None},
+        {JSON: replies.ChatCompletion, EVENTS: None},
         chat.ChatBody,
         inference=True,
     ),
@@ -122,28 +103,28 @@ OPERATIONS = (
         "post",
         "/v1/responses",
         "OpenAI: answer, stored for later turns",
-        {_JSON: replies.OpenAIResponse, _EVENTS: None},
+        {JSON: replies.OpenAIResponse, EVENTS: None},
         ResponsesBody,
         inference=True,
     ),
-    ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {_JSON: replies.OpenAIResponse}),
-    ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {_JSON: replies.OpenAIDeleted}),
-    ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {_JSON: replies.OpenAIItems}),
-    ApiOperation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {_JSON: None}),
-    ApiOperation("post", "/tokenize", "vLLM: tokens of a prompt", {_JSON: replies.Tokenized}, tokenize.TokenizeBody),
-    ApiOperation("post", "/detokenize", "vLLM: text of tokens", {_JSON: replies.Detokenized}, tokenize.DetokenizeBody),
-    ApiOperation("get", "/", "Ollama: it is running; to a browser: links", {_TEXT: None, _HTML: None}, open=True),
-    ApiOperation("get", "/docs", "This description, for people", {_HTML: None}, open=True),
+    ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {JSON: replies.OpenAIResponse}),
+    ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {JSON: replies.OpenAIDeleted}),
+    ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {JSON: replies.OpenAIItems}),
+    ApiOperation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {JSON: None}),
+    ApiOperation("post", "/tokenize", "vLLM: tokens of a prompt", {JSON: replies.Tokenized}, tokenize.TokenizeBody),
+    ApiOperation("post", "/detokenize", "vLLM: text of tokens", {JSON: replies.Detokenized}, tokenize.DetokenizeBody),
+    ApiOperation("get", "/", "Ollama: it is running; to a browser: links", {TEXT: None, HTML: None}, open=True),
+    ApiOperation("get", "/docs", "This description, for people", {HTML: None}, open=True),
     ApiOperation("get", "/favicon.ico", "The icon of the pages", {_ICON: None}, open=True),
-    ApiOperation("get", "/api/version", "Ollama: version of the API", {_JSON: replies.OllamaVersion}),
-    ApiOperation("get", "/api/tags", "Ollama: list models", {_JSON: replies.OllamaModels}),
-    ApiOperation("get", "/api/ps", "Ollama: models in memory", {_JSON: replies.OllamaModels}),
-    ApiOperation("post", "/api/show", "Ollama: one model", {_JSON: replies.OllamaShow}, ollama_models.ShowBody),
+    ApiOperation("get", "/api/version", "Ollama: version of the API", {JSON: replies.OllamaVersion}),
+    ApiOperation("get", "/api/tags", "Ollama: list models", {JSON: replies.OllamaModels}),
+    ApiOperation("get", "/api/ps", "Ollama: models in memory", {JSON: replies.OllamaModels}),
+    ApiOperation("post", "/api/show", "Ollama: one model", {JSON: replies.OllamaShow}, ollama_models.ShowBody),
     ApiOperation(
         "post",
         "/api/generate",
         "Ollama: continue a prompt",
-        {_JSON: replies.OllamaFrame, _LINES: None},
+        {JSON: replies.OllamaFrame, LINES: None},
         ollama_generation.GenerateBody,
         inference=True,
     ),
@@ -151,31 +132,15 @@ OPERATIONS = (
         "post",
         "/api/chat",
         "Ollama: answer a conversation",
-        {_JSON: replies.OllamaFrame, _LINES: None},
+        {JSON: replies.OllamaFrame, LINES: None},
         ollama_generation.OllamaChatBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/api/embed",
-        "Ollama: embed",
-        {_JSON: replies.OllamaEmbed},
-        ollama_embeddings.EmbedBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/api/embeddings",
-        "Ollama: embed one text",
-        {_JSON: replies.OllamaEmbedding},
-        ollama_embeddings.OllamaEmbeddingsBody,
         inference=True,
     ),
     ApiOperation(
         "post",
         "/api/pull",
         "Ollama: install a model",
-        {_JSON: replies.OllamaStatus, _LINES: None},
+        {JSON: replies.OllamaStatus, LINES: None},
         ollama_models.OllamaPullBody,
     ),
     ApiOperation("delete", "/api/delete", "Ollama: remove a model", {}, ollama_models.NamedBody),
@@ -191,7 +156,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _openapi(_request: web.Request) -> web.Response:
-    return web.Response(body=_body(), content_type=_JSON, charset="utf-8")
+    return web.Response(body=_body(), content_type=JSON, charset="utf-8")
 
 
 @functools.cache
@@ -233,7 +198,7 @@ def document() -> dict[str, Any]:
 
 def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, Any]:
     ollama = operation.path.startswith("/api/")
-    error = {_JSON: {"schema": refs[replies.OllamaError if ollama else replies.Error]}}
+    error = {JSON: {"schema": refs[replies.OllamaError if ollama else replies.Error]}}
     success: dict[str, Any] = {"description": "done"}
     if operation.replies:
         success["content"] = {
@@ -246,7 +211,7 @@ def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, A
         answers["503"] = {"description": "it cannot serve now", "content": success["content"]}
     described: dict[str, Any] = {"summary": operation.summary, "responses": answers}
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": refs[operation.body]}}}
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": refs[operation.body]}}}
     if operation.open:
         described["security"] = []
     parameters = [_header(name, schema) for name, schema in _HEADERS.items() if operation.inference]

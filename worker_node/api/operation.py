@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 Model = type[BaseModel]
+# Content types of replies.
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)

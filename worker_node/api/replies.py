@@ -71,25 +71,6 @@ class ExplanationReply(Reply):
     placements: list[dict[str, Any]]
 
 
-class NativeUsage(Reply):
-    """Tokens in."""
-
-    prompt_tokens: int
-
-
-class Embeddings(Reply):
-    """POST /embeddings."""
-
-    model: str
-    device: str
-    dimensions: int
-    space: str
-    embeddings: list[list[float]]
-    usage: NativeUsage
-    timing_ms: dict[str, float | None]
-    npu_busy_delta_us: int | None
-
-
 class Inference(Reply):
     """POST /inference."""
 
@@ -119,29 +100,12 @@ class OpenAIModels(Reply):
     data: list[OpenAIModel]
 
 
-class OpenAIEmbedding(Reply):
-    """One vector, as numbers or as base64 of little-endian float32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
 class OpenAIUsage(Reply):
     """Tokens in and out."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
-
-
-class OpenAIEmbeddings(Reply):
-    """POST /v1/embeddings."""
-
-    object: Literal["list"]
-    model: str
-    data: list[OpenAIEmbedding]
-    usage: OpenAIUsage
 
 
 class ChatChoice(Reply):
@@ -257,22 +221,6 @@ class OllamaFrame(Reply):
     created_at: str
     done: bool
     done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)
-
-
-class OllamaEmbed(Reply):
-    """POST /api/embed."""
-
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
-class OllamaEmbedding(Reply):
-    """POST /api/embeddings."""
-
-    embedding: list[float]
 
 
 class OllamaStatus(Reply):

@@ -5,13 +5,14 @@ A task names an object of `TaskApi` in its registration (`registry.Task.api`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from aiohttp import web
 
-from worker_node.api.dialects import Renderer, renderer
+from worker_node.api.dialects import SHARED_FIELDS, Renderer, renderer
 from worker_node.api.operation import ApiOperation
 from worker_node.registry import load, tasks
 from worker_node.telemetry import Telemetry
@@ -23,11 +24,14 @@ class TaskApi:
 
     `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
     another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
+    `fields` are those of other servers' requests that the task's bodies know without having a use for them: the metric
+    of ignored fields names them.
     """
 
     routes: Callable[[], list[web.RouteDef]]
     operations: tuple[ApiOperation, ...] = ()
     errors: Mapping[str, Renderer] = field(default_factory=dict)
+    fields: frozenset[str] = frozenset()
     metrics: Callable[[Telemetry], object] | None = None
 
 
@@ -36,6 +40,12 @@ def task_apis() -> Iterator[TaskApi]:
     for task in tasks().values():
         if task.api is not None:
             yield cast("TaskApi", load(task.api))
+
+
+@functools.cache
+def known_fields() -> frozenset[str]:
+    """Names of fields that a metric may have: what the dialects and the tasks name."""
+    return SHARED_FIELDS.union(*(api.fields for api in task_apis()))
 
 
 def error_form(path: str) -> Renderer:

@@ -137,13 +137,6 @@ COMPLETIONS: Table = {
     "suffix": Unsupported(_INFILL),
 }
 
-EMBEDDINGS: Table = {
-    **ACCOUNTING,
-    **hints("embd_normalize"),
-    "add_special_tokens": Unsupported("send token ids for a text without special tokens", (True,)),
-    "messages": Unsupported("send the text as input"),
-}
-
 RESPONSES: Table = {
     **ACCOUNTING,
     **STYLE,
@@ -165,4 +158,4 @@ MESSAGE: Table = {
     **hints("annotations", "cache_breakpoint", "cache_control", "name", "reasoning", "reasoning_details"),
 }
 
-TABLES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGE, TOKENIZE)
+TABLES = (CHAT, COMPLETIONS, RESPONSES, MESSAGE, TOKENIZE)

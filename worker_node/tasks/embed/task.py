@@ -15,5 +15,5 @@ TASK = Task(
         "worker_node.tasks.embed.static_options",
     ),
     serving="worker_node.tasks.embed.serving.building:EMBED",
-    api="worker_node.tasks.embed.api:API",
+    api="worker_node.tasks.embed.api.registration:API",
 )

@@ -13,7 +13,7 @@ from worker_node.api.task import TaskApi
 def _routes() -> list[web.RouteDef]:
     openai = (tokenize, completions, chat, responses, responses_stored)
     return [
-        *native.generation_routes(),
+        *native.routes(),
         *(route for dialect in openai for route in dialect.routes()),
         *ollama.routes(),
     ]

@@ -13,6 +13,7 @@ from worker_node.api.leniency import HINT, Hint, Unsupported
 from worker_node.api.ollama import table as ollama
 from worker_node.api.openai import table as openai
 from worker_node.settings import NodeSettings
+from worker_node.tasks.embed.api.openai import EMBEDDINGS
 
 HEADER = "X-NPU-Node-Ignored"
 TURN = {"role": "user", "content": "Hello"}
@@ -28,7 +29,7 @@ BODIES = {
 TABLES = {
     "/v1/chat/completions": openai.CHAT,
     "/v1/completions": openai.COMPLETIONS,
-    "/v1/embeddings": openai.EMBEDDINGS,
+    "/v1/embeddings": EMBEDDINGS,
     "/v1/responses": openai.RESPONSES,
     "/api/generate": ollama.GENERATE,
     "/api/chat": ollama.CHAT,

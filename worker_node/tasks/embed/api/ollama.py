@@ -9,17 +9,18 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
-from worker_node.api.context import embedding_headers, request_context
+from worker_node.api.context import request_context
 from worker_node.api.keep_alive import KeepAlive, keeping
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
 from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.ollama.residents import patient, served
-from worker_node.api.vectors import rows_json
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
 from worker_node.errors import BadRequest
 from worker_node.serving.embedding import embed
+from worker_node.tasks.embed.api.headers import embedding_headers
+from worker_node.tasks.embed.api.vectors import rows_json
 
 
 class EmbedBody(DialectBody):

@@ -9,19 +9,28 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.body import DialectBody, read_body
-from worker_node.api.context import embedding_headers, request_context
+from worker_node.api.context import request_context
 from worker_node.api.keys import IGNORED, NODE
-from worker_node.api.leniency import Table
+from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.api.middleware import inference
-from worker_node.api.openai.table import EMBEDDINGS
-from worker_node.api.vectors import embedding_objects
+from worker_node.api.openai.table import ACCOUNTING
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.embedding import embed
 from worker_node.serving.embedding_forms import INPUT_TYPES
 from worker_node.serving.models import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.api.headers import embedding_headers
+from worker_node.tasks.embed.api.vectors import embedding_objects
 
 Ids = Annotated[list[int], Field(min_length=1)]
+
+
+EMBEDDINGS: Table = {
+    **ACCOUNTING,
+    **hints("embd_normalize"),
+    "add_special_tokens": Unsupported("send token ids for a text without special tokens", (True,)),
+    "messages": Unsupported("send the text as input"),
+}
 
 
 class OpenAIEmbeddingsBody(DialectBody):
