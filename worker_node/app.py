@@ -26,8 +26,6 @@ from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import routes as node_models
 from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import models as openai_models
-from worker_node.api.openai import responses_stored
-from worker_node.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.api.pages import routes as pages
 from worker_node.api.task import error_form, task_apis
@@ -68,8 +66,6 @@ def make_app(node: Node) -> web.Application:
     app[dashboard.HISTORIES] = Histories()
     app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
-    app[responses_stored.RESPONSES] = _response_store(node.settings)
-    app.cleanup_ctx.append(responses_stored.forget_expired)
     node.telemetry.registry.register(metrics.NodeCollector(node))
     app[model_pulls.PULLS] = model_pulls.PullJobs()
     people = (pages, health, explain, metrics, dashboard, openapi)
@@ -79,6 +75,8 @@ def make_app(node: Node) -> web.Application:
     for routes in (*rooms, *(api.routes for api in of_tasks)):
         app.add_routes(answering_expectations(also_below_v3(routes())))
     for api in of_tasks:
+        if api.prepare is not None:
+            api.prepare(app, node)
         if api.metrics is not None:
             api.metrics(node.telemetry)
     return app
@@ -86,8 +84,3 @@ def make_app(node: Node) -> web.Application:
 
 def _keys(settings: NodeSettings) -> list[str]:
     return [key.get_secret_value() for key in settings.api_keys]
-
-
-def _response_store(settings: NodeSettings) -> ResponseStore:
-    limits = StoreLimits(settings.stored_responses, settings.stored_response_bytes, settings.stored_response_s)
-    return ResponseStore(limits)

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from worker_node.api.errors import error_response
 from worker_node.api.ollama.errors import ollama_error_response
-from worker_node.api.ollama.table import TABLES as OLLAMA_TABLES
+from worker_node.api.ollama.table import OPTIONS
+from worker_node.api.openai.accounting import ACCOUNTING
 from worker_node.api.openai.errors import openai_error_response
-from worker_node.api.openai.table import TABLES as OPENAI_TABLES
 from worker_node.errors import NodeError
 
 OPENAI_PREFIX = "/v1/"
@@ -23,8 +23,8 @@ OVMS_PREFIX = "/v3/"
 
 Renderer = Callable[[NodeError], web.Response]
 
-# Names that a metric may have whatever the task: what the dialects' tables name, and the fields that may be limited.
-SHARED_FIELDS = frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"}
+# Names that a metric may have whatever the task.
+SHARED_FIELDS = frozenset((*OPTIONS, *ACCOUNTING))
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
     (OPENAI_PREFIX, openai_error_response),

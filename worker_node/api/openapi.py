@@ -11,14 +11,11 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from worker_node import __version__
-from worker_node.api import explain, native, replies
+from worker_node.api import explain, replies
 from worker_node.api.dashboard import replies as dashboard_replies
 from worker_node.api.models import pulling as model_pulls
 from worker_node.api.models import replies as model_replies
-from worker_node.api.ollama import generation as ollama_generation
 from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import chat, completions, tokenize
-from worker_node.api.openai.responses_body import ResponsesBody
 from worker_node.api.operation import EVENTS, HTML, JSON, LINES, TEXT, ApiOperation, Model
 from worker_node.api.task import task_apis
 
@@ -54,14 +51,6 @@ OPERATIONS = (
     ApiOperation(
         "post", "/route/explain", "Where a request would run", {JSON: replies.ExplanationReply}, explain.ExplainBody
     ),
-    ApiOperation(
-        "post",
-        "/inference",
-        "Generate text",
-        {JSON: replies.Inference, EVENTS: None},
-        native.InferenceBody,
-        inference=True,
-    ),
     ApiOperation("get", "/models", "All models that can be used, loaded or not", {JSON: model_replies.NodeModels}),
     ApiOperation("get", "/models/{id}", "One model", {JSON: model_replies.NodeModel}),
     ApiOperation("delete", "/models/{id}", "Remove a model and its files", {JSON: model_replies.Deleted}),
@@ -83,36 +72,6 @@ OPERATIONS = (
     ApiOperation("post", "/admin/reload", "Read the settings again", {JSON: model_replies.Reload}),
     ApiOperation("get", "/v1/models", "OpenAI: list models", {JSON: replies.OpenAIModels}),
     ApiOperation("get", "/v1/models/{id}", "OpenAI: one model", {JSON: replies.OpenAIModel}),
-    ApiOperation(
-        "post",
-        "/v1/completions",
-        "OpenAI: continue text",
-        {JSON: replies.Completion, EVENTS: None},
-        completions.CompletionsBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/v1/chat/completions",
-        "OpenAI: answer a conversation",
-        {JSON: replies.ChatCompletion, EVENTS: None},
-        chat.ChatBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/v1/responses",
-        "OpenAI: answer, stored for later turns",
-        {JSON: replies.OpenAIResponse, EVENTS: None},
-        ResponsesBody,
-        inference=True,
-    ),
-    ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {JSON: replies.OpenAIResponse}),
-    ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {JSON: replies.OpenAIDeleted}),
-    ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {JSON: replies.OpenAIItems}),
-    ApiOperation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {JSON: None}),
-    ApiOperation("post", "/tokenize", "vLLM: tokens of a prompt", {JSON: replies.Tokenized}, tokenize.TokenizeBody),
-    ApiOperation("post", "/detokenize", "vLLM: text of tokens", {JSON: replies.Detokenized}, tokenize.DetokenizeBody),
     ApiOperation("get", "/", "Ollama: it is running; to a browser: links", {TEXT: None, HTML: None}, open=True),
     ApiOperation("get", "/docs", "This description, for people", {HTML: None}, open=True),
     ApiOperation("get", "/favicon.ico", "The icon of the pages", {_ICON: None}, open=True),
@@ -120,22 +79,6 @@ OPERATIONS = (
     ApiOperation("get", "/api/tags", "Ollama: list models", {JSON: replies.OllamaModels}),
     ApiOperation("get", "/api/ps", "Ollama: models in memory", {JSON: replies.OllamaModels}),
     ApiOperation("post", "/api/show", "Ollama: one model", {JSON: replies.OllamaShow}, ollama_models.ShowBody),
-    ApiOperation(
-        "post",
-        "/api/generate",
-        "Ollama: continue a prompt",
-        {JSON: replies.OllamaFrame, LINES: None},
-        ollama_generation.GenerateBody,
-        inference=True,
-    ),
-    ApiOperation(
-        "post",
-        "/api/chat",
-        "Ollama: answer a conversation",
-        {JSON: replies.OllamaFrame, LINES: None},
-        ollama_generation.OllamaChatBody,
-        inference=True,
-    ),
     ApiOperation(
         "post",
         "/api/pull",

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from worker_node.api.dialects import SHARED_FIELDS, Renderer, renderer
 from worker_node.api.operation import ApiOperation
+from worker_node.node import Node
 from worker_node.registry import load, tasks
 from worker_node.telemetry import Telemetry
 
@@ -25,13 +26,14 @@ class TaskApi:
     `operations` describe the routes in /openapi.json. `errors` gives the form of errors at paths whose clients expect
     another than their prefix has. `metrics` declares the task's own metrics, which are then there from the start.
     `fields` are those of other servers' requests that the task's bodies know without having a use for them: the metric
-    of ignored fields names them.
+    of ignored fields names them. `prepare` gives the application what the routes need beside the node.
     """
 
     routes: Callable[[], list[web.RouteDef]]
     operations: tuple[ApiOperation, ...] = ()
     errors: Mapping[str, Renderer] = field(default_factory=dict)
     fields: frozenset[str] = frozenset()
+    prepare: Callable[[web.Application, Node], None] | None = None
     metrics: Callable[[Telemetry], object] | None = None
 
 

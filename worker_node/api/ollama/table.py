@@ -1,4 +1,4 @@
-"""The fields of Ollama's dialect that this node does not implement."""
+"""The `options` of Ollama's dialect that this node does not implement."""
 
 from __future__ import annotations
 
@@ -34,19 +34,3 @@ OPTIONS: Table = {
     "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
     "typical_p": Unsupported("this engine has no typical sampling", (1,)),
 }
-
-GENERATE: Table = {
-    **hints("truncate"),
-    "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
-    "logprobs": Unsupported("use /v1/completions"),
-    "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
-    "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
-    "top_logprobs": Unsupported("use /v1/completions"),
-}
-
-CHAT: Table = {
-    "logprobs": Unsupported("use /v1/chat/completions"),
-    "top_logprobs": Unsupported("use /v1/chat/completions"),
-}
-
-TABLES = (OPTIONS, GENERATE, CHAT)

@@ -30,14 +30,13 @@ def reference() -> str:
 
 
 def _operations(paths: _Json) -> Iterator[str]:
-    group = None
-    for path, methods in paths.items():
-        if (own := _group(path)) != group:
-            group = own
-            yield f"<h2>{escape(group)}</h2>"
-        for method in _METHODS:
-            if method in methods:
-                yield _operation(method, path, methods[method])
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(_group(path), []).append(path)
+    for group, members in groups.items():
+        yield f"<h2>{escape(group)}</h2>"
+        for path in members:
+            yield from (_operation(method, path, paths[path][method]) for method in _METHODS if method in paths[path])
 
 
 def _group(path: str) -> str:

@@ -16,5 +16,5 @@ TASK = Task(
         "worker_node.tasks.generate.stateful_options",
     ),
     serving="worker_node.tasks.generate.serving.building:GENERATE",
-    api="worker_node.tasks.generate.api:API",
+    api="worker_node.tasks.generate.api.registration:API",
 )

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.writing import EMBEDDER, WRITER, writing
 from worker_node.api.leniency import HINT, Hint, Unsupported
-from worker_node.api.ollama import table as ollama
-from worker_node.api.openai import table as openai
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.api.openai import EMBEDDINGS
+from worker_node.tasks.generate.api.ollama import table as ollama
+from worker_node.tasks.generate.api.openai import table as openai
 
 HEADER = "X-NPU-Node-Ignored"
 TURN = {"role": "user", "content": "Hello"}

@@ -5,12 +5,12 @@ import time
 import pytest
 
 from tests.support.application import application, built_models
-from worker_node.api.ollama.generation import OllamaChatBody, _conversation
-from worker_node.api.openai.chat import ChatBody
-from worker_node.api.openai.responses_body import ResponsesBody
-from worker_node.api.pictures import MAX_PICTURE_BYTES, picture, picture_of_url
 from worker_node.domain import Picture, RequestContext
 from worker_node.errors import BadRequest, PayloadTooLarge
+from worker_node.tasks.generate.api.ollama.generation import OllamaChatBody, _conversation
+from worker_node.tasks.generate.api.openai.chat import ChatBody
+from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
+from worker_node.tasks.generate.api.pictures import MAX_PICTURE_BYTES, picture, picture_of_url
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"

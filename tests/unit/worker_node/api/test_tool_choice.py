@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from worker_node.api.openai.chat import ChatBody
-from worker_node.api.openai.responses_body import ResponsesBody
 from worker_node.domain import RequestContext
 from worker_node.errors import BadRequest
+from worker_node.tasks.generate.api.openai.chat import ChatBody
+from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
 
 CONTEXT = RequestContext("test", 0, 1)
 

@@ -13,7 +13,7 @@ from worker_node.api.context import request_context
 from worker_node.api.keys import IGNORED, NODE
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.api.middleware import inference
-from worker_node.api.openai.table import ACCOUNTING
+from worker_node.api.openai.accounting import ACCOUNTING
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.serving.embedding import embed

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 
 from worker_node.api.authorization import API_KEYS
 from worker_node.api.keys import IGNORED
-from worker_node.api.openai.reply import new_id
-from worker_node.api.openai.response_store import ResponseStore, StoredItem, StoredResponse
-from worker_node.api.openai.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
 from worker_node.errors import BadRequest, ResponseNotFound, UnsupportedParameter
+from worker_node.tasks.generate.api.openai.reply import new_id
+from worker_node.tasks.generate.api.openai.response_store import ResponseStore, StoredItem, StoredResponse
+from worker_node.tasks.generate.api.openai.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
 
 Json = dict[str, Any]
 RESPONSES = web.AppKey("responses", ResponseStore)

@@ -12,12 +12,12 @@ from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
-from worker_node.api.openai.messages import ChatMessage, conversation
-from worker_node.api.openai.table import TOKENIZE
-from worker_node.api.openai.template import rendering
 from worker_node.errors import BadRequest
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.models import GenerationModel, generation_model
+from worker_node.tasks.generate.api.openai.messages import ChatMessage, conversation
+from worker_node.tasks.generate.api.openai.table import TOKENIZE
+from worker_node.tasks.generate.api.openai.template import rendering
 
 _MAX_TOKENS = 1_000_000
 

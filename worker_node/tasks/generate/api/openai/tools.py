@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
-from worker_node.api.openai.kinds import only_functions
 from worker_node.domain import AnswerSchema, Tool, ToolUse
 from worker_node.errors import BadRequest
+from worker_node.tasks.generate.api.openai.kinds import only_functions
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.keep_alive import KeepAlive
-from worker_node.api.openai.guided import GuidedFields
-from worker_node.api.openai.stream import UsageOfChunks
 from worker_node.api.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
 from worker_node.domain import Priority, RequestContext
+from worker_node.tasks.generate.api.openai.guided import GuidedFields
+from worker_node.tasks.generate.api.openai.stream import UsageOfChunks
 
 # What the schema takes; a model's own best_of_limit decides.
 MAX_CHOICES = 128

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's dialect that this node does not implement: OpenAI's own and those that local servers add.
+"""The fields of OpenAI's generation routes that this node does not implement, local servers' additions among them.
 
 Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
 """
@@ -6,7 +6,8 @@ Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
 from __future__ import annotations
 
 from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.api.openai.guided import REFUSED
+from worker_node.api.openai.accounting import ACCOUNTING
+from worker_node.tasks.generate.api.openai.guided import REFUSED
 
 _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
@@ -14,42 +15,6 @@ _SEARCH = "this node searches nothing; offer a tool that does"
 _TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 _INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
 _PROMPT_LOGPROBS = "the engine tells no reliable probabilities of the prompt's tokens"
-
-# They change where or for whom a request is accounted, stored or routed, never what the answer is.
-ACCOUNTING = hints(
-    "cache_control",
-    "metadata",
-    "moderation",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "user",
-    # OpenRouter's
-    "models",
-    "provider",
-    "route",
-    "session_id",
-    "trace",
-    "transforms",
-    "usage",
-    # vLLM's
-    "cache_salt",
-    "kv_transfer_params",
-    "mm_processor_kwargs",
-    "request_id",
-    "vllm_xargs",
-    # llama.cpp's
-    "cache_prompt",
-    "id_slot",
-    "n_cache_reuse",
-    "n_keep",
-    "return_progress",
-    "slot_id",
-    "sse_ping_interval",
-    "timings_per_token",
-)
 
 # How long or in which manner a model thinks and writes: no model has to do as it is told.
 STYLE = hints(

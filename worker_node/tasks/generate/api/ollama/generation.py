@@ -15,13 +15,10 @@ from worker_node.api.keep_alive import KeepAlive, keeping, seconds_of
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
 from worker_node.api.ollama.residents import patient, resident, served
-from worker_node.api.ollama.table import CHAT, GENERATE
-from worker_node.api.pictures import picture
 from worker_node.api.sse import LineStream
 from worker_node.domain import (
     Finished,
@@ -37,6 +34,9 @@ from worker_node.domain import (
 from worker_node.errors import BadRequest, NodeError
 from worker_node.manager.served import ServedModel
 from worker_node.serving.generation import GenerationRun, generate
+from worker_node.tasks.generate.api.ollama.answers import Chatted, Frames, Generated
+from worker_node.tasks.generate.api.ollama.table import CHAT, GENERATE
+from worker_node.tasks.generate.api.pictures import picture
 
 
 class _Common(DialectBody):

@@ -14,15 +14,18 @@ from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.api.openai.chat_chunks import ChatChunks, whole_message
-from worker_node.api.openai.fields import NumberOf, SamplingFields
-from worker_node.api.openai.logprobs import chat_logprobs, known_alternatives
-from worker_node.api.openai.messages import ChatMessage, conversation
-from worker_node.api.openai.reply import Envelope, collect, json_response, new_id, usage
-from worker_node.api.openai.stream import stream_chunks
-from worker_node.api.openai.table import CHAT
-from worker_node.api.openai.template import rendering
-from worker_node.api.openai.tools import (
+from worker_node.domain import GenerationRequest, RequestContext, ToolUse
+from worker_node.errors import BadRequest
+from worker_node.serving.choices import generate_choices, repeated
+from worker_node.tasks.generate.api.openai.chat_chunks import ChatChunks, whole_message
+from worker_node.tasks.generate.api.openai.fields import NumberOf, SamplingFields
+from worker_node.tasks.generate.api.openai.logprobs import chat_logprobs, known_alternatives
+from worker_node.tasks.generate.api.openai.messages import ChatMessage, conversation
+from worker_node.tasks.generate.api.openai.reply import Envelope, collect, json_response, new_id, usage
+from worker_node.tasks.generate.api.openai.stream import stream_chunks
+from worker_node.tasks.generate.api.openai.table import CHAT
+from worker_node.tasks.generate.api.openai.template import rendering
+from worker_node.tasks.generate.api.openai.tools import (
     MAX_TOOLS,
     AllowedChoice,
     Choice,
@@ -34,9 +37,6 @@ from worker_node.api.openai.tools import (
     schema_of,
     tool_use,
 )
-from worker_node.domain import GenerationRequest, RequestContext, ToolUse
-from worker_node.errors import BadRequest
-from worker_node.serving.choices import generate_choices, repeated
 
 
 class ChatBody(SamplingFields):
