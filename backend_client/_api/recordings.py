@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -48,6 +49,18 @@ async def _read(read: Callable[[], Any]) -> bytes:
         if isinstance(content, bytes):
             return content
     raise InvalidArgument(f"audio cannot be read: {problem}", param="audio")
+
+
+def form_value(value: Any, name: str) -> str:
+    """An option as a field of a form. Raises InvalidArgument."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, Mapping):
+        return str(value)
+    try:
+        return json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{name} has no JSON form ({error})", param=name) from error
 
 
 def transcription_fields(body: Any) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from backend_client._api import arguments
 from backend_client._api.chat_reply import origin_fields
 from backend_client._api.client_base import ClientBase
-from backend_client._api.recordings import Audio, read_recording, transcription_fields
+from backend_client._api.recordings import Audio, form_value, read_recording, transcription_fields
 from backend_client._protocol.jobs import Exchange, split_options
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.results import RankedDocument, RerankOptions, RerankResult, TranscribeOptions, Transcription
@@ -65,7 +65,7 @@ class TaskMethods(ClientBase):
             raise DeadlineExceeded("the call's time was up before the recording was read; increase `timeout`")
         granularities = fields.pop("timestamp_granularities", None)
         body: dict[str, Any] = {"response_format": "verbose_json"}
-        body |= {field: str(value) for field, value in fields.items()}
+        body |= {field: form_value(value, field) for field, value in fields.items()}
         if granularities is not None:
             body["timestamp_granularities[]"] = arguments.words(
                 granularities, "timestamp_granularities", ("word", "segment")

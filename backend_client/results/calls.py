@@ -97,10 +97,14 @@ class RerankOptions(CallOptions, total=False):
 class TranscribeOptions(CallOptions, total=False):
     """`language`: the code of the spoken language; else it is detected. `prompt`: text that came before.
 
-    `timestamp_granularities`: what gets times, segments (the default), words, or both.
+    `timestamp_granularities`: what gets times, segments (the default), words, or both. `vad_filter`: skip what is not
+    speech (True) or nothing (False); else the node decides. `chunking_strategy` is OpenAI's word for it: "auto", or an
+    object of type "server_vad" with `threshold`, `silence_duration_ms` and `prefix_padding_ms`.
     """
 
     language: str | None
     prompt: str | None
     temperature: float | None
     timestamp_granularities: list[Literal["word", "segment"]] | None
+    vad_filter: bool | None
+    chunking_strategy: Literal["auto"] | dict[str, Any] | None

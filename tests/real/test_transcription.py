@@ -28,6 +28,7 @@ from tests.support.speech import SPEECH, pcm, reference_words, word_errors
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.models.store import ModelStore
+from worker_node.tasks.transcribe.files import VOICE_MODEL
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
 from worker_node.tasks.transcribe.runner import TranscribeRunner
 
@@ -43,6 +44,7 @@ ON_CPU = {"X-NPU-Require-Device": "CPU"}
 def node(tmp_path_factory):
     store = ModelStore()
     store.pull(MODEL)
+    store.pull(VOICE_MODEL)
     config = tmp_path_factory.mktemp("speech") / "node.toml"
     config.write_text(
         f'[[models]]\nname = "{MODEL}"\nplacements = ["NPU", "CPU"]\nmax_audio_minutes = 2\nmax_audio_mb = 8\n'
@@ -147,6 +149,60 @@ async def test_silence_has_no_words(send):
     assert headers["X-NPU-Node-Device"] == "NPU"
 
 
+def noise(seconds):
+    """Faint noise, louder than what counts as silence."""
+    return np.random.default_rng(5).normal(0, 150, round(seconds * 16_000)).astype(np.int16)
+
+
+async def test_silence_is_skipped_and_times_stay_those_of_the_recording(send, node, http):
+    """Two sentences in 90 s of noise, in any of which alone the model would invent words."""
+    (first, said), (second, answered) = list(SPEECH.items())[:2]
+    parts = [noise(15), pcm(first), noise(45), pcm(second), noise(20)]
+    places = np.cumsum([0, *map(len, parts)]) / 16_000
+    granularities = {"timestamp_granularities[]": ["word", "segment"]}
+    before = await skipped(node, http)
+    status, _, body = await send(
+        wav(np.concatenate(parts)), response_format="verbose_json", vad_filter="true", headers=ON_CPU, **granularities
+    )
+    assert status == 200, body
+    assert word_errors(body["text"], f"{said} {answered}") <= 3
+    assert body["duration"] == pytest.approx(places[-1], abs=0.01)
+    for kind, text in (("words", "word"), ("segments", "text")):
+        spoken = [
+            " ".join(part[text] for part in body[kind] if begin - 0.4 <= part["start"] < part["end"] <= end + 0.4)
+            for begin, end in (places[1:3], places[3:5])
+        ]
+        assert sum(map(word_errors, spoken, (said, answered))) <= 3, body[kind]
+    assert await skipped(node, http) - before == pytest.approx(80, abs=3)
+
+
+async def skipped(node, http):
+    """Seconds of audio that the node has skipped."""
+    async with http.get(node.url + "/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("npu_node_audio_skipped_seconds"))
+
+
+async def test_audio_without_speech_has_no_text(node):
+    """In the words of OpenAI's SDK."""
+    async with straight(node.url) as client:
+        said = await client.audio.transcriptions.create(
+            model="whisper-1",
+            file=("a.wav", wav(noise(60))),
+            chunking_strategy={"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 200},
+        )
+    assert said.text == ""
+
+
+async def test_the_network_that_finds_speech_is_no_model_to_ask(node, http):
+    body = {"model": VOICE_MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        assert reply.status == 404
+        assert "part of other models" in (await reply.json())["error"]["message"]
+    async with http.get(node.url + "/v1/models") as reply:
+        assert VOICE_MODEL not in [model["id"] for model in (await reply.json())["data"]]
+
+
 @pytest.mark.parametrize(
     ("content", "fields", "status", "says"),
     [
@@ -161,6 +217,8 @@ async def test_silence_has_no_words(send):
         (b"x", {"language": "../etc"}, 400, "language is a code"),
         (b"x", {"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json"),
         (b"x", {"stream": "maybe"}, 400, "stream is true or false"),
+        (b"x", {"vad_filter": "maybe"}, 400, "vad_filter is true or false"),
+        (b"x", {"chunking_strategy": '{"type":"semantic"}'}, 400, 'its type is "server_vad"'),
         (b"x", {"prompt": "x" * 20_000}, 400, "more than 16384 bytes"),
         (b"x", {"model": "nothing"}, 404, "nothing"),
     ],
@@ -191,9 +249,10 @@ async def test_english_only_models_do_not_translate(send):
 
 async def test_fields_without_effect_are_listed(send):
     content = list(SPEECH)[1].read_bytes()
-    status, headers, _ = await send(content, headers=ON_CPU, chunking_strategy="auto", beam="5")
+    fields = {"include": "logprobs", "beam": "5", "chunking_strategy": "auto", "vad_filter": "true"}
+    status, headers, _ = await send(content, headers=ON_CPU, **fields)
     assert status == 200
-    assert set(headers["X-NPU-Node-Ignored"].replace(" ", "").split(",")) == {"chunking_strategy", "beam"}
+    assert set(headers["X-NPU-Node-Ignored"].replace(" ", "").split(",")) == {"include", "beam"}
 
 
 async def test_the_route_is_explained_without_audio(node, http):

@@ -12,7 +12,7 @@ from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
-from worker_node.errors import ConfigurationError
+from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
@@ -25,6 +25,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.weights import check_weights
 from worker_node.options.blobs import BlobOptions
+from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
 from worker_node.serving.limits import admission_limits, growth_limits
@@ -76,7 +77,12 @@ def build_model(
 
 
 def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
-    """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them."""
+    """As `build_model`, for a model that the settings do not name: its engines are loaded when requests need them.
+
+    Raises ModelNotFound for what is installed for other models to use, as what finds speech.
+    """
+    if installed.kind not in tasks():
+        raise ModelNotFound(f"model {installed.id} is a part of other models: no task serves it", param="model")
     check_weights(installed.path)
     places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
     return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)

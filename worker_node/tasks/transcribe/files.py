@@ -1,8 +1,10 @@
-"""Published files of Whisper models: OpenAI's checkpoints, Hugging Face repositories, OpenVINO directories."""
+"""Published files of Whisper models (OpenAI's checkpoints, Hugging Face repositories, OpenVINO directories), and of the
+network that finds speech for them."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,22 +29,30 @@ _NEEDED = (
 )
 # A window of 30 s has so many encoder positions, which is what the size of a request is counted in.
 POSITIONS = 1500
+# Silero's network for voice activity, as its package has it. It is installed as a model, but takes no requests.
+VOICE_MODEL, VOICE_KIND, VOICE_FILE = "silero-vad", "voice-activity", "silero_vad_16k_sequence.onnx"
 
 
 class _Files(ModelFiles):
     def recognises(self, source: Path) -> bool:
         if not source.is_dir():
             return False
+        if (source / VOICE_FILE).is_file():
+            return True
         if any(source.glob("*.pt")) and any(source.glob("*.tiktoken")):
             return True
         return _read(source / "config.json").get("model_type") == "whisper"
 
     def weights(self, source: Path) -> list[Path]:
-        found = [*source.glob("*.pt"), source / "model.safetensors"]
+        found = [*source.glob("*.pt"), source / "model.safetensors", source / VOICE_FILE]
         found += [(source / name).with_suffix(".bin") for name in (ENCODER_FILE, DECODER_FILE)]
         return [path for path in found if path.is_file()]
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        if (voice := Path(job.source) / VOICE_FILE).is_file():
+            stage("copying the network")
+            shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
+            return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
         # Imports OpenVINO and its tokenizers: only where something is converted.
         from worker_node.models.conversion.whisper.write import write_whisper  # noqa: PLC0415
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le, Lt
 
 from worker_node.domain import Device
 from worker_node.options.declaration import EngineOptions, Option, Options, declare
@@ -15,13 +15,23 @@ from worker_node.tasks.transcribe.task import KIND
 @declare
 @dataclass(frozen=True, kw_only=True)
 class AudioOptions(Options):
-    """Bounds of one upload."""
+    """Bounds of one upload, and whether silence is skipped: see `voice.regions.VoiceRules`."""
 
     title: ClassVar[str] = "Speech recognition"
     task: ClassVar[str] = KIND
 
     max_audio_mb: Annotated[int, Gt(0), Option("megabytes of an uploaded file")] = 200
     max_audio_minutes: Annotated[int, Gt(0), Option("minutes of audio in an uploaded file")] = 240
+    vad: Annotated[
+        bool, Option("skip what is not speech where a request does not say; needs `npu-node pull silero-vad`")
+    ] = False
+    vad_threshold: Annotated[float, Gt(0), Lt(1), Option("probability from which sound counts as speech")] = 0.5
+    vad_silence_ms: Annotated[int, Ge(0), Le(60_000), Option("milliseconds of silence that end a region of speech")] = (
+        500
+    )
+    vad_padding_ms: Annotated[
+        int, Ge(0), Le(5_000), Option("milliseconds kept before and after each region of speech")
+    ] = 300
 
 
 @declare

@@ -17,6 +17,7 @@ from multidict import MultiDict
 from worker_node.api.keys import IGNORED, NODE
 from worker_node.api.leniency import Ignored
 from worker_node.errors import BadRequest, InsufficientStorage, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.tasks.transcribe.api import voice
 from worker_node.tasks.transcribe.serving.service import TranscriptionRequest
 
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
@@ -25,7 +26,7 @@ _LONGEST_FIELD = 16_384
 _MOST_FIELDS = 32
 _CHUNK = 1 << 18
 # Sent by OpenAI's client libraries; without effect on a Whisper model.
-_HINTS = frozenset({"include[]", "include", "chunking_strategy", "known_speaker_names[]", "known_speaker_references[]"})
+_HINTS = frozenset({"include[]", "include", "known_speaker_names[]", "known_speaker_references[]"})
 _KNOWN = frozenset(
     {
         "model",
@@ -86,6 +87,7 @@ class UploadForm:
             words="word" in granularities,
             prompt=self.fields.get("prompt", ""),
             temperature=self._number("temperature"),
+            voice=voice.read_voice(self.fields),
         )
 
     def form(self) -> Format:
@@ -103,14 +105,17 @@ class UploadForm:
             raise BadRequest("stream is true or false", param="stream")
         return value in {"true", "1"}
 
-    def note_ignored(self, request: web.Request) -> None:
-        """List fields without effect in the reply, or refuse them where the node is strict."""
+    def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
+        """List fields without effect in the reply, or refuse them where the node is strict.
+
+        `detects_voice`: what the form says of voice activity has an effect.
+        """
         strict = request.app[NODE].settings.unknown_fields == "reject"
         ignored = Ignored()
         for name in dict.fromkeys(self.fields):
-            if name in _KNOWN:
+            if name in _KNOWN or (detects_voice and name in voice.FIELDS):
                 continue
-            if strict and name not in _HINTS:
+            if strict and name not in _HINTS | voice.FIELDS:
                 raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
             ignored.add(name)
         request[IGNORED] = ignored

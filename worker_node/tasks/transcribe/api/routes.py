@@ -27,8 +27,8 @@ from worker_node.tasks.transcribe.messages import Span
 from worker_node.tasks.transcribe.options import AudioOptions
 from worker_node.tasks.transcribe.serving import rendering
 from worker_node.tasks.transcribe.serving.building import TranscriptionModel
+from worker_node.tasks.transcribe.serving.decoder import AudioDecoder
 from worker_node.tasks.transcribe.serving.service import (
-    AudioDecoder,
     SpokenPart,
     Transcription,
     TranscriptionRequest,
@@ -36,6 +36,7 @@ from worker_node.tasks.transcribe.serving.service import (
     find_model,
     transcribe,
 )
+from worker_node.tasks.transcribe.serving.voice import find_voice
 
 _MEBIBYTE = 1 << 20
 _DURATION = Field(description="Seconds of audio")
@@ -102,12 +103,13 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
     with scratch_directory() as scratch:
         form = await read_form(request, scratch / "upload", most)
         wanted, reply_form, stream = form.wanted(translate=translate), form.form(), form.stream()
-        form.note_ignored(request)
         model = await find_model(node.services, wanted, context)
+        voice = await find_voice(node.manager.store, model.limits, wanted.voice)
+        form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
         if form.size is not None and form.size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
         decoder = node.services.parts.of(AudioDecoder)
-        async with transcribe(node.services, decoder, context, wanted, scratch / "upload", scratch) as run:
+        async with transcribe(node.services, decoder, context, wanted, voice, scratch / "upload", scratch) as run:
             if stream and reply_form in {"json", "text"}:
                 return await _stream(request, run)
             parts = [part async for part in run.parts]
@@ -191,7 +193,7 @@ def _usage(run: Transcription) -> dict[str, Any]:
 
 
 async def _stream(request: web.Request, run: Transcription) -> web.StreamResponse:
-    """One delta for each window of at most 30 s, as soon as it is done."""
+    """One delta for each passage of at most 30 s, as soon as it is done."""
     async with EventStream(request, route_headers(run.route)) as stream:
         try:
             texts: list[str] = []

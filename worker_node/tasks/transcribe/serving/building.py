@@ -11,15 +11,18 @@ from worker_node.domain import Device
 from worker_node.errors import ConfigurationError
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
 from worker_node.options.declaration import EngineOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
+from worker_node.serving.installed import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.tasks.transcribe.files import POSITIONS
+from worker_node.tasks.transcribe.files import POSITIONS, VOICE_MODEL
 from worker_node.tasks.transcribe.options import AudioOptions, TranscribeOptions
 from worker_node.tasks.transcribe.serving.canary import speech_canary
+from worker_node.tasks.transcribe.serving.voice import find_network
 
 # Resident bytes for each byte of f16 weights: the CPU widens them, and the decoder is compiled twice for the NPU.
 _WEIGHTS = 3.0
@@ -40,17 +43,27 @@ class TranscriptionModel(ServedModel):
 
     def facts(self) -> Mapping[str, Any]:
         """See `ServedModel.facts`."""
-        return {"languages": sorted(self.languages) or ["en"], "translates": self.multilingual}
+        return {
+            "languages": sorted(self.languages) or ["en"],
+            "translates": self.multilingual,
+            "skips_silence": self.limits.vad,
+        }
 
 
 class _Transcribe(ServedTask):
     def build(self, parts: ModelParts) -> TranscriptionModel:
-        installed = parts.installed
+        installed, limits = parts.installed, parts.wanted.of(AudioOptions)
+        store = ModelStore(parts.settings.model_store)
+        if limits.vad and find_network(store) is None:
+            raise parts.wanted.error(
+                "vad",
+                f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}",
+            )
         return TranscriptionModel(
             installed,
             parts.place(speech_canary(installed)),
             _languages(installed),
-            parts.wanted.of(AudioOptions),
+            limits,
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )

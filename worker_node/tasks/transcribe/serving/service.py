@@ -1,10 +1,11 @@
-"""The path of a transcription: decode, cut into windows, run each on an engine, put the texts together."""
+"""The path of a transcription: decode, cut into passages, run each on an engine, put the texts together."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 
 from worker_node.domain import RequestContext, Route, Timing, Usage
 from worker_node.errors import UnsupportedParameter
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
@@ -21,17 +21,17 @@ from worker_node.serving.places import turn_away
 from worker_node.serving.services import Services
 from worker_node.serving.single import Answer, SingleRun, run_single
 from worker_node.serving.verdict import Demand
-from worker_node.tasks.transcribe import decoding
-from worker_node.tasks.transcribe.messages import SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
+from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
+from worker_node.tasks.transcribe.passages import Passage, next_passage
 from worker_node.tasks.transcribe.serving.building import TranscriptionModel
+from worker_node.tasks.transcribe.serving.decoder import AudioDecoder
+from worker_node.tasks.transcribe.serving.metrics import SpeechMetrics
+from worker_node.tasks.transcribe.serving.voice import Voice, VoiceChoice, find_voice
 from worker_node.tasks.transcribe.task import KIND
-from worker_node.tasks.transcribe.windows import RATE, Window, next_window, read_samples
+from worker_node.tasks.transcribe.windows import RATE, Window
 from worker_node.tracing.base import Operation
 
-# FFmpeg decodes an hour of MP3 in two seconds; what takes longer than this is not worth it.
-_LIMITS = PreparationLimits(cpu_s=60.0, wall_s=120.0, memory_bytes=2 * 2**30, queue=16)
-_MODULES = ("worker_node.tasks.transcribe.decoding",)
-# A window whose loudest tenth of a second stays below this (of 32,768) has no speech; models invent some.
+# A passage whose loudest tenth of a second stays below this (of 32,768) has no speech; models invent some.
 _SILENCE = 60.0
 
 
@@ -46,11 +46,12 @@ class TranscriptionRequest:
     words: bool = False
     prompt: str = ""
     temperature: float = 0.0
+    voice: VoiceChoice = field(default_factory=VoiceChoice)
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenPart:
-    """What was said in one window; times count from the beginning of the audio."""
+    """What was said in one passage; times count from the beginning of the audio."""
 
     text: str
     segments: tuple[Span, ...]
@@ -59,7 +60,7 @@ class SpokenPart:
 
 @dataclass(slots=True)
 class Transcription:
-    """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them."""
+    """A transcription that runs: `parts` come passage by passage, and what is known of all of it grows with them."""
 
     route: Route
     seconds: float
@@ -70,27 +71,6 @@ class Transcription:
     busy_us: int | None = None
     busy_shared: bool = False
     collected: list[SpokenPart] = field(default_factory=list)
-
-
-class AudioDecoder:
-    """The process that decodes uploads, started when the first one comes."""
-
-    def __init__(self, pool: PreparationPool | None = None) -> None:
-        self._pool = pool or PreparationPool(_LIMITS, _MODULES)
-
-    async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
-        """Write mono PCM of 16 kHz to `target`; returns its seconds.
-
-        Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
-        """
-        decoded = await self._pool.run(
-            decoding.decode, str(source), str(target), most_seconds, deadline=deadline, param="file"
-        )
-        return float(decoded)
-
-    async def close(self) -> None:
-        """End the process."""
-        await self._pool.close()
 
 
 async def find_model(services: Services, wanted: TranscriptionRequest, context: RequestContext) -> TranscriptionModel:
@@ -120,12 +100,14 @@ async def transcribe(
     decoder: AudioDecoder,
     context: RequestContext,
     wanted: TranscriptionRequest,
+    voice: Voice | None,
     upload: Path,
     scratch: Path,
 ) -> AsyncIterator[Transcription]:
-    """Transcribe a file for as long as the block lasts; the first window is done when it begins.
+    """Transcribe a file for as long as the block lasts; the first passage is done when it begins.
 
-    Raises BadRequest (no audio, or too long), and what `run_single` raises; while iterating, too.
+    With a `voice`, the model gets only what that takes for speech. Raises BadRequest (no audio, or too long), and what
+    `run_single` raises; while iterating, too.
     """
     with services.tracing.operation("transcribe", context, {}) as operation:
         began = time.monotonic()
@@ -134,8 +116,10 @@ async def transcribe(
             pcm = scratch / "audio.pcm"
             most = 60.0 * model.limits.max_audio_minutes
             seconds = await decoder.decode(upload, pcm, most, context.deadline)
+            whole = Window(0, round(seconds * RATE))
+            regions = [whole] if voice is None else await decoder.find_speech(pcm, voice, context.deadline)
             operation.tokenized(began)
-            run = _Run(services, model, context, wanted, pcm, round(seconds * RATE), began, operation)
+            run = _Run(services, model, context, wanted, pcm, regions, began, operation)
             result = await run.begin(seconds)
             yield result
             services.telemetry.finished(
@@ -145,11 +129,14 @@ async def transcribe(
                 busy_us=result.busy_us,
                 busy_shared=result.busy_shared,
             )
+            heard_s = sum(region.seconds for region in regions)
+            services.telemetry.own(SpeechMetrics).transcribed(result.route, heard_s, seconds - heard_s)
 
 
 async def explain(services: Services, context: RequestContext, wanted: TranscriptionRequest) -> None:
     """Raise Explained for a request with these parameters."""
     model = await find_model(services, wanted, context)
+    await find_voice(services.manager.store, model.limits, wanted.voice)
     job = _job(wanted, b"", context, None)
     demand = _demand(model, context, wanted, 1)
     run = SingleRun(demand, context, job, Heard, 1, lambda _limits: Work(1), context.arrived, context.arrived)
@@ -158,7 +145,7 @@ async def explain(services: Services, context: RequestContext, wanted: Transcrip
 
 
 class _Run:
-    """The windows of one transcription, in order.
+    """The passages of one transcription, in order: of the whole recording, or of its regions of speech.
 
     Each is heard alone, with the caller's prompt: told what was said before it, a small model gives no times.
     """
@@ -170,22 +157,21 @@ class _Run:
         context: RequestContext,
         wanted: TranscriptionRequest,
         pcm: Path,
-        total: int,
+        regions: Sequence[Window],
         began: float,
         operation: Operation,
     ) -> None:
         self._services, self._model, self._context, self._wanted = services, model, context, wanted
-        self._pcm, self._total, self._began, self._operation = pcm, total, began, operation
+        self._pcm, self._regions, self._began, self._operation = pcm, deque(regions), began, operation
         self._language = wanted.language
-        self._place = 0
-        self.positions = max(1, total // SAMPLES_PER_POSITION)
+        self.positions = max(1, sum(region.end - region.begin for region in regions) // SAMPLES_PER_POSITION)
 
     async def begin(self, seconds: float) -> Transcription:
-        """Do the first window with speech, which decides device and language, and return what goes on from there."""
+        """Do the first passage with speech, which decides device and language, and return what goes on from there."""
         first, answer = await self._next()
         if answer is None:
-            # No window has speech: still the answer names a device, which must have been asked.
-            answer = await self._ask(Window(0, min(self._total, RATE)))
+            # Nobody speaks: still the answer names a device, which must have been asked.
+            answer = await self._ask(bytes(SAMPLE_BYTES * RATE))
         heard = answer.result
         self._language = self._language or heard.language
         result = Transcription(
@@ -219,20 +205,15 @@ class _Run:
         result.timing = replace(result.timing, inference=result.timing.inference + answer.timing.inference)
 
     async def _next(self, after: Route | None = None) -> tuple[SpokenPart | None, Answer[Heard] | None]:
-        """The next window in which somebody speaks; (None, None) when the audio is over."""
-        while self._place < self._total:
-            window = await asyncio.to_thread(next_window, self._pcm, self._place, self._total)
-            self._place = window.end
-            samples = await asyncio.to_thread(read_samples, self._pcm, window)
-            if _silent(samples):
-                continue
-            answer = await self._ask(window, samples.tobytes(), after)
-            heard = answer.result
-            return SpokenPart(heard.text, _moved(heard.segments, window), _moved(heard.words, window)), answer
+        """The next passage in which somebody speaks; (None, None) when the audio is over."""
+        while (passage := await asyncio.to_thread(next_passage, self._pcm, self._regions)) is not None:
+            samples = await asyncio.to_thread(passage.read, self._pcm)
+            if not _silent(samples):
+                answer = await self._ask(samples.tobytes(), after)
+                return _spoken(passage, answer.result), answer
         return None, None
 
-    async def _ask(self, window: Window, samples: bytes = b"", after: Route | None = None) -> Answer[Heard]:
-        samples = samples or bytes(2 * (window.end - window.begin))
+    async def _ask(self, samples: bytes, after: Route | None = None) -> Answer[Heard]:
         job = _job(self._wanted, samples, self._context, self._language)
         demand = _demand(self._model, self._context, self._wanted, job.prompt_tokens)
         if after is not None:
@@ -282,5 +263,9 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
     return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
 
 
-def _moved(spans: tuple[Span, ...], window: Window) -> tuple[Span, ...]:
-    return tuple(Span(span.begin + window.offset_s, span.end + window.offset_s, span.text) for span in spans)
+def _spoken(passage: Passage, heard: Heard) -> SpokenPart:
+    return SpokenPart(
+        heard.text,
+        tuple(passage.segment(segment) for segment in heard.segments),
+        tuple(passage.word(word) for word in heard.words),
+    )

@@ -1,0 +1,122 @@
+"""What `chunking_strategy` and `vad_filter` mean in a form, and what a node without the network says to them."""
+
+import pytest
+from multidict import MultiDict
+
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.models.store import ModelStore
+from worker_node.settings import ModelSettings
+from worker_node.tasks.transcribe.api.voice import read_voice
+from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.serving.voice import VoiceChoice, find_voice
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, (None, None, None, None)),
+        ({"chunking_strategy": ""}, (None, None, None, None)),
+        ({"chunking_strategy": "auto"}, (True, None, None, None)),
+        ({"chunking_strategy": '{"type": "server_vad"}'}, (True, None, None, None)),
+        (
+            {
+                "chunking_strategy": '{"type":"server_vad","threshold":0.3,"silence_duration_ms":200,'
+                '"prefix_padding_ms":100}'
+            },
+            (True, 0.3, 200, 100),
+        ),
+        # As the OpenAI SDK sends an object.
+        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.3"}, (True, 0.3, None, None)),
+        ({"vad_filter": "true"}, (True, None, None, None)),
+        ({"vad_filter": "False"}, (False, None, None, None)),
+        (
+            {"vad_filter": "1", "chunking_strategy": '{"type":"server_vad","threshold":0}'},
+            (True, 0.0, None, None),
+        ),
+    ],
+)
+def test_both_spellings_are_read(fields, choice):
+    read = read_voice(MultiDict(fields))
+    assert (read.wanted, read.threshold, read.silence_ms, read.padding_ms) == choice
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"vad_filter": "maybe"}, "vad_filter is true or false"),
+        ({"vad_filter": "false", "chunking_strategy": "auto"}, "send one of them"),
+        ({"chunking_strategy": "never"}, '"auto" or an object'),
+        ({"chunking_strategy": "[1]"}, '"auto" or an object'),
+        ({"chunking_strategy": "auto", "chunking_strategy[type]": "server_vad"}, '"auto" or an object'),
+        ({"chunking_strategy": "{}"}, 'its type is "server_vad"'),
+        ({"chunking_strategy[threshold]": "0.5"}, 'its type is "server_vad"'),
+        ({"chunking_strategy": '{"type":"server_vad","speed":1}'}, "'speed' is not a member"),
+        ({"chunking_strategy": '{"type":"server_vad","threshold":2}'}, "threshold is a number from 0 to 1"),
+        ({"chunking_strategy": '{"type":"server_vad","threshold":true}'}, "threshold is a number"),
+        ({"chunking_strategy": '{"type":"server_vad","threshold":[1]}'}, "threshold is a number"),
+        ({"chunking_strategy": '{"type":"server_vad","silence_duration_ms":1e9}'}, "from 0 to 60000"),
+        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[prefix_padding_ms]": "nan"}, "from 0 to 5000"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(fields, says):
+    with pytest.raises(BadRequest, match=says):
+        read_voice(MultiDict(fields))
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return ModelStore(tmp_path)
+
+
+async def test_without_the_network_only_those_who_insist_are_refused(empty):
+    assert await find_voice(empty, AudioOptions(), VoiceChoice()) is None
+    assert await find_voice(empty, AudioOptions(vad=True), VoiceChoice(wanted=False)) is None
+    assert await find_voice(empty, AudioOptions(), read_voice(MultiDict(chunking_strategy="auto"))) is None
+    for choice, limits in (
+        (read_voice(MultiDict(vad_filter="true")), AudioOptions()),
+        (VoiceChoice(), AudioOptions(vad=True)),
+    ):
+        with pytest.raises(UnsupportedParameter, match="npu-node pull silero-vad") as refused:
+            await find_voice(empty, limits, choice)
+        assert refused.value.param == choice.param
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A store with a file in the network's place, which is not read here."""
+    from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
+
+    directory = tmp_path / "silero-vad"
+    directory.mkdir()
+    (directory / "silero_vad_16k_sequence.onnx").write_bytes(b"network")
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        id="silero-vad",
+        kind="voice-activity",
+        family="silero",
+        context_limit=1500,
+        quantization="f32",
+        licence="MIT",
+        source="test",
+        source_sha256={},
+        files=sizes(directory),
+        made_with={},
+    )
+    write_manifest(directory, manifest)
+    return ModelStore(tmp_path), directory
+
+
+async def test_the_request_comes_before_the_options_of_the_model(installed):
+    store, directory = installed
+    wanted = ModelSettings(name="x", vad=True, vad_threshold=0.7, vad_silence_ms=900, vad_padding_ms=80)
+    limits = wanted.of(AudioOptions)
+    voice = await find_voice(store, limits, VoiceChoice())
+    assert voice.network == directory / "silero_vad_16k_sequence.onnx"
+    assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.7, 900, 80)
+    voice = await find_voice(store, limits, VoiceChoice(True, 0.2, 100, 0))
+    assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.2, 100, 0)
+    assert await find_voice(store, limits, VoiceChoice(wanted=False)) is None
+    # A file that is cut off is as good as none.
+    voice.network.write_bytes(b"net")
+    with pytest.raises(UnsupportedParameter):
+        await find_voice(store, limits, VoiceChoice())
