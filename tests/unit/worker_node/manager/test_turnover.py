@@ -83,6 +83,14 @@ def inline_threads(monkeypatch):
     monkeypatch.setattr(asyncio, "to_thread", inline)
 
 
+@pytest.fixture(autouse=True)
+def collected(monkeypatch):
+    """The collections that were asked for. Each looks at all that a worker of the suite holds: a tenth of a second."""
+    asked = []
+    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: asked.append(True))
+    return asked
+
+
 def run(tmp_path, scenario, budget=None):
     async def main():
         world = World(asyncio.get_running_loop(), tmp_path / "node.toml", budget)
@@ -159,10 +167,7 @@ def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_ho
     run(tmp_path, scenario)
 
 
-def test_a_model_that_was_replaced_is_collected(tmp_path, monkeypatch):
-    collected = []
-    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: collected.append(True))
-
+def test_a_model_that_was_replaced_is_collected(tmp_path, collected):
     async def scenario(world):
         world.write({"always": {"max_outstanding": 2}})
         await world.reloader.reload()
