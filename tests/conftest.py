@@ -107,6 +107,15 @@ def _set_level(logger, level):
         logger.setLevel(level)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_engines():
+    """Engines of the tests' own process are forked from one that has imported what they need."""
+    from tests.support.warm_children import start_engine
+    from worker_node.hosting import link
+
+    link.start_module = start_engine
+
+
 @pytest.fixture(scope="session")
 def long(request):
     """Whether this run is of the long forms: pytest --long."""

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 
-import psutil
 import pytest
 
 from tests.support.sidecar import run_command, start_sidecar
@@ -282,7 +281,7 @@ def test_no_log_holds_what_was_sent_or_generated(sidecar):
     assert sidecar.request("POST", f"/{CANARY}?{CANARY}", {**body})[0] == 404
     assert sidecar.request("GET", "/healthz", headers={"X-Request-ID": CANARY, "Origin": f"http://{CANARY}"})[0] == 400
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        (engine,) = psutil.Process(sidecar.process.pid).children()
+        engine = sidecar.engine
         engine.send_signal(signal.SIGSTOP)
         waiting = pool.submit(sidecar.request, "POST", "/v1/worker/generate", body)
         sidecar.wait_for_a_generation()

@@ -18,6 +18,16 @@ from tests.support.cpu_time import children
 from tests.support.warm_start import WarmProcess, start_warm_piped
 
 
+def engine_processes(pid):
+    """The process ids of the engines of a process."""
+    found = set()
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            if b"worker_node.hosting.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    return found
+
+
 @dataclass
 class RunningNode:
     """A node process; `url` is where it listens, `key` one of its API keys where it has any."""
@@ -63,12 +73,7 @@ class RunningNode:
 
     def engine_processes(self):
         """The process ids of its engines, without asking it."""
-        found = set()
-        for child in children(self.process.pid):
-            with contextlib.suppress(OSError):
-                if b"worker_node.hosting.child" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.add(child)
-        return found
+        return engine_processes(self.process.pid)
 
     def terminate(self, timeout=30.0):
         """Ask the node to end, and return its exit status."""
@@ -101,7 +106,8 @@ def start_node(*arguments, ready=True, cold=None, **environment):
     finally:
         children = []
         if process.poll() is None:
-            children = psutil.Process(process.pid).children(recursive=True)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                children = psutil.Process(process.pid).children(recursive=True)
             process.terminate()
             try:
                 process.wait(30)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tests.support.nodes import engine_processes
 from tests.support.warm_start import WarmProcess, run_warm, start_warm_piped
 
 
@@ -109,8 +110,8 @@ class Sidecar:
     @property
     def engine(self):
         """Its engine process."""
-        (engine,) = psutil.Process(self.process.pid).children()
-        return engine
+        (engine,) = engine_processes(self.process.pid)
+        return psutil.Process(engine)
 
     @contextlib.contextmanager
     def stopped_engine(self):

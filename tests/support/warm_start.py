@@ -2,6 +2,9 @@
 
 All else is as in a process of its own: arguments, environment, working directory, standard streams, signals, exit
 status. `test_warm_start.py` compares the two; what is about imports or the interpreter's start takes `cold=True`.
+
+None of them outlives the tests, however those end: the process that forks ends when the process that started it has
+ended, and the kernel kills with it what it forked.
 """
 
 import atexit
@@ -19,7 +22,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import asdict
 from pathlib import Path
+
+from tests.support import warm_children
+from worker_node.operating_system import end_with_parent
 
 IMPORTED = ("worker_node.server", "worker_node.sidecar", "worker_node.commands.welcome", "uvloop")
 _LENGTH = 4
@@ -125,10 +132,7 @@ def _server():
     """The process that forks, started when it is first needed. It ends when this process has ended."""
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "tests.support.warm_start", str(theirs.fileno())]
-        process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
-        )
+        process = warm_children.start_forker("tests.support.warm_start", theirs)
 
     def end():
         ours.close()
@@ -147,8 +151,10 @@ def serve(channel):
     gc.disable()
     for module in IMPORTED:
         importlib.import_module(module)
+    warm_children.import_all(warm_children.ENGINES)
     gc.freeze()
     gc.enable()
+    found = _in_child(_devices)
     waiting = {}
     wake, woken = socket.socketpair()
     for end in (wake, woken):
@@ -167,11 +173,13 @@ def serve(channel):
             if not head:
                 return None
             told = json.loads(channel.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
+            ours = os.getpid()
             pid = os.fork()
             if pid == 0:
+                end_with_parent(ours)
                 for end in (channel, wake, woken, *waiting.values()):
                     end.close()
-                return _become(told, descriptors)
+                return _become(told, descriptors, found)
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
             waiting[pid] = socket.socket(fileno=descriptors[0])
@@ -189,8 +197,41 @@ def _report(waiting):
         os.waitpid(ended.si_pid, 0)
 
 
-def _become(told, descriptors):
-    """In the forked process: take over what it was told and run the command."""
+def _in_child(function):
+    """What a function returns in a forked process, as plain values."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(writing, "w") as stream:
+            json.dump(function(), stream)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        returned = json.load(stream)
+    os.waitpid(pid, 0)
+    return returned
+
+
+def _devices():
+    from worker_node.devices.probe import look
+
+    return asdict(look())
+
+
+def _become(told, descriptors, found):
+    """In the forked process: take over what it was told and run the command.
+
+    `found` are this machine's devices: a node need not ask again if its environment tells OpenVINO the same.
+    """
+    from worker_node import server
+    from worker_node.devices.probe import DeviceInfo, Probe
+    from worker_node.environment import native_environment
+
+    async def probe():
+        return Probe(tuple(DeviceInfo(**device) for device in found["devices"]), found["openvino"])
+
+    if native_environment(told["environment"]) == native_environment():
+        server.probe = probe
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -208,6 +249,7 @@ def _become(told, descriptors):
     os.chdir(told["directory"])
     os.sched_setaffinity(0, told["cores"])
     sys.argv = ["npu-node", *told["arguments"]]
+    warm_children.fork_children_of_this_process()
     from worker_node.cli import main
 
     return main()

@@ -1,9 +1,12 @@
 """A command in a forked process behaves as one in an interpreter of its own."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,34 @@ def test_signals_reach_it_and_its_end_is_noticed(tmp_path):
             assert process.wait(30) == status
             assert process.stdout.read() == ""
         process.kill()
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["SIGKILL of the worker", "SIGHUP of its terminal"])
+def test_none_outlives_an_interrupted_run(tmp_path, kill):
+    """SIGHUP reaches nodes too, and is no reason for them to end."""
+    script = (
+        "import os\nfrom tests.support.warm_start import start_warm_piped\n"
+        "node = start_warm_piped(['serve', '--port', '0', '--log-level', 'error'], env=dict(os.environ))\n"
+        "print(node.stdout.readline().split()[0], node.pid, flush=True)\ninput()\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"NPU_NODE_MODEL_STORE": str(tmp_path), "NPU_NODE_MODELS": "[]"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with run:
+        said, node = run.stdout.readline().split()
+        assert said == "listening"
+        ended = os.pidfd_open(int(node))
+        try:
+            kill(run.pid, signal.SIGKILL if kill is os.kill else signal.SIGHUP)
+            assert select.select([ended], [], [], 30)[0], f"node {node} outlived the run"
+        finally:
+            run.kill()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(ended, signal.SIGKILL)
+            os.close(ended)
