@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import task_of
@@ -13,3 +15,11 @@ def capabilities(installed: InstalledModel, served: ServedModel | None = None) -
     task = task_of(installed.kind)
     thinking = isinstance(served, GenerationModel) and served.tokenizer.can_think
     return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]
+
+
+def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
+    """The models in their order, but those that chat before all others.
+
+    Many tools begin with the first model of a list (Open WebUI, scripts that take `data[0]`), whatever it can do.
+    """
+    return sorted(models, key=lambda model: "completion" not in capabilities(model))

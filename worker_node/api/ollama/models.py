@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.body import DialectBody, read_body
-from worker_node.api.capabilities import capabilities
+from worker_node.api.capabilities import capabilities, chat_first
 from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama import OLLAMA_API_VERSION
@@ -84,7 +84,7 @@ async def _tags(request: web.Request) -> web.Response:
                     "modified_at": _modified(model),
                     "capabilities": capabilities(model, served_here.get(model.id)),
                 }
-                for model in await manager.installed(deadline_of(request))
+                for model in chat_first(await manager.installed(deadline_of(request)))
             ]
         }
     )

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from worker_node.api.capabilities import capabilities
+from worker_node.api.capabilities import capabilities, chat_first
 from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.manager.served import ServedModel
@@ -23,7 +23,7 @@ def routes() -> list[web.RouteDef]:
 async def _list(request: web.Request) -> web.Response:
     node = request.app[NODE]
     served = {model.id: model for model in node.manager.models}
-    usable = await node.manager.installed(deadline_of(request))
+    usable = chat_first(await node.manager.installed(deadline_of(request)))
     return _json({"object": "list", "data": [_model(model, served.get(model.id)) for model in usable]})
 
 

@@ -52,3 +52,15 @@ async def test_a_damaged_model_is_not_there(client, method, path):
         method, path, json={"model": "broken", "input": "x"} if "embed" in path else {"model": "broken"}
     ) as reply:
         assert reply.status == 404
+
+
+async def test_models_that_chat_are_listed_first(store):
+    """Open WebUI begins with the first model of the list, and read no capabilities when it was tried."""
+    models = built_models(store, "all-minilm-l6-v2", "smollm2-135m-instruct")
+    async with application(models, NodeSettings(model_store=store.root)) as (client, _):
+        async with client.get("/api/tags") as reply:
+            tags = (await reply.json())["models"]
+        async with client.get("/v1/models") as reply:
+            listed = (await reply.json())["data"]
+    for names in ([model["name"].removesuffix(":latest") for model in tags], [model["id"] for model in listed]):
+        assert names.index("smollm2-135m-instruct") < names.index("all-minilm-l6-v2")
