@@ -2,8 +2,8 @@
 
 Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
 before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
-told), `on_load` (a file: while it says "wait" or "compute" loading does not end, "die" kills the process in it, "error"
-refuses it).
+told), `hold` (a file: while it is there no step ends), `on_load` (a file: while it says "wait" or "compute" loading
+does not end, "die" kills the process in it, "error" refuses it).
 A prompt's first token id picks the fault:
 
     CRASH   breaks the process when the job arrives    HANG     stops its loop
@@ -82,7 +82,7 @@ class ScriptedRunner:
                 die()
         if self._options.get("announce") and self._running:
             emit(NativeCall("prefill" if fresh else "step", len(self._running), list(self._running)))
-        time.sleep(self._options.get("step_s", 0) + (self._options.get("prefill_s", 0) if fresh else 0))
+        self._pass_time(fresh)
         if self._running:
             self._note(f"step of {len(self._running)}")
         deltas = []
@@ -109,6 +109,11 @@ class ScriptedRunner:
             deltas.append(TokenDelta(job_id, [token], None if rest else "stop", time.monotonic()))
         if deltas:
             emit(Step(deltas))
+
+    def _pass_time(self, fresh):
+        while Path(self._options.get("hold", "")).is_file():
+            time.sleep(0.002)
+        time.sleep(self._options.get("step_s", 0) + (self._options.get("prefill_s", 0) if fresh else 0))
 
     def stats(self):
         oldest = None if self._stalled_at is None else (1, time.monotonic() - self._stalled_at)

@@ -8,7 +8,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, collect, no_canary, until
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
@@ -233,7 +233,7 @@ async def test_an_engine_that_is_stopped_while_it_loads_is_killed_and_started_ag
     order, log = tmp_path / "order", tmp_path / "log"
     order.write_text("compute")
     spec = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, RUNNER, {"on_load": str(order), "log": str(log)})
-    limits = HostingLimits(liveness=LivenessLimits(watchdog_s=0.4), restart=QUICK)
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits)
     engine.start()
     try:

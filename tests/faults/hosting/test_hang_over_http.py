@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, no_canary, until
 from tests.support.scripted_runner import HANG
 from worker_node.app import make_app
 from worker_node.domain import Device, ModelKind
@@ -25,7 +25,7 @@ def scripted_models(machine):
     """The configured model, whose engine does what the tests of engine faults have it do."""
     [model] = configured_models(machine)
     spec = EngineSpec(WRITER, ModelKind.GENERATION, "/", Device.CPU, RUNNER, {})
-    limits = HostingLimits(liveness=LivenessLimits(2.5), restart=QUICK)
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
     engine = SupervisedEngine(spec, no_canary, limits, lazy=True, suspects=model.placements[0].suspects)
     return [replace(model, placements=tuple(replace(place, engine=engine) for place in model.placements))]
 
@@ -42,7 +42,8 @@ async def test_a_request_that_hangs_the_engine_is_refused_and_the_one_beside_it_
         engine = model.placements[0].engine
         before = await until(engine, EngineState.READY)
         # The node's own limit for a request is minutes away: within this one, only the watchdog can end it.
-        async with asyncio.timeout(30):
+        # More than 5 s: it hangs twice.
+        async with asyncio.timeout(60):
             hanging, waiting = await asyncio.gather(complete(url, HANG), complete(url, 1000, 1001))
         # It was alone on the engine both times when the engine hung: nobody is to send it again, here or elsewhere.
         status, headers, body = hanging

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, collect, running, until
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, running, until
 from tests.support.scripted_runner import STALL
 from worker_node.engines.base import EngineState
 from worker_node.errors import EngineUnavailable
@@ -14,15 +14,15 @@ from worker_node.hosting.liveness import LivenessLimits
 
 
 async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():
-    limits = HostingLimits(liveness=LivenessLimits(watchdog_s=1.2), restart=QUICK)
-    async with running(limits=limits, announce=True, prefill_s=2.5) as engine:
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S), restart=QUICK)
+    async with running(limits=limits, announce=True, prefill_s=HANG_S + 1) as engine:
         first = await until(engine, EngineState.READY)
         assert await collect(engine, 1, 2) == [1, 2]
         assert engine.status.pid == first.pid
 
 
 async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced():
-    limits = HostingLimits(liveness=LivenessLimits(watchdog_s=1.5, run_timeout_s=1.5), restart=QUICK)
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S, run_timeout_s=HANG_S), restart=QUICK)
     async with running(limits=limits) as engine:
         await until(engine, EngineState.READY)
         async with asyncio.timeout(30):

@@ -4,13 +4,15 @@ processes, and the serving path above them without its tokenizer."""
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, no_canary, until
 from tests.support.scripted_runner import BREAK, EATER, HANG, POISON
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.domain import Device, ModelKind, RequestContext
@@ -40,6 +42,7 @@ class Model:
 
     def __init__(self, devices, limits, options, canary=no_canary, memory=KERNEL):
         suspects = Suspects()
+        self._hold = Path(options.get("hold", os.devnull))
         self.engines = [
             SupervisedEngine(
                 EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
@@ -84,17 +87,24 @@ class Model:
             async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
                 return EmbeddingOutput.of(await anext(results), len(rows))
 
-    async def kill(self, index=0, *, holding=1, number=signal.SIGKILL):
-        """Kill an engine as soon as it holds so many jobs."""
+    def let_go(self):
+        """Held engines take a step."""
+        self._hold.unlink()
+
+    async def kill(self, index=0, *, holding=1, number=signal.SIGKILL, let_go=True):
+        """Kill an engine as soon as it holds so many jobs; those that come after it are not held."""
         engine = self.engines[index]
         async with asyncio.timeout(30):
             while engine.status.in_flight < holding or engine.status.state is not EngineState.READY:
                 await asyncio.sleep(0.002)
         os.kill(engine.status.pid, number)
+        if let_go:
+            self.let_go()
 
 
 @asynccontextmanager
 async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **options):
+    """Yields a `Model`, all of whose engines are ready; `options` are the runner's."""
     model = Model(devices or (Device.CPU,), limits, options, canary, memory)
     for engine in model.engines:
         engine.start()
@@ -106,8 +116,18 @@ async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **op
         await asyncio.gather(*(engine.stop() for engine in model.engines))
 
 
+@asynccontextmanager
+async def holding(*devices, **how):
+    """As `serving`, with engines that take no step until `Model.kill` or `Model.let_go`."""
+    with tempfile.TemporaryDirectory() as directory:
+        hold = Path(directory) / "hold"
+        hold.touch()
+        async with serving(*devices, hold=str(hold), **how) as model:
+            yield model
+
+
 async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_the_restarted_engine():
-    async with serving(announce=True, prefill_s=0.3) as model:
+    async with holding(announce=True) as model:
         answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
         await model.kill(holding=3)
         assert await asyncio.gather(*answers) == [([n, n + 1], Device.CPU) for n in range(1, 4)]
@@ -117,7 +137,7 @@ async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_th
 
 
 async def test_calls_that_come_while_the_engine_is_started_again_are_answered_too():
-    async with serving(load_s=0.3, prefill_s=0.3) as model:
+    async with holding(load_s=0.3) as model:
         first = asyncio.create_task(model.answer(1, 2))
         await model.kill()
         await until(model.engines[0], EngineState.BACKING_OFF, EngineState.STARTING)
@@ -127,7 +147,7 @@ async def test_calls_that_come_while_the_engine_is_started_again_are_answered_to
 
 
 async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():
-    async with serving(prefill_s=0.3) as model:
+    async with holding() as model:
         answer = asyncio.create_task(model.answer(1, 2, own_proof=True))
         await model.kill()
         with pytest.raises(EngineDied):
@@ -138,7 +158,7 @@ async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_what_was_on_board_of_a_killed_engine_is_run_again_together(tmp_path, announce, number):
     log = tmp_path / "log"
-    async with serving(log=str(log), announce=announce, prefill_s=0.3) as model:
+    async with holding(log=str(log), announce=announce, prefill_s=0.3) as model:
         answers = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 41)]
         embeddings = [asyncio.create_task(model.embed([n], [n, n])) for n in range(1, 21)]
         await model.kill(holding=60, number=number)
@@ -176,7 +196,7 @@ async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign, 
 
 
 async def test_embeddings_are_run_again_too():
-    async with serving(prefill_s=0.3) as model:
+    async with holding() as model:
         outputs = [asyncio.create_task(model.embed([n], [n, n])) for n in range(1, 4)]
         await model.kill(holding=3)
         assert [output.vectors.shape[0] for output in await asyncio.gather(*outputs)] == [2, 2, 2]
@@ -184,14 +204,14 @@ async def test_embeddings_are_run_again_too():
 
 async def test_it_is_run_on_the_next_placement_if_that_is_up():
     slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
-    async with serving(Device.NPU, Device.CPU, limits=slow, prefill_s=0.3) as model:
+    async with holding(Device.NPU, Device.CPU, limits=slow) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()
         assert await answer == ([1, 2], Device.CPU)
 
 
 async def test_a_stream_whose_head_named_the_device_stays_on_it():
-    async with serving(Device.NPU, Device.CPU, prefill_s=0.3) as model:
+    async with holding(Device.NPU, Device.CPU) as model:
         answer = asyncio.create_task(model.answer(1, 2, head=True))
         await model.kill()
         assert await answer == ([1, 2], Device.NPU)
@@ -205,18 +225,21 @@ async def test_after_the_first_token_nothing_is_run_again():
 
 async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():
     slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
-    async with serving(limits=slow, prefill_s=0.3) as model:
-        answer = asyncio.create_task(model.answer(1, 2, seconds=10.0))
+    async with holding(limits=slow) as model:
+        answer = asyncio.create_task(model.answer(1, 2, seconds=20.0))
         await model.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             with pytest.raises(EngineDied) as caught:
                 await answer
         assert caught.value.retry_after is not None
 
 
-async def test_a_deadline_that_passes_during_the_restart_ends_the_call():
-    async with serving(load_s=0.8, prefill_s=0.3) as model:
-        answer = asyncio.create_task(model.answer(1, 2, seconds=0.7))
+async def test_a_deadline_that_passes_during_the_restart_ends_the_call(tmp_path):
+    order = tmp_path / "order"
+    order.write_text("go")
+    async with holding(on_load=str(order)) as model:
+        order.write_text("wait")
+        answer = asyncio.create_task(model.answer(1, 2, seconds=2.0))
         await model.kill()
         with pytest.raises(DeadlineExceeded):
             await answer
@@ -224,8 +247,8 @@ async def test_a_deadline_that_passes_during_the_restart_ends_the_call():
 
 @pytest.mark.parametrize("end", ["cancelled", "stopped"])
 async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_the_node_stops(end):
-    slow = HostingLimits(restart=RestartLimits(first_backoff_s=5.0), stop_timeout_s=1.0)
-    async with serving(limits=slow, prefill_s=0.3) as model:
+    slow = HostingLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+    async with holding(limits=slow) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()
         await until(model.engines[0], EngineState.BACKING_OFF)
@@ -234,7 +257,7 @@ async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_th
             answer.cancel()
         else:
             await model.engines[0].stop()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             with pytest.raises(asyncio.CancelledError if end == "cancelled" else EngineUnavailable):
                 await answer
         await asyncio.sleep(0)
@@ -243,13 +266,13 @@ async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_th
 
 async def test_runs_are_bounded(monkeypatch):
     monkeypatch.setattr(rerun, "MAX_RUNS", 4)
-    async with serving(prefill_s=0.2) as model:
+    async with holding() as model:
         # Another request is on board each time, so that nothing tells which of them is to blame.
         answers = [asyncio.create_task(model.answer(n, n)) for n in (1, 2)]
 
         async def kill_for_ever():
             while True:
-                await model.kill()
+                await model.kill(let_go=False)
                 await asyncio.sleep(0.05)
 
         killer = asyncio.create_task(kill_for_ever())
@@ -264,7 +287,7 @@ async def test_runs_are_bounded(monkeypatch):
 async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
     log = tmp_path / "log"
     # Over 5 s: eight trials of 0.6 s, and five restarts.
-    async with serving(log=str(log), announce=announce, prefill_s=0.6) as model:
+    async with holding(log=str(log), announce=announce, prefill_s=0.6) as model:
         # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
         before = asyncio.create_task(model.answer(9))
         while "submit" not in log.read_text():
@@ -272,6 +295,9 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
         innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 41)]
         poisonous = asyncio.create_task(model.answer(POISON, 1))
         async with asyncio.timeout(60):
+            while model.engines[0].status.in_flight < 42:
+                await asyncio.sleep(0)
+            model.let_go()
             with pytest.raises(RequestBreaksEngine):
                 await poisonous
             assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 41)]
@@ -288,9 +314,10 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
 
 
 async def test_a_request_that_hangs_its_engine_twice_is_refused():
-    limits = HostingLimits(liveness=LivenessLimits(1.2, 1.2), restart=QUICK, stop_timeout_s=1.0)
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S, HANG_S), restart=QUICK, stop_timeout_s=1.0)
     async with serving(limits=limits) as model:
-        async with asyncio.timeout(30):
+        # More than 5 s: it hangs twice.
+        async with asyncio.timeout(60):
             with pytest.raises(RequestBreaksEngine, match="hung"):
                 await model.answer(HANG)
         await until(model.engines[0], EngineState.READY)
