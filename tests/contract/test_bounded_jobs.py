@@ -14,8 +14,6 @@ from tests.support.sidecar import run_command, start_sidecar
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), pytest.mark.usefixtures("store")]
 
-# A generation that is still under way when the test acts, even where it is not scheduled for a while.
-LONG = 16
 CANARY = "zanzibar-7f3a9c-secret"
 KEYS = {
     "model",
@@ -165,9 +163,10 @@ def test_a_counter_that_does_not_move_proves_nothing(sidecar):
 
 def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
     with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sidecar.generate, tokens=LONG)
-        sidecar.wait_for_a_generation()
-        counter.write(5)
+        with sidecar.stopped_engine():
+            waiting = pool.submit(sidecar.generate)
+            sidecar.wait_for_a_generation()
+            counter.write(5)
         status, reply = waiting.result()
     assert status == 503
     assert reply["npu_busy_delta_us"] == 5 - reply["npu_busy_before_us"] < 0
@@ -176,9 +175,10 @@ def test_a_counter_that_goes_backwards_proves_nothing(sidecar):
 
 def test_a_counter_that_vanishes_proves_nothing(sidecar):
     with sidecar.counter.still() as counter, concurrent.futures.ThreadPoolExecutor() as pool:
-        waiting = pool.submit(sidecar.generate, tokens=LONG)
-        sidecar.wait_for_a_generation()
-        counter.file.unlink()
+        with sidecar.stopped_engine():
+            waiting = pool.submit(sidecar.generate)
+            sidecar.wait_for_a_generation()
+            counter.file.unlink()
         status, reply = waiting.result()
     assert status == 503
     assert (reply["npu_busy_after_us"], reply["npu_busy_delta_us"]) == (None, None)
@@ -242,7 +242,7 @@ def test_a_body_beyond_all_bounds_is_413(sidecar):
 def leave_in_the_middle(sidecar, body):
     """Ask for a job and hang up while it runs."""
     host, port = sidecar.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with sidecar.stopped_engine(), socket.create_connection((host, int(port)), timeout=30) as connection:
         head = f"POST /v1/worker/generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall((head + body).encode())
         sidecar.wait_for_a_generation()

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import socket
 
 import pytest
 
 from tests.support.nodes import start_node
+from tests.support.ports import free_port
 
 MODEL = "smollm2-135m-instruct"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -16,9 +16,7 @@ MODELS = [{"name": "all-minilm-l6-v2"}, {"name": MODEL, "max_outstanding": 1, "a
 
 @pytest.fixture(scope="module")
 def ollama_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
                 assert b"engine process was killed from outside" in answer
             state = await state_of(http, node, lambda state: len(state["failures"]) == len(STREAMS) + 2)
             engine = next(model for model in state["models"] if model["id"] == WRITER)["engines"][0]
-            assert engine["state"] in {"backing_off", "starting"}
+            # It may have started again since.
+            assert engine["state"] in {"backing_off", "starting"} or engine["restarts"] == 1
             recovered = await state_of(http, node, lambda state: state["status"] == "ready")
             return state, recovered
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import socket
 
 import aiohttp
 import pytest
 
 from tests.support.nodes import start_node
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -29,8 +29,7 @@ ASKED = [
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory):
     """Both ports of a node without models and without keys, with room for few connections."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        second = free.getsockname()[1]
+    second = free_port()
     environment = {"NPU_NODE_MODELS": "[]", "NPU_NODE_OLLAMA_PORT": str(second), "NPU_NODE_MAX_CONNECTIONS": "50"}
     with start_node(NPU_NODE_MODEL_STORE=str(tmp_path_factory.mktemp("store")), **environment) as node:
         yield int(node.url.rsplit(":", 1)[1]), second

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.ti
 
 def test_under_mixed_load_and_engine_kills_nothing_is_lost_and_nothing_grows(long, quick_models):
     # 12 s, or a minute with --long: an engine of each kind is killed, and restarts while the load goes on.
-    seconds, kill_every = (60, 20) if long else (12, 4)
+    seconds, kill_every = (60, 20) if long else (12, 3.5)
     with start_node("--log-level", "error", **quick_models) as node:
         report = asyncio.run(soak(node, seconds, kill_every))
         restarts = sum(engine["restarts"] for model in node.health()[1]["models"] for engine in model["engines"])

@@ -83,8 +83,8 @@ async def calls(node, client, exporter):
     assert engine.attributes["npu.device"] == "CPU"
     called = next(span for span in spans if span.parent is None)
     assert called.start_time < engine.start_time < engine.end_time < called.end_time
-    # The span lasts as long as the node told the client that the engine took.
-    assert (engine.end_time - engine.start_time) / 1e6 == pytest.approx(answer.timing.generate, abs=50)
+    # The node told the client how long the engine took until the node had heard of its end, which may be later.
+    assert 0 < (engine.end_time - engine.start_time) / 1e6 <= answer.timing.generate + 1
 
     exporter.clear()
     pieces = [piece async for piece in client.stream(SECRET, model=WRITER, max_new_tokens=8)]

@@ -332,9 +332,11 @@ async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine
 
 async def test_a_killed_engine_is_replaced_and_the_audio_is_heard_again(send, node):
     content = next(iter(SPEECH)).read_bytes()
+    pid = node.health()[1]["models"][0]["engines"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)  # it is not done before it is killed
     heard = asyncio.create_task(send(content, headers={"X-NPU-Require-Device": "NPU"}))
     await asyncio.to_thread(node.wait_for, lambda body: body["models"][0]["in_flight"] > 0)
-    os.kill(node.health()[1]["models"][0]["engines"][0]["pid"], signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     status, headers, body = await heard
     assert status == 200, body
     assert headers["X-NPU-Node-Device"] == "NPU"

@@ -46,7 +46,7 @@ class RunningNode:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         request = urllib.request.Request(self.url + "/health", headers=headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=5) as reply:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
             with error:

@@ -286,8 +286,9 @@ def test_an_upload_streams_and_only_what_fails_before_its_first_event_is_sent_ag
             for event in client.audio.transcriptions.create(**upload):
                 heard.append(event.delta)  # noqa: PERF401  (what came before the error counts)
         assert broken.value.code == "stream_interrupted"
-        # The words came one by one, before anything was known of the end.
-        assert heard == words[:2]
+        # The words came one by one, before anything was known of the end. The second one is lost where the connection
+        # is reset before this thread takes it.
+        assert heard in (words[:1], words[:2])
         assert len(fleet.sent("/v1/audio/transcriptions")) == before + 1
         assert client.audio.transcriptions.create(**upload | {"stream": False}).text == fleet[0].transcript
 

@@ -31,15 +31,16 @@ def last_event(route, text):
     return json.loads(line if route.startswith("/api/") else line.removeprefix("data: "))
 
 
-async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http, quick_models):
-    # More than 5 s: a node of its own starts, since its engine is killed.
+@pytest.mark.usefixtures("store")
+async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http):
+    # More than 5 s: a node of its own starts, since its engine is killed; on whole weights, whose answers do not end.
     async def read(node, route, begun):
         async with http.post(node.url + route, json=body_of(route)) as reply:
             first = await reply.content.readline()
             begun.set()
             return first.decode() + await reply.text()
 
-    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}]), **quick_models) as node:
+    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}])) as node:
         begun = {route: asyncio.Event() for route in ROUTES}
         reading = [asyncio.create_task(read(node, route, begun[route])) for route in ROUTES]
         for event in begun.values():

@@ -8,8 +8,9 @@ from tests.faults.dialects.streams import ROUTES, ROWS, at_rest, body_of, connec
 
 pytestmark = pytest.mark.real
 
-# By its own count the engine goes on for the tokens that it takes to hear of it: of 3,000 that were asked for.
-FEW = 100
+# By its own count the engine goes on for the tokens that it takes to hear of it, of 3,000 that were asked for: many
+# where the edge process is not run for seconds.
+FEW = 1000
 # A stream of six tokens is cut after every so many bytes; at each event: test_cut_at_every_event.py.
 STEP = 210
 LENGTH_LIMIT = 1_000_000
@@ -51,7 +52,7 @@ async def test_a_caller_who_does_not_wait_for_the_whole_answer_stops_it(http, no
 
 async def test_200_who_connect_and_drop_leave_nothing(http, node):
     before = await at_rest(http, node)
-    descriptors, connections = held_by(node)
+    held = held_by(node)
 
     async def drop(number):
         request = raw_request(list(ROUTES)[number % len(ROUTES)])
@@ -69,10 +70,8 @@ async def test_200_who_connect_and_drop_leave_nothing(http, node):
     await asyncio.gather(*(drop(number) for number in range(200)))
     after = await at_rest(http, node)
     # A hundred readers and a few tokens each.
-    assert after[ROWS] - before[ROWS] < 150 * FEW
-    async with asyncio.timeout(30):
-        while held_by(node) != (descriptors, connections):
-            await asyncio.sleep(0.1)
+    assert after[ROWS] - before[ROWS] < 15 * FEW
+    await returned_to(held, node)
     async with http.get(node.url + "/health") as reply:
         assert (await reply.json())["status"] == "ready"
 
@@ -104,8 +103,13 @@ async def test_a_stream_may_be_cut_at_any_byte(http, node, route, long):
         assert [len(part) for part in taken] == list(some)
     assert ends(await read(LENGTH_LIMIT))
     await at_rest(http, node)
+    await returned_to(held, node)
+
+
+async def returned_to(held, node):
+    """Wait until the node holds no more than that. Less: what an earlier test left may have gone since."""
     async with asyncio.timeout(30):
-        while held_by(node) != held:
+        while any(now > before for now, before in zip(held_by(node), held, strict=True)):
             await asyncio.sleep(0.1)
 
 

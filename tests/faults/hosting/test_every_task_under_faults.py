@@ -113,7 +113,7 @@ async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is
 
 
 class Load:
-    """Callers of every task over two sessions, and one long stream, from which something must always come."""
+    """Callers of every task over two sessions, and one long stream after another, from which something always comes."""
 
     def __init__(self, url, *sessions):
         self.url, self.over = url, asyncio.Event()
@@ -137,10 +137,11 @@ class Load:
     async def _follow(self, session):
         path, body = request(SEER, "word " * 1500, stream=True)
         body["json"]["max_tokens"] = 2000
-        async with session.post(self.url + path, **body) as reply:
-            async for line in reply.content:
-                assert b"error" not in line
-                self.tokens["stream"] += line.startswith(b"data: {")
+        while not self.over.is_set():
+            async with session.post(self.url + path, **body) as reply:
+                async for line in reply.content:
+                    assert b"error" not in line
+                    self.tokens["stream"] += line.startswith(b"data: {")
 
     async def goes_on(self):
         """Wait until every caller has had one more reply, and the stream one more token."""

@@ -95,7 +95,7 @@ async def test_a_silent_connection_ends_without_a_word():
 
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX-", b"\r\n"])
 async def test_a_header_that_does_not_end_is_a_408(sent):
-    async with serving(header=0.05) as served:
+    async with serving(header=0.5) as served:
         reader, _ = await served.connect(sent)
         assert (await ends(reader)).startswith(b"HTTP/1.1 408 ")
         assert [error.code for error in served.noted] == ["request_timeout"]
@@ -117,10 +117,10 @@ async def test_bytes_now_and_then_do_not_extend_the_time_for_a_header():
 
 
 async def test_an_idle_connection_ends_after_the_keepalive_time_and_a_second_header_has_its_own():
-    async with serving(header=0.05, keepalive=0.1) as served:
+    async with serving(header=NEVER, keepalive=0.1) as served:
         reader, _ = await served.connect(GET)
         assert (await ends(reader)).startswith(b"HTTP/1.1 200 ")
-    async with serving(header=0.05) as served:
+    async with serving(header=0.5) as served:
         reader, writer = await served.connect(GET)
         assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
         writer.write(b"GET")
@@ -128,7 +128,7 @@ async def test_an_idle_connection_ends_after_the_keepalive_time_and_a_second_hea
 
 
 async def test_a_request_that_takes_longer_than_the_header_may_is_not_cut():
-    async with serving(header=0.05) as served:
+    async with serving(header=0.5) as served:
         reader, _ = await served.connect(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
         await served.held.acquire()
         silent, _ = await served.connect()
@@ -205,7 +205,7 @@ async def test_slow_senders_give_way_once_they_had_their_time():
 
 
 async def test_a_reader_that_takes_nothing_is_dropped_and_a_slow_one_is_not():
-    async with serving(stall=1.0) as served:
+    async with serving(stall=4.0) as served:
         head = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n"
         stuck, _ = await served.connect(head)
         slow, _ = await served.connect(head)
@@ -271,6 +271,7 @@ async def sends_on(writer, piece=b"X-A: b\r\n"):
 @pytest.mark.parametrize(("sent", "status"), [(MALFORMED, b"400"), (b"GET / HTTP/1.1\r\nX-", b"408")])
 async def test_the_last_reply_arrives_at_a_client_who_goes_on_sending(sent, status):
     """A close with bytes unread resets the connection, and the client never sees the reply."""
+    # Too short for more headers than are taken.
     async with serving(header=0.05) as served:
         reader, writer = await served.connect(sent)
         sending = asyncio.create_task(sends_on(writer))

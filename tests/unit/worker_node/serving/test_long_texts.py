@@ -130,7 +130,7 @@ async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder
     threads = TokenizingThreads()
     monkeypatch.setattr(embedding_tokenizer, "THREADS", threads)
     work = UntilAbandoned()
-    working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 1.0))
+    working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 3.0))
     await asyncio.to_thread(work.begun.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await working
