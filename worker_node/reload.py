@@ -28,6 +28,7 @@ _BY_REQUEST = frozenset(
         "api_keys",
         "api_keys_file",
         "allow_unauthenticated",
+        "allow_image_hosts",
         "allowed_hosts",
         "cors_origins",
         "unknown_fields",

@@ -17,7 +17,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture within a message as it was sent: the base64 form of an image file, not decoded yet.
+    """A picture within a message as it was sent: the base64 form of an image file, not decoded yet, or its remote URL.
 
     `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
     """
@@ -25,6 +25,7 @@ class Picture:
     base64: str = field(repr=False)
     at: int
     where: str
+    url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MAX_PICTURE_BYTES = 20_000_000
+FORMATS = "PNG, JPEG, WebP or GIF"
+PICTURE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
+
 
 @dataclass(frozen=True, slots=True)
 class PictureRules:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from worker_node.domain import GenerationRequest, Message, Picture, TokenIds
@@ -11,7 +12,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.serving import picture_decoding
 from worker_node.serving.models import GenerationModel
-from worker_node.serving.picture_rules import PictureRules
+from worker_node.serving.picture_rules import MAX_PICTURE_BYTES, PictureRules
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 
 MAX_PICTURES = 8
@@ -22,12 +23,21 @@ _TAGS = ("<ov_genai_image_", "<ov_genai_video_")
 _LIMITS = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29, queue=32)
 _MODULES = ("worker_node.serving.picture_decoding",)
 
+# The content of a URL's image, for the field that holds it, of at most so many bytes, before a deadline.
+Fetch = Callable[[str, str, int, float], Awaitable[bytes]]
+
 
 class PictureDecoder:
-    """The process that decodes pictures, started when the first one comes, until `close`."""
+    """The process that decodes pictures, started when the first one comes, until `close`.
+
+    Those of remote URLs are fetched before by `fetch`, all of a request together at most `most_fetched` bytes. Without
+    it they are refused.
+    """
 
     def __init__(self, pool: PreparationPool | None = None) -> None:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
+        self.fetch: Fetch | None = None
+        self.most_fetched = MAX_PICTURE_BYTES
 
     async def close(self) -> None:
         """End the process."""
@@ -36,13 +46,19 @@ class PictureDecoder:
     async def decode(self, pictures: Sequence[Picture], rules: PictureRules, deadline: float) -> dict[str, RawPicture]:
         """The pixels of pictures by the field that holds them.
 
-        Raises BadRequest for a picture that is none or over a bound, Overloaded, DeadlineExceeded, EngineUnavailable.
+        Raises BadRequest for a picture that is none, over a bound or not to be had, Overloaded, DeadlineExceeded,
+        EngineUnavailable.
         """
         found = {}
+        room = self.most_fetched
         for picture in pictures:
+            encoded = picture.base64
+            if picture.url is not None:
+                content = await self._fetched(picture.url, picture.where, room, deadline)
+                encoded, room = base64.b64encode(content).decode(), room - len(content)
             width, height, pixels = await self._pool.run(
                 picture_decoding.decode,
-                picture.base64,
+                encoded,
                 picture.where,
                 rules.max_pixels,
                 rules.shortest,
@@ -51,6 +67,11 @@ class PictureDecoder:
             )
             found[picture.where] = RawPicture(width, height, pixels)
         return found
+
+    async def _fetched(self, url: str, where: str, room: int, deadline: float) -> bytes:
+        if self.fetch is None:
+            raise BadRequest(f"{where}: this node fetches no remote URLs; send the image itself", param=where)
+        return await self.fetch(url, where, min(MAX_PICTURE_BYTES, room), deadline)
 
 
 def pictures_of(messages: object) -> tuple[Picture, ...]:

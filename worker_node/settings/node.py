@@ -12,6 +12,7 @@ from worker_node.environment import cache_home
 from worker_node.models.catalog import normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.hosts import is_host_name, is_loopback, is_origin
+from worker_node.settings.image_hosts import ImageHost
 from worker_node.settings.model import ModelSettings
 
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
@@ -124,6 +125,11 @@ class NodeSettings(BaseSettings):
         description="the same for requests that may carry images, while a model that reads images is served: one of "
         "20 MB in base64 and some text fit the default",
     )
+    allow_image_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description='hosts from which images that requests name by URL are fetched: "images.example", "*.example", '
+        '"images.example:8443", "http://10.0.0.5:8080" (docs/vision.md); none by default',
+    )
     max_texts: int = Field(default=2048, gt=0, description="texts in one request")
     embedding_cache: int = Field(
         default=1000, ge=0, le=1_000_000, description="texts whose vectors are kept; 0 keeps none"
@@ -231,7 +237,14 @@ class NodeSettings(BaseSettings):
                 )
         return value
 
-    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator("allow_image_hosts")
+    @classmethod
+    def _image_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            ImageHost.parse(entry)
+        return value
+
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", "allow_image_hosts", mode="before")
     @classmethod
     def _keys_by_comma(cls, value: Any) -> Any:
         """`NPU_NODE_API_KEYS=a,b` is two keys."""

@@ -46,8 +46,7 @@ def test_ollamas_images_come_before_the_text():
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("https://example.org/a.png", "fetches no remote URLs"),
-        ("HTTP://169.254.169.254/latest", "fetches no remote URLs"),
+        ("ftp://example.org/a.png", "not a data URL"),
         ("file:///etc/passwd", "not a data URL"),
         ("data:image/png,abc", "not a data URL"),
         ("data:image/svg+xml;base64,AAAA", "PNG, JPEG, WebP or GIF, not image/svg+xml"),
@@ -60,6 +59,13 @@ def test_urls_that_hold_no_picture_are_refused_with_the_reason(url, told):
         picture_of_url(url, 0, "here")
     assert told in refusal.value.message
     assert refusal.value.param == "here"
+
+
+def test_a_remote_url_is_kept_for_later_and_not_shown_in_logs():
+    remote = picture_of_url("HTTPS://example.org/a.png?signature=secret", 3, "x")
+    assert (remote.base64, remote.at, remote.where) == ("", 3, "x")
+    assert remote.url == "HTTPS://example.org/a.png?signature=secret"
+    assert "example" not in repr(remote)
 
 
 def test_a_data_url_may_have_parameters():

@@ -1,4 +1,4 @@
-"""Pictures in requests: data URLs and base64, bounded before anything is decoded."""
+"""Pictures in requests: URLs and base64, bounded before anything is decoded."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import re
 
 from worker_node.domain import Picture
 from worker_node.errors import BadRequest, PayloadTooLarge
+from worker_node.serving.picture_rules import FORMATS, MAX_PICTURE_BYTES, PICTURE_TYPES
 
-MAX_PICTURE_BYTES = 20_000_000
-FORMATS = "PNG, JPEG, WebP or GIF"
 _HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
 _HEAD_LENGTH = 200
-_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
+_REMOTE = ("http", "https")
 
 
 def picture_of_url(url: str, at: int, where: str) -> Picture:
-    """The picture of a data URL. Raises BadRequest for any other URL, PayloadTooLarge."""
-    scheme = url[:_HEAD_LENGTH].partition(":")[0].lower()
-    if scheme in {"http", "https"}:
-        raise BadRequest(
-            f"{where}: this node fetches no remote URLs; send the image itself, as data:image/png;base64,…", param=where
-        )
+    """The picture of a data URL, or a remote one, which is fetched later if the settings allow it.
+
+    Raises BadRequest for any other URL, PayloadTooLarge.
+    """
+    if url[:_HEAD_LENGTH].partition(":")[0].lower() in _REMOTE:
+        return Picture("", at, where, url)
     head = _HEAD.match(url[:_HEAD_LENGTH])
     if head is None:
         raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)
-    if (kind := head["type"].lower()) not in _TYPES:
+    if (kind := head["type"].lower()) not in PICTURE_TYPES:
         raise BadRequest(f"{where}: images are {FORMATS}, not {kind}", param=where)
     return picture(url[head.end() :], at, where)
 
