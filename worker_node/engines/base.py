@@ -9,7 +9,7 @@ What travels between them is in `messages`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from worker_node.engines.messages import EngineStats, Event, Job, JobResult, Loaded, Outcome
 
 R = TypeVar("R", bound=JobResult)
+R_co = TypeVar("R_co", bound=JobResult, covariant=True)
 
 
 class DeviceBroken(Exception):
@@ -108,6 +109,14 @@ class EngineStatus:
     recycles: Mapping[str, int] = field(default_factory=dict)
 
 
+class ResultStream(Protocol[R_co]):
+    """The results of one job, as they come; closing it cancels the job. An asynchronous generator is one."""
+
+    def __aiter__(self) -> AsyncIterator[R_co]: ...
+    def __anext__(self) -> Awaitable[R_co]: ...
+    def aclose(self) -> Awaitable[None]: ...
+
+
 class Engine(Protocol):
     """An engine as the edge process sees it."""
 
@@ -134,9 +143,10 @@ class Engine(Protocol):
         """Return what to await for the first change of state after this call."""
         ...
 
-    def run(self, job: Job, result: type[R]) -> AsyncGenerator[R, None]:
-        """Yield the job's results as they come; closing the iterator cancels the job.
+    def run(self, job: Job, result: type[R]) -> ResultStream[R]:
+        """Return the job's results as they come; closing them cancels the job.
 
-        The job's `id` is set by the engine. Raises EngineUnavailable, DeadlineExceeded, Overloaded.
+        The job's `id` is set by the engine, which gets the job when the first result is asked for. Raises
+        EngineUnavailable, DeadlineExceeded, Overloaded.
         """
         ...

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from worker_node.engines.messages import Result
 from worker_node.errors import NodeError
 
 
 class JobSink:
-    """Holds a job's results, encoded, until its caller reads them. Bounded by what one job can bring forth."""
+    """Holds a job's results, encoded, until its caller, one alone, reads them.
+
+    Bounded by what one job can bring forth. It does what is needed of `asyncio.Queue` at a fifth of its cost, which
+    every job pays.
+    """
+
+    __slots__ = ("_items", "_waiter")
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Result | NodeError] = asyncio.Queue()
+        self._items: deque[Result | NodeError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> Result:
         """Return the next result. Raises the error that ended the job."""
-        item = await self._queue.get()
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
         if isinstance(item, NodeError):
             raise item
         return item
 
     def on_result(self, result: Result) -> None:
         """Take a result."""
-        self._queue.put_nowait(result)
+        self._put(result)
 
     def on_error(self, error: NodeError) -> None:
         """The job ends with `error`."""
-        self._queue.put_nowait(error)
+        self._put(error)
+
+    def _put(self, item: Result | NodeError) -> None:
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

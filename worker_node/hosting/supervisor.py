@@ -11,15 +11,15 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.base import EngineState, EngineStatus, R
 from worker_node.engines.messages import EngineSpec, EngineStats, Job
 from worker_node.errors import EngineUnavailable
-from worker_node.hosting import calls
+from worker_node.hosting.calls import JobResults
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.life import Canary, End, HostingLimits
 from worker_node.hosting.link import EngineLink
@@ -233,9 +233,6 @@ class SupervisedEngine:
             )
         return link
 
-    async def run(self, job: Job, result: type[R]) -> AsyncGenerator[R, None]:
+    def run(self, job: Job, result: type[R]) -> JobResults[R]:
         """See `Engine.run`."""
-        job = job.with_id(next(self._ids))
-        async with aclosing(calls.run(self._link(), job, result, suspect=_examined.get() is None)) as results:
-            async for item in results:
-                yield item
+        return JobResults(self._link, job.with_id(next(self._ids)), result, suspect=_examined.get() is None)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from worker_node.domain import RequestContext, Route
-from worker_node.engines.base import EngineState, R
+from worker_node.engines.base import EngineState, R, ResultStream
 from worker_node.engines.messages import Job
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.suspicion import Standing, fingerprint
@@ -197,7 +197,7 @@ async def run_again(
                 begin_anew()
 
 
-async def _held_back(results: AsyncGenerator[R, None], place: Place, visit: Visit) -> AsyncGenerator[R, None]:
+async def _held_back(results: ResultStream[R], place: Place, visit: Visit) -> AsyncGenerator[R, None]:
     """The results of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
     isolation, held = place.placement.isolation, list[R]()
     async for item in results:
