@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from worker_node.errors import DeadlineExceeded
 from worker_node.hosting.suspicion import Standing
@@ -17,6 +17,28 @@ _PATIENCE_S = 2.0
 _URGENT_S = 5.0
 # So long after its first result the prime suspect keeps the others out.
 _ALONE_S = 10.0
+
+
+class _OnBoard:
+    """What `Isolation.visit` returns. A class and not a generator, since every request makes one."""
+
+    __slots__ = ("_deadline", "_isolation", "_visit")
+
+    def __init__(self, isolation: Isolation, visit: Visit, deadline: float) -> None:
+        self._isolation = isolation
+        self._visit = visit
+        self._deadline = deadline
+
+    async def __aenter__(self) -> Visit:
+        try:
+            await self._isolation.enter(self._visit, self._deadline)
+        except BaseException:
+            self._isolation.leave(self._visit)
+            raise
+        return self._visit
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._isolation.leave(self._visit)
 
 
 class Isolation:
@@ -31,19 +53,21 @@ class Isolation:
         """Whether a suspect is being tried or waits for that: what it may do to the engine is not known."""
         return self._trials.going_on
 
-    @asynccontextmanager
-    async def visit(
+    def visit(
         self, standing: Standing, deadline: float, company: int = 1, *, thorough: bool = False
-    ) -> AsyncIterator[Visit]:
-        """Be on the engine while the block runs; `deadline` is monotonic time. Raises DeadlineExceeded."""
-        visit = Visit(standing, company, thorough)
-        try:
-            if not self._trials.arrive(visit):
-                await self._wait(visit, deadline)
-            yield visit
-        finally:
-            self._trials.leave(visit)
-            self._admit()
+    ) -> AbstractAsyncContextManager[Visit]:
+        """Be on the engine while the block runs; `deadline` is monotonic time. Entering raises DeadlineExceeded."""
+        return _OnBoard(self, Visit(standing, company, thorough), deadline)
+
+    async def enter(self, visit: Visit, deadline: float) -> None:
+        """Be on the engine, or among those that wait for it, until `leave`. Raises DeadlineExceeded."""
+        if not self._trials.arrive(visit):
+            await self._wait(visit, deadline)
+
+    def leave(self, visit: Visit) -> None:
+        """The visit is over: others may enter."""
+        self._trials.leave(visit)
+        self._admit()
 
     @contextmanager
     def reserved(self, company: int = 1) -> Iterator[None]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from worker_node.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.backlog import Backlog, Capacity
@@ -56,33 +57,53 @@ class Work:
     exact: bool = False
 
 
-@dataclass(slots=True)
 class Permit:
-    """A request that was admitted; its progress is what later estimates are made of."""
+    """A request that is admitted while the block runs; its progress is what later estimates are made of.
 
-    _backlog: Backlog
-    _job: AdmittedJob
-    _clock: Callable[[], float]
+    Entering raises as `Admission.permit`.
+    """
+
+    __slots__ = ("_admission", "_deadline", "_interactive", "_job", "_units", "_work")
+
+    def __init__(self, admission: Admission, units: int, deadline: float, work: Work, *, interactive: bool) -> None:
+        self._admission = admission
+        self._units = units
+        self._deadline = deadline
+        self._work = work
+        self._interactive = interactive
+        self._job: AdmittedJob
+
+    def __enter__(self) -> Self:
+        admission, work = self._admission, self._work
+        admission.check(self._units, self._deadline, work=work, interactive=self._interactive)
+        self._job = AdmittedJob(work.prefill, work.limit, work.exact, self._interactive, admission.clock())
+        admission.outstanding += self._units
+        admission.backlog.add(self._job)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._admission.outstanding -= self._units
+        self._admission.backlog.remove(self._job, self._admission.clock())
 
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
         """The engine had new tokens at `at` (monotonic; None: now).
 
         Before that it computed the `prefilled` tokens of any prompts, in so many seconds.
         """
-        self._backlog.measured(*prefilled)
-        self._backlog.progressed(self._job, tokens, at=self._clock() if at is None else at)
+        self._admission.backlog.measured(*prefilled)
+        self._admission.backlog.progressed(self._job, tokens, at=self._admission.clock() if at is None else at)
 
     def restarted(self) -> None:
         """The engine ended, and another begins with the request anew."""
-        self._backlog.restart(self._job, self._clock())
+        self._admission.backlog.restart(self._job, self._admission.clock())
 
     def answered(self, *, by_itself: bool) -> None:
         """The answer ended by itself, or was cut at its limit."""
-        self._backlog.answered(self._job, by_itself=by_itself)
+        self._admission.backlog.answered(self._job, by_itself=by_itself)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """The engine did so many tokens in so many seconds while more work was waiting."""
-        self._backlog.measured(tokens, seconds)
+        self._admission.backlog.measured(tokens, seconds)
 
 
 @dataclass(slots=True)
@@ -110,24 +131,15 @@ class Admission:
         """
         return self.backlog.wait(self.clock(), interactive=interactive, tokens=tokens)
 
-    @contextmanager
     def permit(
         self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True
-    ) -> Iterator[Permit]:
+    ) -> AbstractContextManager[Permit]:
         """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
 
-        Raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has passed.
+        Entering raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has
+        passed.
         """
-        work = work or Work()
-        self.check(units, deadline, work=work, interactive=interactive)
-        job = AdmittedJob(work.prefill, work.limit, work.exact, interactive, self.clock())
-        self.outstanding += units
-        self.backlog.add(job)
-        try:
-            yield Permit(self.backlog, job, self.clock)
-        finally:
-            self.outstanding -= units
-            self.backlog.remove(job, self.clock())
+        return Permit(self, units, deadline, work or Work(), interactive=interactive)
 
     @contextmanager
     def waiting(self, units: int, *, interactive: bool = True) -> Iterator[None]:

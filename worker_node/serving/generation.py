@@ -95,7 +95,7 @@ async def generate(
             return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
 
         runs = Runs(prepared.demand, context, place, permit)
-        with errors_of(lambda: runs.place.route), runs.admitted():
+        with errors_of(lambda: runs.place.route), runs.admitted() as runs.permit:
             proof = Proof.of(place.route, context, strict=services.require_proof)
             watch = _Watch(operation, services.telemetry, proof, progress := AnswerProgress())
             async with (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from worker_node.domain import RequestContext, Route
@@ -119,11 +118,18 @@ async def _restart_of(placement: Placement, demand: Demand, context: RequestCont
         changed.close()
 
 
-@contextmanager
-def errors_of(route: Callable[[], Route]) -> Iterator[None]:
+class errors_of:  # noqa: N801  (used as a function is; a class and not a generator, since every request makes two)
     """Errors raised in the block know the model and the device of the route as it is then."""
-    try:
-        yield
-    except NodeError as error:
-        error.model, error.device = route().model, route().device.value
-        raise
+
+    __slots__ = ("_route",)
+
+    def __init__(self, route: Callable[[], Route]) -> None:
+        self._route = route
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, NodeError):
+            route = self._route()
+            error.model, error.device = route.model, route.device.value

@@ -11,7 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import replace
 from functools import partial
 
@@ -60,11 +67,19 @@ class Runs:
         self._device_told = True
         return self.place.route
 
-    @asynccontextmanager
-    async def run(self, key: Callable[[], bytes]) -> AsyncIterator[Visit]:
-        """One run, at the present place. Raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
+    def run(self, key: Callable[[], bytes]) -> AbstractAsyncContextManager[Visit]:
+        """One run, at the present place. Entering raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
         placement = self.place.placement
         standing = self._standing(key)
+        if standing is Standing.CLEAR and placement is self._first:
+            return placement.isolation.visit(standing, self._context.deadline)
+        return self._special_run(placement, standing, key)
+
+    @asynccontextmanager
+    async def _special_run(
+        self, placement: Placement, standing: Standing, key: Callable[[], bytes]
+    ) -> AsyncIterator[Visit]:
+        """A run of a suspect, or on another placement than the first."""
         if standing is Standing.REFUSED:
             raise RequestBreaksEngine(
                 f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
@@ -94,11 +109,12 @@ class Runs:
                 await self._a_change(returning, error)
             self.place = place
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Be admitted to the first placement while the block runs, other runs included. Raises Overloaded."""
-        with self._admit(self._first) as self.permit:
-            yield
+    def admitted(self) -> AbstractContextManager[Permit]:
+        """Be admitted to the first placement while the block runs, other runs included; its permit is for `permit`.
+
+        Entering raises Overloaded.
+        """
+        return self._admit(self._first)
 
     @contextmanager
     def _elsewhere(self, placement: Placement) -> Iterator[None]:
@@ -195,6 +211,17 @@ async def run_again(
             if yielded and begin_anew is not None:
                 runs.permit.restarted()
                 begin_anew()
+
+
+async def run_for_one_result(runs: Runs, job: Job, result: type[R]) -> R:
+    """Return the one result of a job, over as many runs as it takes."""
+    key = partial(fingerprint, job)
+    while True:
+        try:
+            async with runs.run(key), aclosing(runs.place.placement.engine.run(job, result)) as results:
+                return await anext(results)
+        except EngineUnavailable as error:
+            await runs.again(key, error)
 
 
 async def _held_back(results: ResultStream[R], place: Place, visit: Visit) -> AsyncGenerator[R, None]:

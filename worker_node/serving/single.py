@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
 from worker_node.serving.places import Place, errors_of, find_place
 from worker_node.serving.proof import Proof
-from worker_node.serving.rerun import Runs, run_again
+from worker_node.serving.rerun import Runs, run_for_one_result
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand
 from worker_node.tracing.base import Operation
@@ -94,10 +94,9 @@ async def run_placed(services: Services, run: SingleRun[S], place: Place, operat
         return admission.permit(run.units, context.deadline, work=work, interactive=context.interactive)
 
     runs = Runs(run.demand, context, place, permit)
-    with errors_of(lambda: runs.place.route), runs.admitted():
+    with errors_of(lambda: runs.place.route), runs.admitted() as runs.permit:
         operation.submitted(place.placement.engine)
-        async with aclosing(run_again(runs, lambda _place: run.job, run.result)) as results:
-            result = await anext(results)
+        result = await run_for_one_result(runs, run.job, run.result)
         runs.permit.measured(result.measured_tokens, result.measured_s)
     route = runs.place.route
     operation.ran(result.started, result.started + result.inference_s)

@@ -72,7 +72,7 @@ class Model:
             runs.tell_device()
         job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
         got = []
-        with runs.admitted():
+        with runs.admitted() as runs.permit:
             async with aclosing(run_again(runs, lambda _place: job, TokenDelta)) as deltas:
                 async for delta in deltas:
                     if not got and on_first:
@@ -82,7 +82,7 @@ class Model:
 
     async def embed(self, *rows):
         runs, context = await self.runs(60.0)
-        with runs.admitted():
+        with runs.admitted() as runs.permit:
             job = embed_job(rows, context.deadline)
             async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
                 return EmbeddingOutput.of(await anext(results), len(rows))
