@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from worker_node.domain import EmbeddingReply, Finished, Route, Timing, Usage
 
 M = TypeVar("M")
+L = TypeVar("L", Counter, Histogram)
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -38,6 +39,7 @@ class Telemetry:
         # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
         ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
+        self._labelled: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         by_route = ("model", "device")
 
@@ -97,60 +99,72 @@ class Telemetry:
         """Count a finished request of any task that answers at once."""
         labels = (route.model, route.device.value)
         self._routed(route)
-        self.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
-        self.queue_time.labels(*labels).observe(max(0.0, timing.queue / 1e3))
-        self.inference_time.labels(*labels).observe(timing.inference / 1e3)
-        self.latency.labels(*labels).observe(timing.total / 1e3)
+        self._of(self.prompt_tokens, *labels).inc(usage.prompt_tokens)
+        self._of(self.queue_time, *labels).observe(max(0.0, timing.queue / 1e3))
+        self._of(self.inference_time, *labels).observe(timing.inference / 1e3)
+        self._of(self.latency, *labels).observe(timing.total / 1e3)
         self._busy(route, busy_us, shared=busy_shared)
 
     def embedded(self, reply: EmbeddingReply) -> None:
         """Count a finished embedding request."""
         labels = (reply.route.model, reply.route.device.value)
         self._routed(reply.route)
-        self.embedded_texts.labels(*labels).inc(len(reply.vectors))
-        self.prompt_tokens.labels(*labels).inc(reply.usage.prompt_tokens)
+        self._of(self.embedded_texts, *labels).inc(len(reply.vectors))
+        self._of(self.prompt_tokens, *labels).inc(reply.usage.prompt_tokens)
         if reply.device_tokens is not None:
-            self.device_tokens.labels(*labels).inc(reply.device_tokens)
-            self.computed_tokens.labels(*labels).inc(reply.computed_tokens)
+            self._of(self.device_tokens, *labels).inc(reply.device_tokens)
+            self._of(self.computed_tokens, *labels).inc(reply.computed_tokens)
         if reply.cached != "hit":
-            self.queue_time.labels(*labels).observe(max(0.0, reply.timing.queue / 1e3))
-            self.inference_time.labels(*labels).observe(reply.timing.inference / 1e3)
-        self.latency.labels(*labels).observe(reply.timing.total / 1e3)
+            self._of(self.queue_time, *labels).observe(max(0.0, reply.timing.queue / 1e3))
+            self._of(self.inference_time, *labels).observe(reply.timing.inference / 1e3)
+        self._of(self.latency, *labels).observe(reply.timing.total / 1e3)
         self._busy(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
 
     def cached(self, route: Route, hits: int, misses: int) -> None:
         """Count texts by whether the cache had them."""
-        self.cache_hits.labels(route.model, route.device.value).inc(hits)
-        self.cache_misses.labels(route.model, route.device.value).inc(misses)
+        self._of(self.cache_hits, route.model, route.device.value).inc(hits)
+        self._of(self.cache_misses, route.model, route.device.value).inc(misses)
 
     def token_counter(self, route: Route) -> Callable[[int], None]:
         """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
-        return self.generation_tokens.labels(route.model, route.device.value).inc
+        return self._of(self.generation_tokens, route.model, route.device.value).inc
 
     def generated(self, route: Route, finished: Finished) -> None:
         """Count a finished generation; its tokens were counted as they came."""
         labels = (route.model, route.device.value)
         timing, tokens = finished.timing, finished.usage.completion_tokens
         self._routed(route)
-        self.prompt_tokens.labels(*labels).inc(finished.usage.prompt_tokens)
-        self.queue_time.labels(*labels).observe(timing.queue / 1e3)
-        self.inference_time.labels(*labels).observe(timing.inference / 1e3)
-        self.latency.labels(*labels).observe(timing.total / 1e3)
+        self._of(self.prompt_tokens, *labels).inc(finished.usage.prompt_tokens)
+        self._of(self.queue_time, *labels).observe(timing.queue / 1e3)
+        self._of(self.inference_time, *labels).observe(timing.inference / 1e3)
+        self._of(self.latency, *labels).observe(timing.total / 1e3)
         if timing.first_token is not None:
-            self.first_token.labels(*labels).observe(timing.first_token / 1e3)
+            self._of(self.first_token, *labels).observe(timing.first_token / 1e3)
             self.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
             if tokens > 1:
-                self.inter_token.labels(*labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
+                self._of(self.inter_token, *labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
         self._busy(route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared)
 
+    def responded(self, route: str, status: int | str) -> None:
+        """Count an HTTP request by its route, as it was declared, and its status."""
+        self._of(self.http_requests, route, str(status)).inc()
+
+    def _of(self, metric: L, *labels: str) -> L:
+        """The metric for these values of its labels, of which there must be few: `labels()` costs several times this,
+        ten times a request."""
+        child = self._labelled.get((metric, labels))
+        if child is None:
+            child = self._labelled[metric, labels] = metric.labels(*labels)
+        return cast("L", child)
+
     def _routed(self, route: Route) -> None:
-        self.routes.labels(route.model, route.device.value, route.reason).inc()
+        self._of(self.routes, route.model, route.device.value, route.reason).inc()
 
     def _busy(self, route: Route, delta_us: int | None, *, shared: bool) -> None:
         if delta_us is not None:
             # Never true: the counter cannot show that nobody else used the device.
             exclusive = "false" if shared else "unknown"
-            self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
+            self._of(self.npu_busy, route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
 
     async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.

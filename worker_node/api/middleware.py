@@ -78,7 +78,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
             return response
         finally:
             route = route_template(request)
-            request.app[NODE].telemetry.http_requests.labels(route, status).inc()
+            request.app[NODE].telemetry.responded(route, status)
             # Health is asked for every second by everything that watches: not worth a line each.
             access_log.log(
                 logging.DEBUG if request.path in _WATCHED else logging.INFO,
@@ -100,7 +100,7 @@ def note_failure(request: web.Request, error: NodeError) -> None:
 
 def note_refusal(node: Node, error: NodeError) -> None:
     """Count an error that a connection ends with before there is a request, and keep it among the recent ones."""
-    node.telemetry.http_requests.labels("-", error.status).inc()
+    node.telemetry.responded("-", error.status)
     _count(node, error, "-")
 
 
