@@ -150,7 +150,8 @@ class Placement:
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
             lacks=self.lacks,
-            retry_after=self._ready_in(status),
+            # Every request asks, and a ready engine has no time of its own.
+            retry_after=None if status.state is EngineState.READY else self._ready_in(status),
         )
 
     def _ready_in(self, status: EngineStatus) -> float | None:

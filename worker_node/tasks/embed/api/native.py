@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import orjson
@@ -62,11 +61,12 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             content_type="application/octet-stream",
             headers=headers | {"X-Shape": f"{count},{dimensions}"},
         )
-    content = b"".join([part async for part in _embeddings_json(reply)])
-    return web.Response(body=content, content_type="application/json", charset="utf-8", headers=headers)
+    return web.Response(
+        body=await _embeddings_json(reply), content_type="application/json", charset="utf-8", headers=headers
+    )
 
 
-async def _embeddings_json(reply: EmbeddingReply) -> AsyncIterator[bytes]:
+async def _embeddings_json(reply: EmbeddingReply) -> bytes:
     """Render the reply in pieces, so that a large one does not hold up the event loop."""
     head: dict[str, Any] = {
         "model": reply.route.model,
@@ -81,7 +81,4 @@ async def _embeddings_json(reply: EmbeddingReply) -> AsyncIterator[bytes]:
         head["npu_busy_exclusive"] = False
     if reply.route.emulated:
         head["emulated"] = True
-    yield orjson.dumps(head)[:-1] + b',"embeddings":['
-    async for rows in rows_json(reply.vectors):
-        yield rows
-    yield b"]}"
+    return orjson.dumps(head)[:-1] + b',"embeddings":[' + await rows_json(reply.vectors) + b"]}"

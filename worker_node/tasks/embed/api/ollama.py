@@ -59,7 +59,7 @@ async def _embed(request: web.Request) -> web.Response:
         "load_duration": loading.nanoseconds,
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
-    rows = b"".join([part async for part in rows_json(reply.vectors)])
+    rows = await rows_json(reply.vectors)
     return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
 
 

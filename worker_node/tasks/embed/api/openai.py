@@ -102,9 +102,9 @@ async def _embeddings(request: web.Request) -> web.Response:
     reply = await embed(node.services, wanted)
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
-    items = embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
+    items = await embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
     return web.Response(
-        body=head + b',"data":[' + b"".join([part async for part in items]) + b"]}",
+        body=head + b',"data":[' + items + b"]}",
         content_type="application/json",
         charset="utf-8",
         headers=embedding_headers(reply),
