@@ -21,7 +21,7 @@ def served_in_thread(node):
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(100)
         yield node.url
     finally:
         loops[0].call_soon_threadsafe(done.set)

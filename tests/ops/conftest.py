@@ -29,6 +29,16 @@ def pytest_xdist_make_scheduler(config, log):
     return MachinesFirst(config, log)
 
 
+@pytest.fixture
+def browser(tmp_path):
+    """A window of its own for each test."""
+    pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
+    from tests.support.browser import chromium
+
+    with chromium(tmp_path / "profile") as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def ansible():
     """The directory of Ansible's commands."""

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,9 +21,9 @@ from tests.support.nodes import start_node
 
 pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
 
-from tests.support.browser import chromium
+from tests.support.browser import HANG_S
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(1500)]
 
 PACKAGES = Path(__file__).parent / "npm"
 EMBEDDER = '[{"name": "all-minilm-l6-v2"}]'
@@ -32,7 +35,19 @@ ALL_GOOD = (
     "return rows.length > 0 && !rows.some(row => row.matches('.bad, .warn'))"
 )
 WIDTHS = (400, 1280, 1600)
-STATES = "return [...document.querySelectorAll('#nodes td[data-label=State] .mark')].map(mark => mark.innerText)"
+ALL_SERVE = (
+    "const states = [...document.querySelectorAll('#nodes td[data-label=State] .mark')].map(mark => mark.innerText);"
+    "return states.length === 3 && states.every(state => state === 'ready') && document.title.startsWith('●')"
+)
+# A killed node stays so until it is started again: its row, and what the head of the page says of it.
+UNREACHABLE = """
+const [url] = arguments, row = document.querySelector(`#nodes tr[data-key="${url}"]`);
+const seen = {
+  words: row.innerText, problems: document.querySelector("#problems").innerText,
+  background: getComputedStyle(row.cells[0]).backgroundColor,
+};
+return row.className === "bad" && seen.words.includes("unreachable") && seen.problems.includes(url) && seen;
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +58,13 @@ def axe():
 
 
 @pytest.fixture
-def browser(tmp_path):
-    """A window of its own for each test; at the end nothing may have gone wrong in it.
+def browser(browser):
+    """At the end nothing may have gone wrong in it.
 
     A test that starts what it looks at leaves the page before that ends.
     """
-    with chromium(tmp_path / "profile") as running:
-        yield running
-        assert running.leave() == []
+    yield browser
+    assert browser.leave() == []
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +82,7 @@ def post(node, path, body, headers=None):
         node.url + path, body.encode(), {"Content-Type": "application/json", **(headers or {})}
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
             reply.read()
             return reply.status
     except urllib.error.HTTPError as error:
@@ -83,6 +97,29 @@ def some_work(node):
         assert post(node, "/inference", f'{{"prompt": "Count to {number + 3}.", "max_new_tokens": 24}}') == 200
     assert post(node, "/v1/embeddings", '{"input": "a", "model": "not-here"}') == 404
     assert post(node, "/inference", '{"prompt": 1}') == 400
+
+
+def kill_until_red(browser, node, model):
+    """Kill the model's engine; again if the page, or the node, did not run for so long that none was seen dead.
+
+    Each kill has the engine wait longer before it starts again.
+    """
+    while True:
+        os.kill(node.engine_pids()[model], signal.SIGKILL)
+        with contextlib.suppress(AssertionError):
+            return browser.wait("return window.recorded.some(seen => seen.level === 'bad')", timeout=10)
+        node.wait_for(lambda body: body["status"] == "ready")
+
+
+def port_of_none():
+    """A free port that no process gets by chance: the system gives none below its range to whoever asks for any."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    while True:
+        port = random.randrange(10_000, lowest)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def is_red(colour):
@@ -109,11 +146,10 @@ def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(b
         browser.record(row)
         pid = node.engine_pids()["smollm2-135m-instruct"]
         killed_at = time.time() * 1000
-        os.kill(pid, signal.SIGKILL)
-        browser.wait("return window.recorded.some(seen => seen.level === 'bad')")
+        kill_until_red(browser, node, "smollm2-135m-instruct")
         browser.shoot(shots / "node-red-light.png")
         browser.size(1280, 900)
-        browser.wait("return window.recorded.at(-1).level === 'good'", timeout=60)
+        browser.wait("return window.recorded.at(-1).level === 'good'")
         before, red, *_, green = browser.recorded()
         log = browser.text("#log")
         assert browser.leave() == []
@@ -127,10 +163,10 @@ def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(b
         assert "smollm2-135m-instruct on CPU" in red["problems"]
         assert "the engine process " in red["words"], "died, and when the cause is known: was killed from outside"
         assert green["title"].startswith("● ")
-        assert "restarted once" in green["words"]
+        assert re.search(r"restarted (once|\d+ times)", green["words"])
         assert f"pid {pid}" not in green["words"]
         assert "smollm2-135m-instruct on CPU: ready → " in log
-        assert "smollm2-135m-instruct on CPU: restarting → ready" in log
+        assert re.search(r"smollm2-135m-instruct on CPU: \w+ → ready", log), "which states between were seen is chance"
         print(f"\nred {red['at'] - killed_at:.0f} ms after the kill, green {green['at'] - killed_at:.0f} ms after it")
 
 
@@ -167,7 +203,7 @@ def test_the_whole_page_is_reached_by_keyboard_and_the_focus_is_seen(browser, no
     browser.press("TAB")
     assert browser.focused()[0] == "Skip to the content"
     browser.press("ENTER")
-    assert browser.focused()[0] == "main"
+    browser.wait("return document.activeElement.id === 'main'")
     browser.open(node.url + "/dashboard")
     browser.wait(ALL_GOOD)
     browser.press("TAB")
@@ -236,21 +272,21 @@ def fleet_dashboard(nodes):
         yield line.split()[-1]
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(HANG_S)
         process.stdout.close()
 
 
 def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, shots, long):
+    port = port_of_none()
     with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(start_node(NPU_NODE_MODELS=EMBEDDER)) for _ in range(3)]
+        ports = ("0", str(port), "0")
+        nodes = [stack.enter_context(start_node("--port", port, NPU_NODE_MODELS=EMBEDDER)) for port in ports]
         url = stack.enter_context(fleet_dashboard(nodes))
         for number in range(6):
             assert post(nodes[number % 2], "/embeddings", f'{{"texts": ["{number}"]}}') == 200
         browser.open(url)
-        browser.wait("return document.querySelectorAll('#nodes tbody tr').length === 3")
-        browser.wait("return document.title.startsWith('●')")
+        browser.wait(ALL_SERVE)
         browser.wait("return document.querySelector('#nodes').innerText.match(/50 %/g)?.length === 2")
-        assert browser.run(STATES) == ["ready", "ready", "ready"]
         assert browser.violations(axe) == []
         browser.shoot(shots / "fleet-light.png")
 
@@ -261,11 +297,16 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         browser.wait("return document.activeElement.id === 'node-heading'")
         assert browser.text("#node-heading") == f"Node {nodes[1].url}"
 
+        browser.wait(ALL_SERVE)
         browser.record(f'#nodes tr[data-key="{nodes[1].url}"]')
         killed_at = time.time() * 1000
         nodes[1].process.kill()
         nodes[1].process.wait()
-        browser.wait("return window.recorded.some(seen => seen.level === 'bad')")
+        red = browser.wait(UNREACHABLE, nodes[1].url)
+        assert is_red(red["background"])
+        assert "since" in red["words"]
+        red_at = next(seen["at"] for seen in browser.recorded() if seen["level"] == "bad")
+        assert not long or red_at - killed_at < SEEN_WITHIN_MS
         browser.wait("return document.getElementById('no-detail').checkVisibility()")
         assert browser.violations(axe) == []
         browser.scheme("dark")
@@ -275,16 +316,7 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         browser.shoot(shots / "fleet-red-dark-400.png")
         browser.scheme("light")
         browser.size(1600, 900)
-        port = nodes[1].url.rpartition(":")[2]
-        with start_node("--port", port, NPU_NODE_MODELS=EMBEDDER):
-            browser.wait("return window.recorded.at(-1).level !== 'bad'", timeout=60)
-            browser.wait("return document.title.startsWith('●')")
-            assert browser.run(STATES) == ["ready", "ready", "ready"]
-        _, red, *_ = browser.recorded()
-        assert browser.leave() == []
-        assert not long or red["at"] - killed_at < SEEN_WITHIN_MS
-        assert is_red(red["background"])
-        assert "unreachable" in red["words"]
-        assert "since" in red["words"]
-        assert nodes[1].url in red["problems"]
-        print(f"\nred {red['at'] - killed_at:.0f} ms after the kill")
+        with start_node("--port", str(port), NPU_NODE_MODELS=EMBEDDER):
+            browser.wait(ALL_SERVE)
+            assert browser.leave() == []
+        print(f"\nred {red_at - killed_at:.0f} ms after the kill")

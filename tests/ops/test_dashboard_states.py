@@ -1,20 +1,16 @@
-"""The dashboard's page in a real Chromium, shown states that no healthy node has: scripted, so that each can be had."""
+"""The dashboard's page in a real Chromium, shown states that no healthy node has."""
 
 import time
-from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
-from aiohttp import web
 
 from tests.faults.served import served_in_thread
-from worker_node.api.dashboard import page
+from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, state_of
 
-pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
+# A limit for a hang: each test takes two seconds.
+pytestmark = pytest.mark.timeout(600)
 
-from tests.support.browser import chromium
-
-HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
-LONG = "an-organisation/a-model-with-a-very-long-name-that-no-column-was-made-for-" + "x" * 60
 SIGNS = {
     "ready": ("good", "ready"),
     "unloaded": ("off", "not loaded"),
@@ -24,101 +20,6 @@ SIGNS = {
     "failed": ("bad", "failed"),
     "stopped": ("bad", "stopped"),
 }
-
-
-def engine(state, device="NPU", reason="a reason", **fields):
-    proof = {"age_s": 4000.0} if state == "ready" else None
-    common = {"emulated": False, "prompt_limit": 1024, "total_limit": 1152, "pid": None, "restarts": 3}
-    return {
-        "device": device,
-        "state": state,
-        "reason": reason,
-        "canary": proof,
-        "retry_after_s": 12.5,
-        **common,
-        **fields,
-    }
-
-
-def model(name, *engines, state="degraded"):
-    common = {"kind": "generation", "device": None, "queue_depth": 1234, "in_flight": 5678}
-    return {
-        "id": name,
-        "state": state,
-        "engines": list(engines),
-        "compile": {"state": "done", "seconds": 212.4},
-        **common,
-    }
-
-
-def failure(number):
-    at = {"first": 1_700_000_000.0, "last": 1_700_000_000.0 - number * 1000}
-    return {
-        "code": "engine_unavailable",
-        "status": 503,
-        "route": "/v1/chat/completions",
-        "model": LONG,
-        "device": "NPU",
-    } | {
-        "count": 10**number,
-        **at,
-    }
-
-
-def state_of(models, status="degraded"):
-    series = [float(number % 40) for number in range(120)]
-    names = ("requests", "prompt_tokens", "output_tokens", "texts", "in_flight", "queued")
-    return {
-        "kind": "node",
-        "name": HOSTILE,
-        "at": 1_700_000_000.0,
-        "status": status,
-        "version": "9.9.9",
-        "uptime_s": 8_000_000.0,
-        "devices": [
-            {"name": "NPU", "available": True, "emulated": False, "full_name": "Intel(R) AI Boost", "driver": LONG}
-        ],
-        "models": models,
-        "npu": {"busy_time_us": 5_000_000_000, "memory_bytes": 3 * 2**30, "frequency_mhz": 1400, "reasons": {}},
-        "in_flight": 12_345,
-        "requests": 123_456_789,
-        "recent_requests": 98_765,
-        "history": {"period_s": 1.0, "npu": [None, 0.5] * 60, **dict.fromkeys(names, series)},
-        "first_token_ms": {"answers": 256, "window_s": 900.0, "p50": 12_345.6, "p95": 98_765.4},
-        "routes": [{"model": HOSTILE, "device": "NPU", "reason": "context_exceeds_npu", "count": 1_000_000}],
-        "failures": [failure(number) for number in range(8)],
-    }
-
-
-class ScriptedState:
-    """A server of the real page whose state is whatever `state` is; None: it answers 500."""
-
-    def __init__(self, state):
-        self.state = state
-        self.url = ""
-
-    @asynccontextmanager
-    async def running(self):
-        async def told(_request):
-            return web.Response(status=500) if self.state is None else web.json_response(self.state)
-
-        app = web.Application()
-        app.add_routes([page.routes()[0], web.get("/dashboard/state", told)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
-
-
-@pytest.fixture
-def browser(tmp_path):
-    """A window of its own for each test."""
-    with chromium(tmp_path / "profile") as running:
-        yield running
 
 
 def test_every_state_has_its_sign_its_word_and_its_reason(browser):
@@ -140,7 +41,7 @@ def test_every_state_has_its_sign_its_word_and_its_reason(browser):
         for state in ("backing_off", "quarantined", "failed", "starting", "again"):
             assert f"m-{state} on NPU" in problems
         assert "a reason; next try in 13 s" in browser.text('#models tr[data-key="m-quarantined NPU"]')
-        assert browser.run("return document.title").startswith("■ 6 · ")
+        browser.wait("return document.title.startsWith('■ 6 · ')")
         assert browser.leave() == []
 
 
@@ -168,14 +69,16 @@ def test_a_node_that_stops_answering_is_not_shown_as_if_it_did(browser):
         browser.open(url + "/dashboard")
         browser.wait("return document.title.startsWith('●')")
         scripted.state = None
-        browser.wait("return document.getElementById('silence').checkVisibility()")
-        assert "No answer since" in browser.text("#silence")
-        assert browser.run("return document.title").startswith("■")
-        assert browser.text("#freshness") == "not live"
+        browser.wait(
+            "const silence = document.getElementById('silence');"
+            "return silence.checkVisibility() && silence.innerText.includes('No answer since')"
+            " && document.title.startsWith('■') && document.getElementById('freshness').innerText === 'not live'"
+        )
         scripted.state = state_of([], status="ready")
-        browser.wait("return document.title.startsWith('●')")
-        assert not browser.run("return document.getElementById('silence').checkVisibility()")
-        assert browser.text("#models") == "No model is configured."
+        browser.wait(
+            "return document.title.startsWith('●') && !document.getElementById('silence').checkVisibility()"
+            " && document.getElementById('models').innerText === 'No model is configured.'"
+        )
 
 
 def test_a_state_that_lacks_fields_shows_what_there_is(browser):
@@ -214,9 +117,12 @@ def test_the_value_under_the_pointer_is_shown_with_its_age(browser):
         browser.wait("return document.querySelector('[data-tile=texts] .spark .line')")
         browser.run("document.querySelector('[data-tile=texts]').scrollIntoView()")
         for place, words in ((99, "19.0 /s, 20 s ago"), (119, "39.0 /s, now"), (19, "19.0 /s, 1 min ago")):
-            browser.point("[data-tile=texts] .spark", (place + 0.5) / 120)
-            assert browser.text("#tip") == words
-            assert browser.run("return document.getElementById('tip').checkVisibility()")
-        browser.point("#name", 0.5)
-        assert not browser.run("return document.getElementById('tip').checkVisibility()")
+            browser.wait(
+                "const tip = document.getElementById('tip');"
+                "return tip.innerText === arguments[0] && tip.checkVisibility()",
+                words,
+                first=partial(browser.point, "[data-tile=texts] .spark", (place + 0.5) / 120),
+            )
+        away = partial(browser.point, "#name", 0.5)
+        browser.wait("return !document.getElementById('tip').checkVisibility()", first=away)
         assert browser.leave() == []

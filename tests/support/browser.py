@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException, WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
@@ -24,6 +25,9 @@ FLAGS = (
     "--disable-sync",
     "--force-color-profile=srgb",
 )
+# Limits are for a hang: on a busy machine the browser, or what it looks at, may not run for seconds.
+HANG_S = 180
+ATTEMPTS = 3
 # The whole page, each time that anything in it changes: what a row is like, how it looks, and when by the page's clock.
 RECORDER = """
 const [selector] = arguments;
@@ -56,11 +60,22 @@ class Browser:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script, *arguments, timeout=60):
-        """Wait until the script returns something true, and return it."""
-        return WebDriverWait(self.driver, timeout, poll_frequency=0.05).until(
-            lambda driver: driver.execute_script(script, *arguments), f"never true: {script}"
-        )
+    def wait(self, script, *arguments, timeout=HANG_S, first=lambda: None):
+        """Wait until the script returns something true, and return it. Before each look `first()` is called.
+
+        The page asks its server each second and may look otherwise a moment later, so what belongs together is in one
+        script: between two scripts an answer may have been late.
+        """
+
+        def look(driver):
+            first()
+            return driver.execute_script(script, *arguments)
+
+        try:
+            return WebDriverWait(self.driver, timeout, poll_frequency=0.05).until(look)
+        except TimeoutException:
+            shown = self.run("return document.title + '\\n' + document.body.innerText")
+            raise AssertionError(f"never true: {script} {arguments}\n{shown[:3000]}") from None
 
     def text(self, selector):
         return self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
@@ -68,6 +83,7 @@ class Browser:
     def size(self, width, height):
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.wait("return innerWidth === arguments[0] && innerHeight === arguments[1]", width, height)
         # What the page does about its new size it has done by the second frame.
         self.driver.execute_async_script(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
@@ -109,13 +125,21 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}]
 
     def leave(self):
-        """Leave the page, before what serves it goes away; what it wrote to the console as errors."""
-        errors = self.errors()
+        """Leave the page, before what serves it goes away; what it wrote to the console as errors, to its end."""
         self.driver.get("about:blank")
-        return errors
+        return self.errors()
 
     def violations(self, axe):
-        """What axe-core finds against WCAG 2.2 A and AA and its own best practices, in short."""
+        """What axe-core finds against WCAG 2.2 A and AA and its own best practices, in short.
+
+        Only what it finds again and again: the page changes while it looks.
+        """
+        for _ in range(ATTEMPTS):
+            if not (found := self._violations(axe)):
+                break
+        return found
+
+    def _violations(self, axe):
         self.run(axe)
         result = self.driver.execute_async_script(
             "const done = arguments[0];"
@@ -139,6 +163,18 @@ class Browser:
         self.driver.save_screenshot(str(path))
 
 
+def _started(options, driver):
+    """The driver's port is found free before the driver listens there: another process may take it in between."""
+
+    def start():
+        return webdriver.Chrome(options, Service(driver, log_output=subprocess.DEVNULL))
+
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(WebDriverException):
+            return start()
+    return start()
+
+
 @contextlib.contextmanager
 def chromium(profile):
     """A browser with a fresh profile in `profile`, ended with the block; the test is skipped where there is none."""
@@ -150,8 +186,9 @@ def chromium(profile):
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = webdriver.Chrome(options, Service(driver, log_output=subprocess.DEVNULL))
+    running = _started(options, driver)
     try:
+        running.set_script_timeout(HANG_S)
         browser = Browser(running)
         browser.size(1280, 900)
         browser.scheme("light")

@@ -13,6 +13,8 @@ from backend_client._api.npu_client import NPUClient
 from backend_client._api.status import NodeStatus
 
 PERIOD_S = 1.0
+# A busy node now and then answers one look too late. Without it, the sums and shares of the fleet would jump.
+_LOOKS_MISSED = 3
 
 
 class StateUnavailable(Exception):
@@ -24,12 +26,23 @@ Fetch = Callable[[str], Awaitable[dict[str, Any]]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last seen of one node. `since` is the Unix time at which `usable` last changed, None if it never did."""
+    """What was last seen of one node. `since` is the Unix time at which `usable` last changed, None if it never did.
+
+    `missed` counts the looks since it told its `state`.
+    """
 
     usable: bool
     since: float | None = None
     state: dict[str, Any] | None = None
     trouble: str | None = None
+    missed: int = 0
+
+    def heard(self, state: dict[str, Any] | None, trouble: str | None) -> None:
+        """What came of a look: a state is kept while only a look or two were missed."""
+        self.trouble = trouble
+        self.missed = self.missed + 1 if state is None else 0
+        if state is not None or self.missed >= _LOOKS_MISSED:
+            self.state = state
 
 
 class FleetWatch:
@@ -58,8 +71,7 @@ class FleetWatch:
         nodes = await self._client.health()
         answers = await asyncio.gather(*(self._ask(node.url) for node in nodes))
         for node, (state, trouble) in zip(nodes, answers, strict=True):
-            seen = self._note(node)
-            seen.state, seen.trouble = state, trouble
+            self._note(node).heard(state, trouble)
         there = {node.url for node in nodes}
         self._seen = {url: seen for url, seen in self._seen.items() if url in there}
 
@@ -74,6 +86,8 @@ class FleetWatch:
         seen = self._seen.setdefault(node.url, _Seen(node.usable))
         if seen.usable != node.usable:
             seen.usable, seen.since = node.usable, self._clock()
+        if node.status == "unreachable":
+            seen.state = None  # what it said last is not how it is now
         return seen
 
     def state(self) -> dict[str, Any]:
@@ -87,7 +101,6 @@ class FleetWatch:
 
     def _node(self, node: NodeStatus) -> dict[str, Any]:
         seen = self._note(node)
-        # What an unreachable node said last is not how it is now.
         gone = node.status == "unreachable"
         return {
             "url": node.url,
@@ -97,7 +110,7 @@ class FleetWatch:
             "trouble": node.trouble,
             "version": node.version,
             "since": seen.since,
-            "state": None if gone else seen.state,
+            "state": seen.state,
             "state_trouble": node.trouble if gone else seen.trouble,
             "models": [model.model_dump() for model in node.models],
             "devices": [device.model_dump() for device in node.devices],

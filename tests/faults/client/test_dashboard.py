@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
 from backend_client._api.npu_client import NPUClient
+from backend_client._api.status import NodeStatus
 from backend_client._cli.dashboard.connections import MAX_CONNECTIONS, BoundedConnection
 from backend_client._cli.dashboard.fleet import FleetWatch, StateUnavailable
 from backend_client._cli.dashboard.server import StateReader, served
+from backend_client._resilience.breaker import BreakerState
 from backend_client.errors import ConfigurationError
 from tests.faults.scripted_node import ScriptedNode
 
@@ -82,6 +85,45 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         await watch.look()
         second = watch.state()["nodes"][1]
         assert (second["usable"], second["since"], second["state"]["name"]) == (True, 1090.0, "again")
+
+
+class ClientOfOne:
+    """A client whose probes find its one node so."""
+
+    def __init__(self):
+        known = {"version": None, "models": (), "devices": ()}
+        self.node = NodeStatus("http://node", "ready", True, BreakerState.CLOSED, None, 0, **known)
+
+    def status(self):
+        return (self.node,)
+
+    async def health(self):
+        return self.status()
+
+
+async def test_a_node_that_misses_a_look_is_shown_with_what_it_said_before():
+    """A busy node answers late now and then: the fleet's sums and shares must not jump for that."""
+    script, client = Script(), ClientOfOne()
+    watch = FleetWatch(client, script)
+
+    async def looked(name):
+        script.states = {client.node.url: {"kind": "node", "name": name}} if name else {}
+        await watch.look()
+        [node] = watch.state()["nodes"]
+        return node["state"] and node["state"]["name"], node["state_trouble"]
+
+    assert await looked(None) == (None, "scripted")
+    assert await looked("one") == ("one", None)
+    assert [await looked(None) for _ in range(2)] == [("one", "scripted")] * 2
+    assert await looked("two") == ("two", None)
+    assert [await looked(None) for _ in range(4)] == [("two", "scripted")] * 2 + [(None, "scripted")] * 2
+
+    # One that was unreachable for a moment is another process, perhaps: nothing of the last one is shown.
+    assert await looked("three") == ("three", None)
+    client.node = replace(client.node, status="unreachable", usable=False)
+    assert watch.state()["nodes"][0]["state"] is None
+    client.node = replace(client.node, status="ready", usable=True)
+    assert watch.state()["nodes"][0]["state"] is None
 
 
 @asynccontextmanager

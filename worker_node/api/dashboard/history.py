@@ -45,9 +45,11 @@ class HistoryReading:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A while of the node's life: rates per second, the NPU's busy share (0 to 1), the CPU in cores, the mean time of
-    an embedding request in milliseconds, and what was under way, and the memory in bytes, at its end. None: unknown."""
+    """So many `seconds` of the node's life, more than a period if it was busy: rates per second, the NPU's busy share
+    (0 to 1), the CPU in cores, the mean time of an embedding request in milliseconds, and what was under way, and the
+    memory in bytes, at its end. None: unknown."""
 
+    seconds: float
     requests: float
     prompt_tokens: float
     output_tokens: float
@@ -81,6 +83,7 @@ class History:
             self._requests.append(reading.requests - before.requests)
             self._samples.append(
                 Sample(
+                    seconds=round(seconds, 3),
                     requests=_rate(before.requests, reading.requests, seconds),
                     prompt_tokens=_rate(before.prompt_tokens, reading.prompt_tokens, seconds),
                     output_tokens=_rate(before.output_tokens, reading.output_tokens, seconds),

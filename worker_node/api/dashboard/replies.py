@@ -26,7 +26,8 @@ class DashboardState(Health):
 
 
 class DashboardHistory(Reply):
-    """GET /dashboard/history: samples by field, oldest first, each of `period_s` seconds."""
+    """GET /dashboard/history: samples by field, oldest first, each of `period_s` seconds or of more: `seconds`."""
 
     period_s: float
+    seconds: list[float]
     requests: list[float]

@@ -26,6 +26,7 @@ def test_a_sample_is_the_difference_of_two_readings_per_second():
     )
     history.add(later, 102.0)
     assert history.series() == {
+        "seconds": [2.0],
         "requests": [2.0],
         "prompt_tokens": [30.0],
         "output_tokens": [15.0],
@@ -113,6 +114,7 @@ def test_the_rings_are_bounded_and_hold_the_latest(steps):
         history.add(replace(NOTHING, texts=counted), float(at))
     series = history.series()
     assert {len(values) for values in series.values()} == {min(len(steps) - 1, SAMPLES)}
+    assert set(series["seconds"]) == {1.0}
     assert series["texts"] == [float(step) for step in steps[1:]][-SAMPLES:]
 
 
