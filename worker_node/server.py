@@ -35,7 +35,6 @@ from worker_node.operating_system import allow_files
 from worker_node.reload import Reloader, reload_and_log, watch_file
 from worker_node.serving.build import Machine, build_on_demand
 from worker_node.serving.configured import configured_model, configured_models
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.memory import HOST, memory_budgets
 from worker_node.serving.parts import TaskParts
@@ -150,7 +149,7 @@ async def hosted_node(
         stack.push_async_callback(texts.close)
         pictures = PictureDecoder()
         stack.push_async_callback(pictures.close)
-        parts = TaskParts()
+        parts = TaskParts(settings)
         stack.push_async_callback(parts.close)
         if profile.takes_schemas:
             await schemas.start()
@@ -168,7 +167,6 @@ async def hosted_node(
             services=Services(
                 manager=manager,
                 telemetry=Telemetry(),
-                cache=EmbeddingCache(settings.embedding_cache),
                 tracing=tracing,
                 schemas=schemas,
                 texts=texts,

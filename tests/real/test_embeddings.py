@@ -14,8 +14,8 @@ from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.tasks.embed.calls import embed
+from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 
 RUNNER = "worker_node.tasks.embed.runners:EmbeddingRunner"
 

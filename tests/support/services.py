@@ -4,8 +4,9 @@ import pytest
 
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
-from worker_node.serving.embedding_cache import EmbeddingCache
+from worker_node.serving.parts import TaskParts
 from worker_node.serving.services import Services
+from worker_node.settings import NodeSettings
 from worker_node.telemetry import Telemetry
 
 
@@ -15,5 +16,6 @@ def manager_of(models=(), store=None):
 
 
 def services_of(models=(), cache=0, store=None, **more):
-    """Services for these models; `more` are fields of `Services`."""
-    return Services(manager_of(models, store), Telemetry(), EmbeddingCache(cache), **more)
+    """Services for these models; `cache` texts are kept with their vectors, `more` are fields of `Services`."""
+    parts = TaskParts(NodeSettings(embedding_cache=cache))
+    return Services(manager_of(models, store), Telemetry(), parts=parts, **more)

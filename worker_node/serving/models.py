@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from worker_node.domain import ModelKind
@@ -13,34 +13,10 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.options.generation import GenerationOptions
 from worker_node.registry import task_of
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.picture_rules import PictureRules
 from worker_node.serving.tokenization import ChatTokenizer
 
 M = TypeVar("M", bound=ServedModel)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingModel(ServedModel):
-    """A served embedding model; `space` names its vector space.
-
-    `prompts` and `matryoshka` as in `InstalledModel`.
-    """
-
-    tokenizer: EmbeddingTokenizer
-    space: str
-    dimensions: int
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    matryoshka: tuple[int, ...] = ()
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `ServedModel.facts`."""
-        facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
-        if self.prompts:
-            facts["input_types"] = sorted(self.prompts)
-        if self.matryoshka:
-            facts["matryoshka"] = list(self.matryoshka)
-        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +59,6 @@ async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | 
         f"model {model.id} is for {task_of(model.installed.kind).verb}, not for {task_of(kind).verb}; {instead}",
         param="model",
     )
-
-
-async def embedding_model(manager: ModelManager, name: str | None, deadline: float) -> EmbeddingModel:
-    """The embedding model of that name, or the default one. Raises as `model_of`."""
-    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
 
 
 async def generation_model(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker_node.manager.manager import ModelManager
-from worker_node.serving.embedding_cache import EmbeddingCache
 from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.parts import TaskParts
 from worker_node.serving.pictures import PictureDecoder
@@ -23,7 +22,6 @@ class Services:
 
     manager: ModelManager
     telemetry: Telemetry
-    cache: EmbeddingCache
     tracing: Tracing = OFF
     schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
     texts: LargeTexts = field(default_factory=LargeTexts)

@@ -21,6 +21,10 @@ R = TypeVar("R")
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
 INLINE_CHARACTERS = 8_000
+# Ordinary text has four to five characters a token.
+CHARACTERS_A_TOKEN = 16
+# The tokens of a text up to this long are counted exactly, even where it is much too long.
+COUNTED_CHARACTERS = 64_000
 # What is tokenized between two looks at whether someone still waits; encodings of no more are in memory at once.
 CHARACTERS_AT_ONCE = 256_000
 # Of requests that wait for a thread, and those in one.
@@ -85,6 +89,8 @@ class TokenizingThreads:
 
 
 _FOREVER_S = 86_400.0
+# Those of the node: encoders of every task share them.
+THREADS = TokenizingThreads()
 
 
 def beginning(

@@ -13,9 +13,9 @@ from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import Overloaded
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.embedding import embed
-from worker_node.serving.models import EmbeddingModel
 from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.serving.model import EmbeddingModel
+from worker_node.tasks.embed.serving.service import embed
 
 BUCKET = 32
 

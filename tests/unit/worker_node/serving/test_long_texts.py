@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from worker_node.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
-from worker_node.serving import embedding_tokenizer
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.tokenizing_threads import TokenizingThreads, beginning
+from worker_node.tasks.embed.serving import tokenizer as embedding_tokenizer
+from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 
 LIMIT = 16
 

@@ -15,9 +15,9 @@ from worker_node.api.middleware import inference
 from worker_node.api.timing import timing_ms
 from worker_node.domain import EmbeddingReply, EmbeddingRequest
 from worker_node.errors import BadRequest
-from worker_node.serving.embedding import embed
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import rows_json
+from worker_node.tasks.embed.serving.service import embed
 
 
 class EmbeddingsBody(Body):

@@ -18,9 +18,9 @@ from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.ollama.residents import patient, served
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, RequestContext
 from worker_node.errors import BadRequest
-from worker_node.serving.embedding import embed
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import rows_json
+from worker_node.tasks.embed.serving.service import embed
 
 
 class EmbedBody(DialectBody):

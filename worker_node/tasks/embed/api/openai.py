@@ -16,11 +16,11 @@ from worker_node.api.middleware import inference
 from worker_node.api.openai.accounting import ACCOUNTING
 from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.serving.embedding import embed
-from worker_node.serving.embedding_forms import INPUT_TYPES
-from worker_node.serving.models import EmbeddingModel, embedding_model
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import embedding_objects
+from worker_node.tasks.embed.serving.forms import INPUT_TYPES
+from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.serving.service import embed
 
 Ids = Annotated[list[int], Field(min_length=1)]
 

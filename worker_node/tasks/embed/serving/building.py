@@ -5,11 +5,11 @@ from __future__ import annotations
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import EmbeddingCanary
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.serving.encoders import EncoderTask
-from worker_node.serving.models import EmbeddingModel
 from worker_node.serving.task import ModelParts, no_canary
 from worker_node.tasks.embed.serving.canary import embedding_canary
+from worker_node.tasks.embed.serving.model import EmbeddingModel
+from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 
 
 class _Embed(EncoderTask):

@@ -12,8 +12,8 @@ import numpy as np
 from worker_node.engines.base import Engine
 from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.models.canary import EmbeddingCanary
-from worker_node.serving.embedding_tokenizer import EmbeddingTokenizer
 from worker_node.tasks.embed.calls import embed
+from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 
 
 def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> Canary:

@@ -9,10 +9,12 @@ from pathlib import Path
 import tokenizers
 
 from worker_node.errors import ContextLengthExceeded
-from worker_node.serving.embedding_tokenizer import CHARACTERS_A_TOKEN, COUNTED_CHARACTERS, THREADS
 from worker_node.serving.tokenizing_threads import (
+    CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,
+    COUNTED_CHARACTERS,
     INLINE_CHARACTERS,
+    THREADS,
     beginning,
     never_abandoned,
 )

@@ -27,7 +27,7 @@ from worker_node.tasks.transcribe.messages import Span
 from worker_node.tasks.transcribe.options import AudioOptions
 from worker_node.tasks.transcribe.serving import rendering
 from worker_node.tasks.transcribe.serving.building import TranscriptionModel
-from worker_node.tasks.transcribe.serving.decoder import AudioDecoder
+from worker_node.tasks.transcribe.serving.decoder import audio_decoder
 from worker_node.tasks.transcribe.serving.service import (
     SpokenPart,
     Transcription,
@@ -108,7 +108,7 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
         form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
         if form.size is not None and form.size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
-        decoder = node.services.parts.of(AudioDecoder)
+        decoder = node.services.parts.of(audio_decoder)
         async with transcribe(node.services, decoder, context, wanted, voice, scratch / "upload", scratch) as run:
             if stream and reply_form in {"json", "text"}:
                 return await _stream(request, run)

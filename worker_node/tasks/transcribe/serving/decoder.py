@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe import decoding
 from worker_node.tasks.transcribe.serving.voice import Voice
 from worker_node.tasks.transcribe.windows import Window
@@ -46,3 +47,8 @@ class AudioDecoder:
     async def close(self) -> None:
         """End the process."""
         await self._pool.close()
+
+
+def audio_decoder(_settings: NodeSettings) -> AudioDecoder:
+    """The decoder of a node."""
+    return AudioDecoder()

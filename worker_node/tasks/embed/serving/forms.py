@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.serving.models import EmbeddingModel
+from worker_node.tasks.embed.serving.model import EmbeddingModel
 
 # What a text is, by the names that callers use for it.
 INPUT_TYPES = {

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.domain import Device
+from worker_node.settings import NodeSettings
 
 Key = tuple[str, Device, tuple[int, ...]]
 Vector = npt.NDArray[np.float32]
@@ -46,5 +47,14 @@ class EmbeddingCache:
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
 
+    async def close(self) -> None:
+        """Forget all."""
+        self._vectors.clear()
+
     def __len__(self) -> int:
         return len(self._vectors)
+
+
+def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
+    """The cache of a node."""
+    return EmbeddingCache(settings.embedding_cache)

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
 from worker_node.scheduling.admission import Work
-from worker_node.serving.embedding_forms import check_dimensions, cut, space_of, with_prompt
-from worker_node.serving.models import EmbeddingModel, embedding_model
 from worker_node.serving.places import find_place, turn_away
 from worker_node.serving.proof import Proof
 from worker_node.serving.services import Services
@@ -19,6 +17,9 @@ from worker_node.serving.single import SingleRun, run_placed
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
+from worker_node.tasks.embed.serving.cache import embedding_cache
+from worker_node.tasks.embed.serving.forms import check_dimensions, cut, space_of, with_prompt
+from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
 from worker_node.tracing.base import Operation
 
 
@@ -57,7 +58,7 @@ async def _embed(
     # A vector that was computed for an earlier request proves nothing for this one.
     known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
     if not Proof.of(route, context, strict=services.require_proof).required:
-        known = services.cache.look_up(model.space, route.device, tokens)
+        known = services.parts.of(embedding_cache).look_up(model.space, route.device, tokens)
     missing = [index for index, vector in enumerate(known) if vector is None]
     services.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
     usage = Usage(route.token_count)
@@ -86,7 +87,7 @@ async def _embed(
         )
         answer = await run_placed(services, run, place, operation)
         route, output = answer.route, EmbeddingOutput.of(answer.result, len(wanted))
-        services.cache.keep(model.space, route.device, wanted, output.vectors)
+        services.parts.of(embedding_cache).keep(model.space, route.device, wanted, output.vectors)
         reply = EmbeddingReply(
             route,
             cut(_merge(known, missing, output.vectors), request.dimensions),

@@ -10,19 +10,15 @@ import tokenizers
 
 from worker_node.errors import ContextLengthExceeded
 from worker_node.serving.tokenizing_threads import (
+    CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,
+    COUNTED_CHARACTERS,
     INLINE_CHARACTERS,
-    TokenizingThreads,
+    THREADS,
     beginning,
     never_abandoned,
 )
 from worker_node.serving.vocabulary import check_ids
-
-THREADS = TokenizingThreads()
-# Ordinary text has four to five characters a token.
-CHARACTERS_A_TOKEN = 16
-# The tokens of a text up to this long are counted exactly, even where it is much too long.
-COUNTED_CHARACTERS = 64_000
 
 
 class EmbeddingTokenizer:
