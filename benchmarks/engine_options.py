@@ -53,9 +53,9 @@ def measure(path, options, limit):
 
     from worker_node.domain import Device, Message
     from worker_node.engines.messages import EngineSpec
-    from worker_node.serving.tokenization import ChatTokenizer
     from worker_node.tasks.generate.continuous import ContinuousRunner
     from worker_node.tasks.generate.messages import GenerateJob, Step
+    from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
     runner = ContinuousRunner(EngineSpec("m", "generation", path, Device.CPU, "", options))
     runner.load()

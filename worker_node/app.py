@@ -28,7 +28,6 @@ from worker_node.api.ollama import models as ollama_models
 from worker_node.api.openai import models as openai_models
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.api.pages import routes as pages
-from worker_node.api.remote_images.service import fetch_remote_images
 from worker_node.api.task import error_form, task_apis
 from worker_node.api.tracing import traced
 from worker_node.node import Node
@@ -46,7 +45,6 @@ def make_app(node: Node) -> web.Application:
         origins.replace(OriginPolicy.of(settings))
 
     node.followers.append(follow)
-    fetch_remote_images(node)
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),

@@ -32,15 +32,14 @@ from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
 from worker_node.operating_system import allow_files
+from worker_node.registry import tasks
 from worker_node.reload import Reloader, reload_and_log, watch_file
 from worker_node.serving.build import Machine, build_on_demand
 from worker_node.serving.configured import configured_model, configured_models
-from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.memory import HOST, memory_budgets
 from worker_node.serving.parts import TaskParts
-from worker_node.serving.pictures import PictureDecoder
-from worker_node.serving.schemas import SchemaCompiler
 from worker_node.serving.services import Services
+from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
 from worker_node.settings.reading import SettingsSource
 from worker_node.telemetry import Telemetry
@@ -59,13 +58,14 @@ _OTHER_FILES = 1024
 class Profile:
     """What a node serves: its models, built but not started; its routes; the form of an error that no route made.
 
-    `takes_schemas`: whether requests bring schemas, so that the processes that compile them are started with the node.
+    `starts_parts`: whether what its tasks need beside engines, as processes that compile schemas, is started with the
+    node, and not only by the first request.
     """
 
     models: Callable[[Machine], Sequence[ServedModel | FailedModel]]
     make_app: Callable[[Node], web.Application]
     render: Renderer = error_response
-    takes_schemas: bool = True
+    starts_parts: bool = True
 
 
 FULL = Profile(configured_models, make_app)
@@ -143,16 +143,11 @@ async def hosted_node(
         stack.push_async_callback(tracing.close)
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
         found = await probe()
-        schemas = SchemaCompiler()
-        stack.push_async_callback(schemas.close)
-        texts = LargeTexts()
-        stack.push_async_callback(texts.close)
-        pictures = PictureDecoder()
-        stack.push_async_callback(pictures.close)
         parts = TaskParts(settings)
         stack.push_async_callback(parts.close)
-        if profile.takes_schemas:
-            await schemas.start()
+        if profile.starts_parts:
+            for kind in tasks():
+                await served_task(kind).start(parts)
         machine = Machine(settings, found, npu)
         budgets = memory_budgets(None, found)
         manager = ModelManager(
@@ -168,9 +163,6 @@ async def hosted_node(
                 manager=manager,
                 telemetry=Telemetry(),
                 tracing=tracing,
-                schemas=schemas,
-                texts=texts,
-                pictures=pictures,
                 parts=parts,
                 require_proof=settings.npu_require_proof,
             ),

@@ -60,7 +60,7 @@ class _Parts:
             lambda machine: build(self._choice, machine, self._lock, self._settings.blobs, examined=self._examined),
             lambda node: _app(node, self.service(node)),
             jobs.job_error_response,
-            takes_schemas=False,
+            starts_parts=False,
         )
 
     def service(self, node: Node) -> JobService:

@@ -2,7 +2,10 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
+
+from worker_node import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,15 +40,11 @@ MAY_IMPORT = {
         "encoders",
         "manager",
         "tracing",
-        "dialogue",
-        "grammars",
-        "preparation",
         "routing",
         "telemetry",
         "scheduling",
         "hosting",
         "engines",
-        "tasks",
         "models",
         "options",
         "devices",
@@ -55,12 +54,12 @@ MAY_IMPORT = {
     "doctor": {"devices"},
     "reload": {"manager", "models", "serving", "settings"},
     "node": {"reload", "manager", "serving", "failures", "telemetry", "devices", "settings"},
-    "bounded": {"jobs", "serving", "manager", "hosting", "engines", "models", "devices", "settings"},
+    # The bounded profile is one model that generates text: it stands on that task, and no other.
+    "bounded": {"jobs", "tasks.serving", "serving", "manager", "hosting", "engines", "models", "devices", "settings"},
     "api": {
         "node",
         "bounded",
         "jobs",
-        "grammars",
         "serving",
         "manager",
         "tracing",
@@ -113,8 +112,13 @@ HTTP_ROOMS = {"api", "tasks.api", "app", "server", "sidecar"}
 LAYERS_OF_TASKS = {"files": "models", "serving": "serving", "api": "api"}
 for part, layer in LAYERS_OF_TASKS.items():
     MAY_IMPORT[f"tasks.{part}"] = MAY_IMPORT[layer] | {layer, "tasks"}
-MAY_IMPORT["tasks.serving"] |= {"tasks.files"}
-MAY_IMPORT["tasks.api"] |= {"tasks.serving"}
+MAY_IMPORT["tasks.serving"] |= {"tasks.files", "dialogue", "grammars", "preparation"}
+MAY_IMPORT["tasks.api"] |= {"tasks.serving", "grammars"}
+# What every request goes through, whatever its task: a task is one more package, and no word in any of these.
+TASK_FREE = {
+    *("routing", "scheduling", "preparation", "engines", "encoders", "hosting", "manager", "serving"),
+    *("node", "reload", "app", "server", "registry", "failures"),
+}
 
 
 @functools.cache
@@ -197,6 +201,36 @@ def test_a_room_imports_only_rooms_below_it():
             if other in MAY_IMPORT and other not in allowed:
                 violations.append(f"{room} must not know of {other}: {path} imports {module}")
     reject(violations)
+
+
+def words_of(name):
+    """The words of a name in lower case: `embed_job`, `EmbedJob` and `tasks.embed` all say embed."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def names_in(path):
+    """All identifiers in a file, the modules that it imports, and strings that could be a name; with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        found = [getattr(node, field, None) for field in ("id", "attr", "name", "arg", "asname", "module")]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.:]+", node.value):
+            found.append(node.value)
+        yield from ((getattr(node, "lineno", 1), name) for name in found if isinstance(name, str))
+
+
+def test_what_every_request_goes_through_names_no_task():
+    """By its package, its kind or its verb, of each task that is registered: in names of files, too."""
+    tasks = {word for task in registry.tasks().values() for word in (task.kind, task.verb, task.serving.split(".")[2])}
+    assert {"embed", "embedding", "generate", "generation", "rerank", "transcribe", "vision"} <= tasks
+    paths = [path for path in NODE_FILES if room_of(path) in TASK_FREE]
+    assert {room_of(path) for path in paths} == TASK_FREE
+    reject(
+        [
+            f"{path}:{line} names a task: {name}"
+            for path in paths
+            for line, name in [(1, path.stem), *names_in(path)]
+            if words_of(name) & tasks
+        ]
+    )
 
 
 def test_only_the_edge_knows_http():

@@ -15,11 +15,11 @@ from tests.support.application import application
 from tests.support.scripted_engines import Machine
 from tests.support.task_models import SEER, placement, seer
 from tests.unit.worker_node.api.test_memory_of_every_task import Answering
-from worker_node.api.remote_images.fetching import FetchLimits, ImageFetcher
 from worker_node.domain import Picture
 from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
-from worker_node.serving.pictures import PictureDecoder
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.api.remote_images.fetching import FetchLimits, ImageFetcher
+from worker_node.tasks.generate.serving.pictures import PictureDecoder
 
 WHERE = "messages[0].content[1].image_url.url"
 
@@ -307,7 +307,7 @@ async def serving(store, **settings):
             yield client, node, engine
         finally:
             await node.manager.stop()
-            await node.services.pictures.close()
+            await node.services.parts.close()
 
 
 @pytest.mark.usefixtures("store")

@@ -14,9 +14,9 @@ from worker_node.domain import Device
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.models import GenerationModel
-from worker_node.serving.picture_rules import PictureRules
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.picture_rules import PictureRules
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 from worker_node.tasks.rerank.serving.model import RerankModel
 from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
 from worker_node.tasks.transcribe.options import AudioOptions

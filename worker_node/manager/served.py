@@ -49,6 +49,10 @@ class ServedModel:
         """What it can do beside the capability of its task."""
         return ()
 
+    def template(self) -> str:
+        """The template that its conversations are written with; empty where it has none."""
+        return ""
+
     def state(self) -> ModelState:
         """`ready` and `degraded` models take requests: `degraded` ones on a placement other than the preferred one.
 

@@ -9,7 +9,7 @@ from worker_node.manager.failed import FailedModel
 from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.models.weights import check_weights
-from worker_node.options.embedding import VectorOptions
+from worker_node.options.pooling import VectorOptions
 from worker_node.serving.build import Machine, build_model
 from worker_node.serving.installed import installed_model
 from worker_node.settings import ModelSettings

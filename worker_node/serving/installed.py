@@ -9,7 +9,7 @@ from worker_node.errors import ConfigurationError, ModelNotFound
 from worker_node.models.in_place import open_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
-from worker_node.options.embedding import VectorOptions
+from worker_node.options.pooling import VectorOptions
 from worker_node.settings import ModelSettings, NodeSettings
 
 PREPARED = "prepared"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker_node.manager.manager import ModelManager
-from worker_node.serving.large_texts import LargeTexts
 from worker_node.serving.parts import TaskParts
-from worker_node.serving.pictures import PictureDecoder
-from worker_node.serving.schemas import SchemaCompiler
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import OFF, Tracing
 
@@ -23,8 +20,5 @@ class Services:
     manager: ModelManager
     telemetry: Telemetry
     tracing: Tracing = OFF
-    schemas: SchemaCompiler = field(default_factory=SchemaCompiler)
-    texts: LargeTexts = field(default_factory=LargeTexts)
     parts: TaskParts = field(default_factory=TaskParts)
-    pictures: PictureDecoder = field(default_factory=PictureDecoder)
     require_proof: bool = False

@@ -20,6 +20,7 @@ from worker_node.options.declaration import EngineOptions
 from worker_node.registry import load, task_of
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.serving.parts import TaskParts
 from worker_node.settings import ModelSettings, NodeSettings
 
 
@@ -75,6 +76,9 @@ class ServedTask(ABC):
     @abstractmethod
     def build(self, parts: ModelParts) -> ServedModel:
         """Return the model with what its requests need; no engine is started. Raises ConfigurationError."""
+
+    async def start(self, _parts: TaskParts) -> None:  # noqa: B027
+        """Start what the first request should not have to wait for, as the node starts."""
 
     @abstractmethod
     def admission(self, options: EngineOptions) -> AdmissionLimits:

@@ -17,7 +17,7 @@ from worker_node.settings import NodeSettings
 from worker_node.tls import ServerTls
 
 # A node that serves no model.
-NOTHING = Profile(lambda _: [], make_app, takes_schemas=False)
+NOTHING = Profile(lambda _: [], make_app, starts_parts=False)
 
 
 def openssl(*arguments):
@@ -90,9 +90,7 @@ async def test_the_node_itself_serves_tls(pki):
             [status] = await client.health()
         assert (status.status, status.version) == ("unreachable", None)
     with pytest.raises(NodeConfigurationError, match="tls_cert"):
-        async with running_node(
-            NodeSettings(port=0, tls_key=key), Profile(lambda _: [], make_app, takes_schemas=False)
-        ):
+        async with running_node(NodeSettings(port=0, tls_key=key), Profile(lambda _: [], make_app, starts_parts=False)):
             pass
 
 

@@ -185,7 +185,7 @@ async def serving(store):
             listener.close()
             for connection in server.connections:
                 connection.force_close()
-            await node.services.schemas.close()
+            await node.services.parts.close()
 
 
 async def read_text(reader, writer):

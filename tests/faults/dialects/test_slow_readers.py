@@ -23,9 +23,9 @@ from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.models import GenerationModel
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 ECHO = "tests.support.scripted_runner:ScriptedRunner"
 # Each is a token, and together more than all buffers between a handler and its reader hold: some 130 KiB.

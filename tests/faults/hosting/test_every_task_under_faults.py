@@ -43,7 +43,7 @@ async def serving(store, names=tuple(MODELS), **settings):
             )
         return [MODELS[name](store, [placement(name, engines[name])]) for name in names]
 
-    profile = Profile(models, make_app, takes_schemas=False)
+    profile = Profile(models, make_app, starts_parts=False)
     async with running_node(NodeSettings(port=0, **settings), profile) as (node, url):
         for engine in engines.values():
             await until(engine, EngineState.READY)

@@ -21,7 +21,6 @@ from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.pulling import requested
-from worker_node.serving.models import GenerationModel
 
 _NEVER = "2318-01-01T00:00:00Z"
 
@@ -121,7 +120,7 @@ async def _show(request: web.Request) -> web.Response:
             "license": installed.licence,
             "modelfile": f"# {installed.source}\nFROM {installed.id}\n",
             "parameters": "",
-            "template": model.tokenizer.chat_template if isinstance(model, GenerationModel) else "",
+            "template": "" if model is None else model.template(),
             "details": _details(installed),
             "model_info": {
                 "general.architecture": installed.family,

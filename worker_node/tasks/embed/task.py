@@ -10,7 +10,7 @@ TASK = Task(
     verb="embed",
     capability="embedding",
     options=(
-        "worker_node.options.embedding",
+        "worker_node.options.pooling",
         "worker_node.tasks.embed.dynamic_options",
         "worker_node.tasks.embed.static_options",
     ),

@@ -11,7 +11,7 @@ TASK = Task(
     capability="chat",
     listed=("completion", "tools"),
     options=(
-        "worker_node.options.generation",
+        "worker_node.tasks.generate.model_options",
         "worker_node.tasks.generate.continuous_options",
         "worker_node.tasks.generate.stateful_options",
     ),

@@ -54,7 +54,6 @@ async def serving(store, *pinned):
             yield client, engines, machine.events
         finally:
             await node.manager.stop()
-            await node.services.pictures.close()
             await node.services.parts.close()
 
 

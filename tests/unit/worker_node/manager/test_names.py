@@ -11,9 +11,9 @@ from worker_node.domain import ModelKind
 from worker_node.errors import BadRequest, ModelNotFound
 from worker_node.manager.names import Names
 from worker_node.models.catalog import Catalog
-from worker_node.serving.models import GenerationModel, generation_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
+from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
 
 
 def generation(model_id, *aliases, sources=()):

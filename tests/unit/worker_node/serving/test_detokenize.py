@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
 

@@ -24,7 +24,7 @@ from worker_node.domain import (
 )
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.grammars.form import Compiled, compile_form, compile_form_if_quick
-from worker_node.serving.forms import answer_form
+from worker_node.tasks.generate.serving.forms import answer_form
 
 FAMILIES = ["smollm", "qwen", "llama3"]
 

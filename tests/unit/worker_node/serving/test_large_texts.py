@@ -5,9 +5,9 @@ import pytest
 from worker_node.domain import Message, Rendering, ToolCall
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
-from worker_node.serving import large_texts, tokenizing
-from worker_node.serving.large_texts import LargeTexts
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.serving import large_texts, tokenizing
+from worker_node.tasks.generate.serving.large_texts import LargeTexts
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 FAR = 1e12
 SMALL = "the lighthouse keeper "

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from worker_node.errors import BadRequest
-from worker_node.serving.picture_decoding import decode
+from worker_node.tasks.generate.serving.picture_decoding import decode
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from worker_node.errors import BadRequest
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
-from worker_node.serving import picture_decoding
+from worker_node.tasks.generate.serving import picture_decoding
 from worker_node.tasks.transcribe import audio, decoding
 
 LIMIT = 256 * 2**20
@@ -83,7 +83,7 @@ def peak(pool):
 async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_process():
     """The process with the limits of the node; what it may take for good images is more."""
     limits = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29)
-    pool = PreparationPool(limits, ("worker_node.serving.picture_decoding",))
+    pool = PreparationPool(limits, ("worker_node.tasks.generate.serving.picture_decoding",))
     try:
         await pool.start()
         pids = pool.pids

@@ -24,7 +24,7 @@ from worker_node.domain import (
     Token,
 )
 from worker_node.errors import NodeError
-from worker_node.serving.generation import GenerationRun, generate
+from worker_node.tasks.generate.serving.service import GenerationRun, generate
 
 
 class InferenceBody(Body):

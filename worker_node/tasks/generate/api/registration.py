@@ -14,6 +14,7 @@ from worker_node.tasks.generate.api.openai import chat, completions, responses, 
 from worker_node.tasks.generate.api.openai.response_store import ResponseStore, StoreLimits
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
 from worker_node.tasks.generate.api.openai.table import TABLES as OPENAI_TABLES
+from worker_node.tasks.generate.api.remote_images.service import fetch_remote_images
 
 
 def _routes() -> list[web.RouteDef]:
@@ -26,11 +27,12 @@ def _routes() -> list[web.RouteDef]:
 
 
 def _prepare(app: web.Application, node: Node) -> None:
-    """Give the application what the routes of stored responses need."""
+    """Give the application what the routes of stored responses need, and have remote images fetched."""
     settings = node.settings
     limits = StoreLimits(settings.stored_responses, settings.stored_response_bytes, settings.stored_response_s)
     app[responses_stored.RESPONSES] = ResponseStore(limits)
     app.cleanup_ctx.append(responses_stored.forget_expired)
+    fetch_remote_images(node)
 
 
 API = TaskApi(

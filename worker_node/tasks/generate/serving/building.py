@@ -13,16 +13,14 @@ from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.options.declaration import EngineOptions
-from worker_node.options.generation import GenerationOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
-from worker_node.serving.kv_cache import kv_cache_bytes
-from worker_node.serving.models import GenerationModel
+from worker_node.serving.parts import TaskParts
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import ModelSettings
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.model_options import GenerationOptions
 from worker_node.tasks.generate.serving.canary import generation_canary
 from worker_node.tasks.generate.serving.drafting import (
     ON_NPU,
@@ -31,7 +29,11 @@ from worker_node.tasks.generate.serving.drafting import (
     draft_cache,
     draft_weights,
 )
+from worker_node.tasks.generate.serving.kv_cache import kv_cache_bytes
+from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.precision import complete_precision
+from worker_node.tasks.generate.serving.schemas import schema_compiler
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 from worker_node.tasks.generate.stateful_options import StatefulOptions
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,10 @@ class _Generate(ServedTask):
             aliases=wanted.aliases,
             idle_unload_s=wanted.idle_unload_s,
         )
+
+    async def start(self, parts: TaskParts) -> None:
+        """See `ServedTask.start`."""
+        await parts.of(schema_compiler).start()
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:
         """Units are requests."""

@@ -14,8 +14,8 @@ from worker_node.engines.base import Engine
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.models.canary import GenerationCanary
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 
 def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:

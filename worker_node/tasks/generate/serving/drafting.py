@@ -15,8 +15,8 @@ from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.serving.installed import not_installed
-from worker_node.serving.kv_cache import kv_cache_bytes
 from worker_node.settings import ModelSettings
+from worker_node.tasks.generate.serving.kv_cache import kv_cache_bytes
 
 ON_NPU = (
     "draft_model has no effect on the NPU: with a draft OpenVINO GenAI generates past the end of an answer there; "

@@ -14,10 +14,10 @@ from worker_node.options.declaration import EngineOptions
 from worker_node.routing import Feature
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
-from worker_node.serving.models import GenerationModel
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.settings import ModelSettings
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 from worker_node.tasks.vision.options import VisionNpuOptions
 from worker_node.tasks.vision.serving.canary import vision_canary
 from worker_node.tasks.vision.serving.rules import picture_rules

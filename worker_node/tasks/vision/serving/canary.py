@@ -14,10 +14,10 @@ from worker_node.domain import Message, Picture
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.serving.picture_rules import PictureRules
-from worker_node.serving.pictures import picture_prompt, with_tags
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture, TokenDelta
+from worker_node.tasks.generate.serving.picture_rules import PictureRules
+from worker_node.tasks.generate.serving.pictures import picture_prompt, with_tags
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 _SIDE = 64
 _QUESTION = "What is this?"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.models.chat_template import read_config
-from worker_node.serving.picture_rules import PictureRules
+from worker_node.tasks.generate.serving.picture_rules import PictureRules
 
 # Of models whose preprocessing is not known here: a large picture for the best of them, and a generous estimate.
 _UNKNOWN_PIXELS, _UNKNOWN_TOKENS = 2048 * 2048, 1024

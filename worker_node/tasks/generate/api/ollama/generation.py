@@ -33,10 +33,10 @@ from worker_node.domain import (
 )
 from worker_node.errors import BadRequest, NodeError
 from worker_node.manager.served import ServedModel
-from worker_node.serving.generation import GenerationRun, generate
 from worker_node.tasks.generate.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.tasks.generate.api.ollama.table import CHAT, GENERATE
 from worker_node.tasks.generate.api.pictures import picture
+from worker_node.tasks.generate.serving.service import GenerationRun, generate
 
 
 class _Common(DialectBody):

@@ -16,7 +16,6 @@ from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
 from worker_node.domain import GenerationRequest, RequestContext, ToolUse
 from worker_node.errors import BadRequest
-from worker_node.serving.choices import generate_choices, repeated
 from worker_node.tasks.generate.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.tasks.generate.api.openai.fields import NumberOf, SamplingFields
 from worker_node.tasks.generate.api.openai.logprobs import chat_logprobs, known_alternatives
@@ -37,6 +36,7 @@ from worker_node.tasks.generate.api.openai.tools import (
     schema_of,
     tool_use,
 )
+from worker_node.tasks.generate.serving.choices import generate_choices, repeated
 
 
 class ChatBody(SamplingFields):

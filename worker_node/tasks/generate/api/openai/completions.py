@@ -27,14 +27,14 @@ from worker_node.domain import (
     Usage,
 )
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.serving.choices import ChoiceEvent, Choices, generate_choices, repeated
-from worker_node.serving.models import generation_model
-from worker_node.serving.tokenization import ChatTokenizer
 from worker_node.tasks.generate.api.openai.fields import SamplingFields
 from worker_node.tasks.generate.api.openai.logprobs import completion_logprobs, known_alternatives
 from worker_node.tasks.generate.api.openai.reply import Envelope, collect, json_response, new_id, usage
 from worker_node.tasks.generate.api.openai.stream import stream_chunks
 from worker_node.tasks.generate.api.openai.table import COMPLETIONS
+from worker_node.tasks.generate.serving.choices import ChoiceEvent, Choices, generate_choices, repeated
+from worker_node.tasks.generate.serving.model import generation_model
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 # What OpenAI does with a request that names no length, and what its clients count on.
 DEFAULT_MAX_TOKENS = 16

@@ -18,11 +18,11 @@ from worker_node.api.openai.errors import describe_error
 from worker_node.api.sse import EventStream
 from worker_node.domain import Finished, FinishReason, Route
 from worker_node.errors import NodeError
-from worker_node.serving.generation import GenerationRun, generate
 from worker_node.tasks.generate.api.openai.items import Items
 from worker_node.tasks.generate.api.openai.reply import new_id
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
 from worker_node.tasks.generate.api.openai.responses_stored import Conversation
+from worker_node.tasks.generate.serving.service import GenerationRun, generate
 
 
 def routes() -> list[web.RouteDef]:

@@ -13,11 +13,11 @@ from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.errors import BadRequest
-from worker_node.serving.large_texts import LargeTexts
-from worker_node.serving.models import GenerationModel, generation_model
 from worker_node.tasks.generate.api.openai.messages import ChatMessage, conversation
 from worker_node.tasks.generate.api.openai.table import TOKENIZE
 from worker_node.tasks.generate.api.openai.template import rendering
+from worker_node.tasks.generate.serving.large_texts import LargeTexts, large_texts
+from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
 
 _MAX_TOKENS = 1_000_000
 
@@ -81,7 +81,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
-    texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
+    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
     model = await generation_model(request.app[NODE].manager, body.model, deadline)
     tokens = await body.tokens(model, texts, deadline)
     longest = max(place.total_limit for place in model.placements)
@@ -95,7 +95,7 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 async def _detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeBody)
-    texts, deadline = request.app[NODE].services.texts, request_context(request).deadline
+    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
     tokenizer = (await generation_model(request.app[NODE].manager, body.model, deadline)).tokenizer
     ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
     text = await texts.decode(tokenizer, ids, deadline=deadline)

@@ -10,10 +10,11 @@ from worker_node.domain import GenerationRequest, Message, Picture, TokenIds
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.manager.manager import ModelManager
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
-from worker_node.serving import picture_decoding
-from worker_node.serving.models import GenerationModel
-from worker_node.serving.picture_rules import MAX_PICTURE_BYTES, PictureRules
+from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
+from worker_node.tasks.generate.serving import picture_decoding
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.picture_rules import MAX_PICTURE_BYTES, PictureRules
 
 MAX_PICTURES = 8
 # What GenAI takes for the picture of a number, whatever the model's own mark is.
@@ -21,7 +22,7 @@ _TAG = "<ov_genai_image_{}>"
 _TAGS = ("<ov_genai_image_", "<ov_genai_video_")
 # Most of a process's memory is address space that its runtime reserves. 50 M pixels take 150 MB in RGB.
 _LIMITS = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29, queue=32)
-_MODULES = ("worker_node.serving.picture_decoding",)
+_MODULES = ("worker_node.tasks.generate.serving.picture_decoding",)
 
 # The content of a URL's image, for the field that holds it, of at most so many bytes, before a deadline.
 Fetch = Callable[[str, str, int, float], Awaitable[bytes]]
@@ -72,6 +73,11 @@ class PictureDecoder:
         if self.fetch is None:
             raise BadRequest(f"{where}: this node fetches no remote URLs; send the image itself", param=where)
         return await self.fetch(url, where, min(MAX_PICTURE_BYTES, room), deadline)
+
+
+def picture_decoder(_settings: NodeSettings) -> PictureDecoder:
+    """The decoder of a node."""
+    return PictureDecoder()
 
 
 def pictures_of(messages: object) -> tuple[Picture, ...]:

@@ -15,8 +15,9 @@ import numpy as np
 from worker_node.domain import Message, Rendering
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
-from worker_node.serving import tokenizing
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.serving import tokenizing
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
 _INLINE_BYTES = 4_000
@@ -25,7 +26,7 @@ _INLINE_TOKENS = 2_000
 _INLINE_SINGLE_TOKENS = 200
 # Most of a process's memory is address space that its runtime reserves and never touches.
 _LIMITS = PreparationLimits(processes=2, cpu_s=10.0, memory_bytes=8 * 2**30)
-_MODULES = ("worker_node.serving.tokenizing",)
+_MODULES = ("worker_node.tasks.generate.serving.tokenizing",)
 _AS_USUAL = Rendering()
 
 
@@ -111,3 +112,8 @@ class LargeTexts:
         return await self._pool.run(
             function, directory, tokenizer.context_limit, *arguments, deadline=deadline, param=param
         )
+
+
+def large_texts(_settings: NodeSettings) -> LargeTexts:
+    """The processes of a node."""
+    return LargeTexts()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worker_node.domain import Sampling
-from worker_node.serving.detokenize import StopMatcher
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.serving.detokenize import StopMatcher
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 
 class AnswerText:

@@ -1,4 +1,4 @@
-"""Options of embedding models that do not depend on the engine."""
+"""Options of encoders whose directories are served in place: what their files leave open (`models.in_place`)."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
 from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
-from worker_node.serving.large_texts import LargeTexts
-from worker_node.serving.models import GenerationModel
-from worker_node.serving.pictures import picture_prompt, with_tags, without_tags
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
+from worker_node.tasks.generate.serving.large_texts import LargeTexts
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.pictures import picture_prompt, with_tags, without_tags
 
 _NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
 

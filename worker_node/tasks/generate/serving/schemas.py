@@ -14,6 +14,7 @@ from worker_node.grammars.budget import MAX_SCHEMA_BYTES
 from worker_node.grammars.form import Compiled, Form, compile_form, compile_form_if_quick
 from worker_node.preparation.cache import ResultCache
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.settings import NodeSettings
 
 # Small schemas, which are almost all there are, have a process of their own and never wait for large ones.
 SMALL_BYTES = 4096
@@ -88,3 +89,8 @@ class SchemaCompiler:
                 return grammar
         made: str = await self._thorough.run(compile_form, form, deadline=deadline, param=form.where)
         return made
+
+
+def schema_compiler(_settings: NodeSettings) -> SchemaCompiler:
+    """The compiler of a node."""
+    return SchemaCompiler()

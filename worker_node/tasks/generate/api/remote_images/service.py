@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from worker_node.api.remote_images.fetching import ImageFetcher
 from worker_node.errors import NodeError
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.api.remote_images.fetching import ImageFetcher
+from worker_node.tasks.generate.serving.pictures import picture_decoder
 
 
 class RemoteImageMetrics:
@@ -25,7 +26,7 @@ class RemoteImageMetrics:
 
 def fetch_remote_images(node: Node) -> None:
     """Have the node fetch the remote images of requests, as its settings allow at the time."""
-    pictures, fetcher = node.services.pictures, ImageFetcher()
+    pictures, fetcher = node.services.parts.of(picture_decoder), ImageFetcher()
     metrics = node.telemetry.own(RemoteImageMetrics)
 
     async def fetch(url: str, where: str, most: int, deadline: float) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from worker_node.domain import Message, Rendering
 from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 _TOKENIZERS = 4
 

@@ -19,16 +19,16 @@ from worker_node.domain import (
 )
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
-from worker_node.serving.answer_text import AnswerText
-from worker_node.serving.models import GenerationModel, generation_model
-from worker_node.serving.pictures import pictures_of
-from worker_node.serving.pieces import PieceReader
 from worker_node.serving.places import Place, errors_of, find_place
-from worker_node.serving.prepared_generation import PreparedGeneration, generate_job, prepare_generation
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.serving.answer_text import AnswerText
+from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
+from worker_node.tasks.generate.serving.pictures import pictures_of
+from worker_node.tasks.generate.serving.pieces import PieceReader
+from worker_node.tasks.generate.serving.prepared import PreparedGeneration, generate_job, prepare_generation
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
 

@@ -10,15 +10,17 @@ from worker_node.domain import GenerationRequest, Sampling
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
-from worker_node.serving.forms import answer_form
-from worker_node.serving.models import GenerationModel
-from worker_node.serving.pictures import check_pictures
 from worker_node.serving.places import turn_away
-from worker_node.serving.prompting import Prepared, check_sampling, prepare
-from worker_node.serving.sampling_defaults import completed
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture
+from worker_node.tasks.generate.serving.forms import answer_form
+from worker_node.tasks.generate.serving.large_texts import large_texts
+from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.pictures import check_pictures, picture_decoder
+from worker_node.tasks.generate.serving.prompting import Prepared, check_sampling, prepare
+from worker_node.tasks.generate.serving.sampling_defaults import completed
+from worker_node.tasks.generate.serving.schemas import schema_compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,13 @@ async def prepare_generation(
         turn_away(model.placements, 1, request.context)
     pixels: dict[str, RawPicture] = {}
     if pictures and model.pictures is not None:
-        pixels = await services.pictures.decode(pictures, model.pictures, request.context.deadline)
+        pixels = await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.schemas.grammar(form, request.context)
+        grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
     request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
     check_sampling(model, request)
-    prompt = await prepare(services.texts, model, request, grammar, pixels)
+    prompt = await prepare(services.parts.of(large_texts), model, request, grammar, pixels)
     count = prompt.count
     wanted = request.sampling.max_new_tokens
     if wanted is not None and wanted > model.max_tokens_limit:

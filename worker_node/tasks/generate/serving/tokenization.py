@@ -9,10 +9,10 @@ from typing import Any
 from worker_node.domain import Message, Rendering
 from worker_node.errors import BadRequest, ConfigurationError, ContextLengthExceeded
 from worker_node.models.chat_template import ChatTemplate, find_template
-from worker_node.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from worker_node.serving.template_renderer import TemplateRenderer
-from worker_node.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph
 from worker_node.serving.vocabulary import check_ids
+from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from worker_node.tasks.generate.serving.template_renderer import TemplateRenderer
+from worker_node.tasks.generate.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph
 
 _AS_USUAL = Rendering()
 _REASON = "Minja's error: "
