@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Len
 
 from worker_node.encoders.options import DynamicEncoderOptions, StaticEncoderOptions
 from worker_node.options.declaration import Option, Options, declare
@@ -21,6 +21,11 @@ class RerankOptions(Options):
     task: ClassVar[str] = RERANK
 
     documents_limit: Annotated[int, Ge(1), Option("documents that a request may have")] = 1000
+    rerank_instruction: Annotated[
+        str | None,
+        Len(1, 4096),
+        Option("what a decoder that ranks is told to look for", default="that of Qwen3-Reranker's model card"),
+    ] = None
 
 
 @declare

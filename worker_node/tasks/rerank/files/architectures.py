@@ -1,4 +1,4 @@
-"""The architectures of cross-encoders that can be built, by the name that `config.json` has for them."""
+"""The architectures of cross-encoders that can be built, by the name that `config.json` has for them, and decoders."""
 
 from __future__ import annotations
 
@@ -27,11 +27,22 @@ FAMILIES = {
 
 def architecture_of(directory: Path) -> str | None:
     """The one architecture that `config.json` names; None where there is no readable one."""
-    try:
-        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    match config.get("architectures"):
+    match _config(directory).get("architectures"):
         case [str(name)]:
             return name
     return None
+
+
+def is_ranking_decoder(directory: Path) -> bool:
+    """Whether it is a decoder that ranks by its name: nothing else tells it from one that chats."""
+    if not (architecture_of(directory) or "").endswith("ForCausalLM"):
+        return False
+    names = (directory.resolve().name, str(_config(directory).get("_name_or_path", "")))
+    return any("rerank" in name.lower() for name in names)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from worker_node.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
@@ -21,6 +19,7 @@ from worker_node.models.manifest import MODEL_FILE
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, canary_of, write_rerank_canary
 from worker_node.tasks.rerank.files.config import CrossEncoderConfig, read_cross_encoder_config
 from worker_node.tasks.rerank.files.graph import build_cross_encoder
+from worker_node.tasks.rerank.files.scoring import score_on_cpu
 from worker_node.tasks.rerank.kind import RERANK
 from worker_node.tasks.rerank.names import LOGITS, TOKEN_TYPES
 
@@ -55,23 +54,6 @@ def convert_cross_encoder(job: ConversionJob, stage: Callable[[str], None]) -> C
         quantization=Quantization.F32,
         context_limit=config.max_tokens,
     )
-
-
-def score_on_cpu(directory: Path, pairs: tuple[tuple[str, str], ...], limit: int) -> NDArray[np.float32]:
-    """Logits of some pairs, one by one, on the CPU in float32: what every other device is compared with."""
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-    tokenizer.enable_truncation(limit, strategy="only_second")
-    compiled = ov.Core().compile_model(
-        directory / MODEL_FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    )
-    names = {port.any_name for port in compiled.inputs}
-    rows = []
-    for query, document in pairs:
-        encoding = tokenizer.encode(query, document)
-        values = {INPUT_IDS: encoding.ids, ATTENTION_MASK: encoding.attention_mask, TOKEN_TYPES: encoding.type_ids}
-        inputs = {name: np.array([value], np.int64) for name, value in values.items() if name in names}
-        rows.append(compiled(inputs)[LOGITS][0].copy())
-    return np.stack(rows)
 
 
 def _read_graph(path: Path, config: CrossEncoderConfig) -> ov.Model:

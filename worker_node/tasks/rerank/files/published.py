@@ -10,15 +10,15 @@ from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
-from worker_node.tasks.rerank.files.architectures import FAMILIES, architecture_of
+from worker_node.tasks.rerank.files.architectures import FAMILIES, architecture_of, is_ranking_decoder
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
-class _CrossEncoders(ModelFiles):
+class _Rerankers(ModelFiles):
     def recognises(self, source: Path) -> bool:
-        """A directory whose `config.json` names a cross-encoder's architecture."""
-        return architecture_of(source) in FAMILIES
+        """A directory whose `config.json` names a cross-encoder's architecture, or that is a decoder that ranks."""
+        return architecture_of(source) in FAMILIES or is_ranking_decoder(source)
 
     def weights(self, source: Path) -> list[Path]:
         names = (MODEL_FILE, WEIGHTS_FILE) if (source / MODEL_FILE).is_file() else ("model.safetensors",)
@@ -38,14 +38,23 @@ class _CrossEncoders(ModelFiles):
         return (*forms[0], TOKENIZER_FILE)
 
     def check(self, directory: Path) -> None:
+        if is_ranking_decoder(directory):
+            from worker_node.tasks.rerank.files.decoders import check_decoder  # noqa: PLC0415
+
+            check_decoder(directory)
+            return
         from worker_node.tasks.rerank.files.config import read_cross_encoder_config  # noqa: PLC0415
 
         read_cross_encoder_config(directory)
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+        if is_ranking_decoder(Path(job.source)):
+            from worker_node.tasks.rerank.files.decoders import convert_decoder  # noqa: PLC0415
+
+            return convert_decoder(job, stage)
         from worker_node.tasks.rerank.files.conversion import convert_cross_encoder  # noqa: PLC0415
 
         return convert_cross_encoder(job, stage)
 
 
-FILES = _CrossEncoders()
+FILES = _Rerankers()
