@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,8 @@ class FakeFleet:
         self.nodes = [FakeNode(self.requests.append, dimensions) for _ in range(nodes)]
         self._runners: dict[int, web.AppRunner] = {}
         self._ports: dict[int, int] = {}
+        # Of nodes that were stopped: nobody else gets their port meanwhile.
+        self._kept: dict[int, socket.socket] = {}
         self._thread: LoopThread | None = None
 
     @property
@@ -75,12 +78,15 @@ class FakeFleet:
             return
         runner = self._runners.pop(index)
         self._running().run(_end(runner))
+        self._kept[index] = _bound(self._ports[index])
 
     def revive(self, index: int) -> None:
         """Start a node that was stopped, on the same port."""
         if self._memory:
             self._alive.add(self.nodes[index].url)
             return
+        if (kept := self._kept.pop(index, None)) is not None:
+            kept.close()
         self._running().run(self._start(index))
 
     def sent(self, path: str | None = None) -> list[Sent]:
@@ -125,6 +131,8 @@ class FakeFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._alive.clear()
+        while self._kept:
+            self._kept.popitem()[1].close()
         if self._thread is not None:
             self._thread.close()
 
@@ -152,6 +160,14 @@ class FakeFleet:
     async def _stop(self) -> None:
         for runner in self._runners.values():
             await _end(runner)
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket that has the port and does not listen: connections are refused."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
 
 
 async def _end(runner: web.AppRunner) -> None:

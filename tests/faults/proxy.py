@@ -54,6 +54,7 @@ class FaultProxy:
         self.url = ""
         self._listen_host, self._listen_port = listen_on
         self._server = None
+        self._kept = None
         self._connections: set[asyncio.Task] = set()
 
     @property
@@ -68,9 +69,12 @@ class FaultProxy:
             yield self
         finally:
             await self.stop()
+            self._kept.close()
 
     async def listen(self):
         """Take connections, again on the same port after `stop`."""
+        if self._kept is not None:
+            self._kept.close()
         # As many as a node lets wait: with fewer, a burst of connections is slowed down by repeated SYNs.
         self._server = await asyncio.start_server(self._accept, self._listen_host, self._listen_port, backlog=1024)
         self._listen_port = self._server.sockets[0].getsockname()[1]
@@ -85,6 +89,10 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._server = None
+        # Bound and not listening: connections are refused, and the kernel gives the port to none.
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind((self._listen_host, self._listen_port))
 
     async def _accept(self, reader, writer):
         task = asyncio.current_task()

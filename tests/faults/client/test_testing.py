@@ -106,6 +106,8 @@ def test_a_killed_node_refuses_and_comes_back_on_its_port():
         fleet.kill(0)
         with pytest.raises(NPUUnavailableError):
             client.embed("text", timeout=2)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", int(url.rpartition(":")[2])))
         fleet.revive(0)
         assert fleet[0].url == url
         while not client.healthz().serving:
