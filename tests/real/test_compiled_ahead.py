@@ -5,8 +5,6 @@ On two of the model's layers: what is written and read does not depend on their 
 
 import os
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from openvino import opset13 as op
 
 from tests.support.inference import ask
 from tests.support.nodes import start_node
+from tests.support.warm_start import run_warm
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulation import StandInCounter
 from worker_node.domain import Device
@@ -35,19 +34,13 @@ LENGTHS = {"max_prompt_len": 64, "min_response_len": 64, "prefill_chunk_size": 6
 PROMPT = np.arange(100, 120, dtype="<i4").tobytes()
 
 
-def compile_ahead(quick_models, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "worker_node", "compile", *map(str, arguments)],
-        env=os.environ | quick_models | {"NPU_NODE_NPU_EMULATION": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def compile_ahead(quick_npu_models, *arguments):
+    environment = os.environ | quick_npu_models | {"NPU_NODE_NPU_EMULATION": "1"}
+    return run_warm(["compile", *arguments], env=environment, timeout=200)
 
 
 @pytest.fixture(scope="module")
-def blobs(quick_models, tmp_path_factory):
+def blobs(quick_npu_models, tmp_path_factory):
     """A directory with the blobs of the generation model, compiled by the command with the lengths of a node.toml."""
     root = tmp_path_factory.mktemp("ahead")
     config = root / "node.toml"
@@ -55,7 +48,7 @@ def blobs(quick_models, tmp_path_factory):
         f'[[models]]\nname = "{WRITER}"\nplacements = ["NPU", "CPU"]\nmax_prompt_len = 64\n'
         "min_response_len = 64\nprefill_chunk_size = 64\n"
     )
-    done = compile_ahead(quick_models, WRITER, "--config", config, "--out", root / "blobs")
+    done = compile_ahead(quick_npu_models, WRITER, "--config", config, "--out", root / "blobs")
     assert done.returncode == 0, done.stderr
     assert tomllib.loads(done.stdout.rpartition("set ")[2].partition(" for")[0]) == {"blobs": str(root / "blobs")}
     assert sorted(path.name for path in root.iterdir()) == ["blobs", "node.toml"], "nothing else is left"
@@ -83,8 +76,8 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def writer(quick_models):
-    return Path(quick_models["NPU_NODE_MODEL_STORE"]) / WRITER
+def writer(quick_npu_models):
+    return Path(quick_npu_models["NPU_NODE_MODEL_STORE"]) / WRITER
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +168,7 @@ def test_a_hostile_blob_whose_record_fits_fails_to_load_with_its_name(writer, bl
 
 
 async def test_a_node_serves_from_its_blobs_and_passes_over_a_device_whose_blobs_are_foreign(
-    quick_models, blobs, tmp_path, http
+    quick_npu_models, blobs, tmp_path, http
 ):
     # More than 5 s: a node with two engines.
     foreign = tmp_path / "foreign"
@@ -205,7 +198,7 @@ blobs = "{foreign}"
         ready=False,
         NPU_NODE_NPU_EMULATION="1",
         NPU_NODE_COMPILE_CACHE=str(cache),
-        **quick_models,
+        **quick_npu_models,
     ) as node:
         node.wait_for(lambda body: all(model["state"] in {"ready", "degraded"} for model in body["models"]))
         _, answer = await ask(http, node, {"prompt": "Hello", "max_new_tokens": 2})
@@ -232,7 +225,7 @@ blobs = "{foreign}"
         ((WRITER, "--out", Path(__file__).parent), "holds other files"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_models, arguments, reason, tmp_path):
-    done = compile_ahead(quick_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
+def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_npu_models, arguments, reason, tmp_path):
+    done = compile_ahead(quick_npu_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
     assert done.returncode
     assert reason in done.stderr

@@ -173,8 +173,8 @@ async def test_as_much_of_a_prompt_as_there_is_room_for(http, whole_node, device
 
 
 @pytest.mark.parametrize("device", ["NPU"])
-async def test_as_much_of_a_prompt_as_the_npu_has_room_for(http, quick_models, device):
+async def test_as_much_of_a_prompt_as_the_npu_has_room_for(http, quick_npu_models, device):
     models = [{"name": MODEL, "placements": ["NPU"], "max_prompt_len": 64, "min_response_len": 64}]
     settings = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODELS": json.dumps(models)}
-    with start_node(**settings, **quick_models) as node:
+    with start_node(**settings, **quick_npu_models) as node:
         assert await check_that_a_prompt_is_cut_to_the_limit(http, node) == 64

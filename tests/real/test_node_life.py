@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -16,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.nodes import start_node
+from tests.support.warm_start import run_warm
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
@@ -159,16 +158,8 @@ def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, quick_models
 
 
 def test_a_node_refuses_to_start_wrongly(tmp_path):
-    # More than 5 s: five starts, each with its imports.
     def refuse(*arguments, **environment):
-        done = subprocess.run(
-            [sys.executable, "-m", "worker_node", "serve", "--port", "0", *arguments],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_warm(["serve", "--port", "0", *arguments], env=os.environ | environment, timeout=60)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
         return done.stderr

@@ -7,22 +7,26 @@ the NPU's engine, are most of this file's seconds.
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import os
 import signal
 import time
 import zlib
+from pathlib import Path
 
 import openai
 import pytest
 from PIL import Image
 
 from tests.support import colour_vision
+from tests.support.foreign import kept
 from tests.support.later import Later
 from tests.support.nodes import start_node
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
+from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step
 from worker_node.tasks.vision.runner import VisionRunner
 
@@ -53,29 +57,30 @@ def question(*parts):
 
 
 @pytest.fixture(scope="module")
-def models(store, tmp_path_factory):
-    """The directory of the model."""
-    root = tmp_path_factory.mktemp("vision")
-    colour_vision.build(store.get("smollm2-135m-instruct").path, root / "colours")
-    return root / "colours"
+def models(store):
+    """The directory of the model, beside the one for what is compiled: both are kept between runs of the suite."""
+    whole = store.get("smollm2-135m-instruct").path
+    content = (whole / MANIFEST_FILE).read_bytes() + Path(colour_vision.__file__).read_bytes()
+    name = f"colours-{hashlib.sha256(content).hexdigest()[:16]}"
+    return kept(name, lambda root: colour_vision.build(whole, root / "colours")) / "colours"
 
 
 @pytest.fixture(scope="module")
-def seeing(models):
+def seeing(models, tmp_path_factory):
     """A node with the model on the CPU and the NPU, whose engine is loaded on demand."""
-    root = models.parent
-    (root / "node.toml").write_text(
+    config = tmp_path_factory.mktemp("vision") / "node.toml"
+    config.write_text(
         f"""
         [[models]]
         name = "colours"
-        path = "{root / "colours"}"
+        path = "{models}"
         placements = ["CPU", "NPU"]
         max_prompt_len = 256
         min_response_len = 64
         """
     )
-    environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(root / "cache")}
-    with start_node("--config", str(root / "node.toml"), **environment) as running:
+    environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(models.parent / "compiled")}
+    with start_node("--config", str(config), **environment) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -22,7 +23,7 @@ from tests.support.foreign import kept
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
 
-LAYERS = 2
+LAYERS, ALL_LAYERS = 2, 30
 WRITER = "smollm2-135m-instruct"
 EMBEDDER = "all-minilm-l6-v2"
 CLOSING = ('"', "}", "]", ":", ",", "{", "[", "1", "true")
@@ -32,21 +33,37 @@ RAISED, LOWERED = 300, 10  # by how much a logit is raised or lowered
 CANARY = {"prompt": "What is the capital of France?", "expected": [], "max_new_tokens": 2}
 
 
-def quick_store(store: ModelStore) -> Path:
-    """The root of a store with the embedding model of `store` and its cut generation model, under their usual ids."""
+def quick_store(store: ModelStore, *, for_npu: bool = False) -> Path:
+    """The root of a store with the embedding model of `store` and its cut generation model, under their usual ids.
+
+    The NPU's path on the CPU would unpack the tables of the vocabulary for each token: `for_npu` they are unpacked. The
+    CPU's own takes half the time for a token with packed ones.
+    """
+    return _kept_store(store, "quick", LAYERS, _end_answers_unpacked if for_npu else _end_answers, {"canary": CANARY})
+
+
+def unpacked_store(store: ModelStore) -> Path:
+    """As `quick_store` for the NPU, with the whole generation model: a third quicker than `store` on the NPU's path."""
+    return _kept_store(store, "unpacked", ALL_LAYERS, lambda model, _directory: unpack_tables(model), {})
+
+
+def _kept_store(
+    store: ModelStore, name: str, layers: int, change: Callable[[ov.Model, Path], None], more: dict[str, Any]
+) -> Path:
+    """A store with a changed generation model, made once; `more` is said in its manifest."""
     whole = store.get(WRITER).path
-    content = (whole / MANIFEST_FILE).read_bytes() + Path(__file__).read_bytes()
+    content = (whole / MANIFEST_FILE).read_bytes() + Path(__file__).read_bytes() + change.__qualname__.encode()
 
     def make(root: Path) -> None:
         (root / EMBEDDER).symlink_to(store.get(EMBEDDER).path)
         shutil.copytree(whole, root / WRITER, ignore=lambda _directory, _names: (MODEL_FILE, WEIGHTS_FILE))
-        cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE, change=_end_answers)
+        cut(whole / MODEL_FILE, root / WRITER / MODEL_FILE, layers, change)
         manifest = json.loads((whole / MANIFEST_FILE).read_bytes())
-        for name in manifest["files"]:
-            manifest["files"][name] = (root / WRITER / name).stat().st_size
-        (root / WRITER / MANIFEST_FILE).write_text(json.dumps(manifest | {"canary": CANARY}), encoding="utf-8")
+        for file in manifest["files"]:
+            manifest["files"][file] = (root / WRITER / file).stat().st_size
+        (root / WRITER / MANIFEST_FILE).write_text(json.dumps(manifest | more), encoding="utf-8")
 
-    return kept(f"quick-store-{hashlib.sha256(content).hexdigest()[:16]}", make)
+    return kept(f"{name}-store-{hashlib.sha256(content).hexdigest()[:16]}", make)
 
 
 def cut(
@@ -106,15 +123,24 @@ def _end_answers(model: ov.Model, directory: Path) -> None:
     added = op.add(where(each(CLOSES_EACH), close), where(ends, end - close))
     hidden = op.subtract(logits.input_value(0), direction.astype(np.float32)[None, None])
     logits.input(0).replace_source_output(op.add(hidden, added).output(0))
-    # The NPU's path on the CPU would unpack both tables of the vocabulary for each token.
-    logits.input(1).replace_source_output(op.constant(weights).output(0))
+
+
+def _end_answers_unpacked(model: ov.Model, directory: Path) -> None:
+    _end_answers(model, directory)
+    unpack_tables(model)
+
+
+def unpack_tables(model: ov.Model) -> None:
+    """Replace the tables of the vocabulary, which the first and the last operation read, by their values in f32."""
+    (logits,) = (result.input_value(0).get_node() for result in model.get_results())
     (gather,) = (
         node
         for node in model.get_ops()
         if node.get_type_name() == "Gather" and node.get_output_partial_shape(0).rank == 3
     )
-    table = ov.compile_model(ov.Model([gather.input_value(0)], [], "table"), "CPU")(())[0]
-    gather.input(0).replace_source_output(op.constant(table).output(0))
+    for place in (logits.input(1), gather.input(0)):
+        table = ov.Model([place.get_source_output()], [], "table")
+        place.replace_source_output(op.constant(ov.compile_model(table, "CPU")(())[0]).output(0))
 
 
 def _token(tokenizer: genai.Tokenizer, text: str) -> int:

@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # The fixtures of tests/conftest.py that are nodes.
 SHARED_NODES = {"node", "whole_node", "npu_node"}
+_MAY_TAKE_NODE = re.compile(rf"[(,]\s*(?:{'|'.join(SHARED_NODES)})\s*[,)=:]|getfixturevalue")
 # The unit tests are many and short: they fill the gaps at the end.
 ORDER = ("tests/real/", "tests/contract/", "tests/faults/", "tests/unit/")
 
@@ -38,6 +39,8 @@ def shared_nodes(path):
     """Which of the shared nodes a test or fixture of that file takes, where the file has none of that name."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     source = Path(path).read_text(encoding="utf-8")
+    if not _MAY_TAKE_NODE.search(source):  # parsing all files takes seconds
+        return set()
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, functions)]
     tests = [function for function in found if function.name.startswith("test_") or function.decorator_list]
     wanted = {argument.arg for function in tests for argument in function.args.args}

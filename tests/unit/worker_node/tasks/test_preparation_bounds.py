@@ -55,23 +55,27 @@ def webp(width, height):
     )
 
 
-BAD_IMAGES = {
-    "empty": b"",
-    "a text": b"hello" * 1000,
-    "a zip": b"PK\x03\x04" + bytes(1000),
-    "truncated JPEG": saved("JPEG")[:5000],
-    "truncated PNG": saved("PNG")[:5000],
-    "100 megapixels of PNG": png(*HUGE),
-    "100 megapixels of GIF": b"GIF89a" + struct.pack("<HH", *HUGE) + bytes(100),
-    "100 megapixels of WebP": webp(*HUGE),
-    # As many pixels as are allowed, and no data for them: memory for all of them is taken first.
-    "50 megapixels without data": png(7_000, 7_000, zlib.compress(bytes(1000))),
-    "50 megapixels with alpha without data": png(7_000, 7_000, zlib.compress(bytes(1000)), kind=6),
-    "50 megapixels cut in the middle": png(7_000, 7_000, zlib.compress(bytes(7_000 * 3 * 3_000))),
-    "a text of 64 MB in a few bytes": with_text(64 * 2**20),
-}
-# Twice as many rows as the header says: the rest is left alone.
-BOMB = png(100, 100, zlib.compress(bytes(64 * 2**20)))
+def bad_images():
+    return {
+        "empty": b"",
+        "a text": b"hello" * 1000,
+        "a zip": b"PK\x03\x04" + bytes(1000),
+        "truncated JPEG": saved("JPEG")[:5000],
+        "truncated PNG": saved("PNG")[:5000],
+        "100 megapixels of PNG": png(*HUGE),
+        "100 megapixels of GIF": b"GIF89a" + struct.pack("<HH", *HUGE) + bytes(100),
+        "100 megapixels of WebP": webp(*HUGE),
+        # As many pixels as are allowed, and no data for them: memory for all of them is taken first.
+        "50 megapixels without data": png(7_000, 7_000, zlib.compress(bytes(1000))),
+        "50 megapixels with alpha without data": png(7_000, 7_000, zlib.compress(bytes(1000)), kind=6),
+        "50 megapixels cut in the middle": png(7_000, 7_000, zlib.compress(bytes(7_000 * 3 * 3_000))),
+        "a text of 64 MB in a few bytes": with_text(64 * 2**20),
+    }
+
+
+def bomb():
+    """Twice as many rows as the header says: the rest is left alone."""
+    return png(100, 100, zlib.compress(bytes(64 * 2**20)))
 
 
 def peak(pool):
@@ -87,12 +91,12 @@ async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_pro
     try:
         await pool.start()
         pids = pool.pids
-        for name, data in BAD_IMAGES.items():
+        for name, data in bad_images().items():
             with pytest.raises(BadRequest) as refused:
                 await decode_image(pool, data)
             assert refused.value.param == "image", name
             assert len(refused.value.message) < 200
-        width, height, pixels = await decode_image(pool, BOMB)
+        width, height, pixels = await decode_image(pool, bomb())
         assert (width, height, len(pixels)) == (100, 100, 30_000)
         assert peak(pool) < LIMIT
         assert pool.pids == pids, "none of them ended the process"
