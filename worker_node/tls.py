@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from pathlib import Path
 
 from worker_node.errors import ConfigurationError
@@ -18,17 +19,21 @@ class ServerTls:
     """A TLS context that follows its files. Raises ConfigurationError for files that cannot be used.
 
     With `client_ca` only clients with a certificate of that authority are admitted. Open connections keep the
-    certificate that they began with.
+    certificate that they began with, and stay when their client's authority is withdrawn.
     """
 
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self._seen = self._state()
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._renewed = 0.0
         try:
-            self._load(self.context)
+            self._current = self._load()
+            # A server keeps the context that it began with. It has each handshake done by the current one, since files
+            # cannot be taken back from a context: a withdrawn authority would be trusted for ever.
+            self.context = self._load()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"tls_cert, tls_key or tls_client_ca cannot be used: {_why(error)}") from None
+        self.context.sni_callback = self._use_current
 
     async def follow(self) -> None:
         """Look at the files every 10 s, for ever."""
@@ -43,20 +48,33 @@ class ServerTls:
             return False
         self._seen = state
         try:
-            # On a context of its own first: half of a renewed pair must not be used.
-            self._load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
-            self._load(self.context)
+            self._current = self._load()
+            self._renewed = time.time()
         except (OSError, ValueError) as error:
             log.error("the renewed TLS files are not used: %s", _why(error))
             return False
         log.info("TLS files were renewed; new connections use them")
         return True
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self._cert, self._key)
         if self._client_ca is not None:
             context.load_verify_locations(self._client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session shows no certificate: it would outlive the authority.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
+        return context
+
+    def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
+        """Called in each handshake, whether or not the client names a host; returns an alert to refuse it."""
+        # TLS 1.2 resumes without tickets, too. The times of sessions are whole seconds.
+        session = connection.session if connection.session_reused else None
+        if session is not None and session.time <= self._renewed:
+            return ssl.ALERT_DESCRIPTION_BAD_CERTIFICATE
+        connection.context = self._current
+        return None
 
     def _state(self) -> list[tuple[int, int] | None]:
         return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
