@@ -9,6 +9,7 @@ A prompt's first token id picks the fault:
     CRASH   breaks the process when the job arrives    HANG     stops its loop
     POISON  breaks it in the job's first step          STALL    never ends, while the loop beats
     BREAK   breaks it while the job is prepared        EATER    is killed by SIGKILL in its first step
+    WEDGE   never returns from a call for this job     LATE     breaks it in the job's third step
 
 Any other is echoed token by token.
 """
@@ -28,9 +29,12 @@ CRASH = 666
 POISON = 667
 BREAK = 668
 EATER = 669
+LATE = 670
 HANG = 777
+WEDGE = 778
 STALL = 888
 DIMENSIONS = 4
+_LATE_STEPS = 3
 
 
 class ScriptedRunner:
@@ -41,6 +45,7 @@ class ScriptedRunner:
         self._running = {}
         self._fresh = []
         self._stalled_at = None
+        self._late = {}
 
     has_work = property(lambda self: bool(self._running))
     wake_fd = None
@@ -77,9 +82,7 @@ class ScriptedRunner:
     def step(self, emit, poll):
         fresh, self._fresh = [job_id for job_id in self._fresh if job_id in self._running], []
         for job_id in fresh:
-            if self._running[job_id][1][:1] == [BREAK]:
-                emit(NativeCall("prepare", 1, [job_id]))
-                die()
+            self._begin(job_id, emit)
         if self._options.get("announce") and self._running:
             emit(NativeCall("prefill" if fresh else "step", len(self._running), list(self._running)))
         self._pass_time(fresh)
@@ -102,6 +105,8 @@ class ScriptedRunner:
                 emit(Embedded(job_id, vectors.tobytes(), time.monotonic(), 0.0))
                 continue
             token, rest = tokens[0], tokens[1:]
+            if token == LATE:
+                rest = self._later(job_id, tokens)
             if not rest:
                 del self._running[job_id]
             else:
@@ -114,6 +119,23 @@ class ScriptedRunner:
         while Path(self._options.get("hold", "")).is_file():
             time.sleep(0.002)
         time.sleep(self._options.get("step_s", 0) + (self._options.get("prefill_s", 0) if fresh else 0))
+
+    def _begin(self, job_id, emit):
+        """What goes wrong in a call of its own."""
+        fault = self._running[job_id][1][:1]
+        if fault == [BREAK]:
+            emit(NativeCall("prepare", 1, [job_id]))
+            die()
+        if fault == [WEDGE]:
+            emit(NativeCall("prefill", 1, [job_id]))
+            time.sleep(3600)
+
+    def _later(self, job_id, tokens):
+        """What goes wrong in the middle of an answer."""
+        self._late[job_id] = self._late.get(job_id, 0) + 1
+        if self._late[job_id] == _LATE_STEPS:
+            die()
+        return tokens
 
     def stats(self):
         oldest = None if self._stalled_at is None else (1, time.monotonic() - self._stalled_at)

@@ -148,8 +148,8 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
     """The engine enters a native call for `jobs` and is silent until it returns: its next event says that it has.
 
     `stage` is what is called: prepare (nothing of the job has run on the device), begin (the pipeline takes it),
-    prefill, step, run. `units` is the
-    call's size in tokens, or in characters of a grammar.
+    prefill, step, run. `units` is the call's size in tokens, or in characters of a grammar. `jobs` are all that the
+    call works on, also those that were cancelled and cannot be taken out of it.
     """
 
     stage: str
@@ -186,9 +186,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
-    """The engine's loop turns."""
+    """The engine's loop turns. `idle`: it works on nothing, neither for those who wait nor for those who have left."""
 
     stats: EngineStats
+    idle: bool = False
 
 
 Event = Loaded | LoadFailed | Broken | NativeCall | Results | Failed | Heartbeat

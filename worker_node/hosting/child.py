@@ -73,7 +73,7 @@ class Loop:
             self._runner.step(self._emit, self.poll)
             if self._announced:
                 self._beat_at = 0.0  # the call has returned and nothing came of it that would tell so
-            self.beat()
+            self.beat(idle=not self._runner.has_work)
 
     def _emit(self, event: Event | Outcome) -> None:
         self._announced = isinstance(event, NativeCall)
@@ -103,12 +103,13 @@ class Loop:
             return
         self._runner.submit(job)
 
-    def beat(self) -> None:
-        """Send a heartbeat if one is due."""
+    def beat(self, *, idle: bool = False) -> None:
+        """Send a heartbeat if one is due. `idle`: no job is queued or in a call; there may be runs beside the loop."""
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_S
-            self._emit(Heartbeat(self._runner.stats()))
+            stats = self._runner.stats()
+            self._emit(Heartbeat(stats, idle and stats.oldest_run is None))
 
 
 def main(fd: int, parent_pid: int) -> int:

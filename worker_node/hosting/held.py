@@ -1,24 +1,37 @@
-"""The jobs that an engine process holds, and what each is told when the process dies."""
+"""The jobs that an engine process holds, and what each is told when the process dies.
+
+What an engine does for a job may go on when its caller has left or its deadline has passed: a native call cannot be
+interrupted. Should the process die of it, that job is to blame, and not those that waited.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
-from worker_node.engines.messages import EngineSpec, Job, NativeCall, Result
+from worker_node.engines.messages import EngineSpec, Heartbeat, Job, NativeCall, Result
 from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import BY_ITSELF, OnBoard, Standing, Suspects, fingerprint
 
+# So long after its caller has left the engine surely knows it, if its loop turns.
+_KNOWN_S = 1.0
+# Of jobs whose callers have left so many are kept. More are left within one run only by who floods the engine.
+_MOST_LEFT = 64
+
 
 @dataclass(slots=True)
 class _Held:
-    """A job that the engine holds; `fresh` until something has come of it. The canary's is never `suspect`."""
+    """A job that the engine holds; `fresh` until something has come of it. The canary's is never `suspect`.
+
+    `left` is when its caller left, in monotonic seconds.
+    """
 
     job: Job
     sink: JobSink
     suspect: bool
     fresh: bool = True
+    left: float = 0.0
 
 
 class HeldJobs:
@@ -28,6 +41,8 @@ class HeldJobs:
         self._spec = spec
         self._suspects = suspects
         self._jobs: dict[int, _Held] = {}
+        self._left: dict[int, _Held] = {}
+        self._call: NativeCall | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.blame = BY_ITSELF
@@ -41,16 +56,49 @@ class HeldJobs:
         self._idle.clear()
 
     def release(self, job_id: int) -> JobSink | None:
-        """Forget a job; returns its sink, None if the engine does not hold it."""
+        """Forget a job, which has ended; returns its sink, None if nobody waits for it."""
+        self._left.pop(job_id, None)
+        held = self._take(job_id)
+        return None if held is None else held.sink
+
+    def leave(self, job_id: int, now: float) -> bool:
+        """Nobody waits for a job any more; returns whether the engine still held it."""
+        held = self._take(job_id)
+        if held is not None and held.suspect:
+            held.left = now
+            self._left[job_id] = held
+            if len(self._left) > _MOST_LEFT:
+                named = () if self._call is None else self._call.jobs
+                del self._left[next((other for other in self._left if other not in named), job_id)]
+        return held is not None
+
+    def called(self, call: NativeCall) -> None:
+        """The engine works on the jobs of this call from now on, and on no others."""
+        self._call = call
+        if self._left:
+            self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
+
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+        """What the engine works on was begun after the callers of some had left: it is not for these."""
+        if not self._left:
+            return
+        oldest = heartbeat.stats.oldest_run
+        if heartbeat.idle or oldest is not None:
+            began = now if oldest is None else now - oldest[1]
+            self._left = {job_id: held for job_id, held in self._left.items() if held.left + _KNOWN_S >= began}
+
+    def _take(self, job_id: int) -> _Held | None:
         held = self._jobs.pop(job_id, None)
         if not self._jobs:
             self._idle.set()
-        return None if held is None else held.sink
+        return held
 
     def deliver(self, result: Result) -> None:
         """Pass a result to its job's sink; that of a job that was given up meanwhile is dropped."""
         held = self._jobs.get(result.id)
         if held is None:
+            if result.last:
+                self._left.pop(result.id, None)
             return
         if result.last:
             self.release(result.id)
@@ -63,18 +111,21 @@ class HeldJobs:
         """Wait until the engine holds no job."""
         await self._idle.wait()
 
-    def engine_died(self, reason: str, call: NativeCall | None, *, blameless: bool) -> None:
+    def engine_died(self, reason: str, *, blameless: bool) -> None:
         """Fail every job. Unless `blameless`, note those that may have caused the end, by the last native call."""
         jobs, self._jobs = self._jobs, {}
+        left, self._left = self._left, {}
         self._idle.set()
         if not blameless:
-            self._suspect(jobs, call)
+            self._suspect(jobs | left)
         for held in jobs.values():
             held.sink.on_error(self._fate(held, reason))
 
-    def _suspect(self, jobs: dict[int, _Held], call: NativeCall | None) -> None:
+    def _suspect(self, jobs: dict[int, _Held]) -> None:
+        call, held_jobs = self._call, jobs
         jobs = {job_id: held for job_id, held in jobs.items() if held.suspect}
-        if not jobs:
+        examined = call is not None and all(job_id in held_jobs and job_id not in jobs for job_id in call.jobs)
+        if not jobs or examined:  # only the canary's question was in the call
             return
         keys = {job_id: fingerprint(held.job) for job_id, held in jobs.items()}
         self.blame = self._suspects.died(

@@ -146,7 +146,7 @@ class EngineLife:
             link.kills.look(now, link.pid, loading=True)
             reason = watch.look(now, activity_of(link.pid))
             if reason is not None:
-                link.kill(reason)
+                link.kill_hung(reason)
                 return
             await asyncio.sleep(watch.look_s)
 
@@ -197,6 +197,6 @@ class EngineLife:
             link.kills.look(now, link.pid)
             reason, pause = link.liveness.look(now)
             if reason is not None:
-                link.kill(reason)
+                link.kill_hung(reason)
                 return
             await asyncio.sleep(pause)

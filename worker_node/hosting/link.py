@@ -35,6 +35,7 @@ from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.liveness import Liveness
+from worker_node.hosting.loading import stopped
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import Blame, Suspects
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
@@ -68,7 +69,6 @@ class EngineLink(asyncio.Protocol):
         self.kills = kills
         self._buffer = FrameBuffer()
         self._jobs = HeldJobs(spec, suspects)
-        self._call: NativeCall | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -137,7 +137,7 @@ class EngineLink(asyncio.Protocol):
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
-        return self._jobs.release(job_id) is not None
+        return self._jobs.leave(job_id, time.monotonic())
 
     async def drained(self) -> None:
         """Wait until the engine holds no job."""
@@ -152,6 +152,13 @@ class EngineLink(asyncio.Protocol):
         self._blameless = blameless
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
+
+    def kill_hung(self, reason: str) -> None:
+        """As `kill`, for a process that is silent. One that was stopped from outside is as one that was killed so."""
+        self.killed_from_outside = stopped(self.pid)
+        if self.killed_from_outside:
+            reason += "; the process was stopped from outside (SIGSTOP)"
+        self.kill(reason, blameless=self.killed_from_outside)
 
     async def shut_down(self, timeout: float) -> None:
         """Ask the engine to end, and kill it if it has not within `timeout` seconds."""
@@ -214,7 +221,7 @@ class EngineLink(asyncio.Protocol):
             self._end(reason)
 
     def _end(self, reason: str) -> None:
-        self._jobs.engine_died(reason, self._call, blameless=self._blameless)
+        self._jobs.engine_died(reason, blameless=self._blameless)
         self._closed.set_result(reason)
 
     async def _learn_cause(self, reason: str) -> None:
@@ -266,8 +273,9 @@ class EngineLink(asyncio.Protocol):
             case Heartbeat():
                 self.stats = event.stats
                 self.liveness.beat(event.stats.oldest_run, event.stats.last_run)
+                self._jobs.beat(event, time.monotonic())
             case NativeCall():
-                self._call = event
+                self._jobs.called(event)
                 self.liveness.called(event.stage, event.units, time.monotonic())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 # Running or ready to run, or waiting for a disk or a driver: neither says that it hangs.
 _BUSY = frozenset("RD")
+_STOPPED = frozenset("Tt")
 # The fields of /proc/PID/stat after the name, from the state on: major page faults, user time, system time.
 _STATE, _FAULTS, _USER, _SYSTEM = 0, 9, 11, 12
 
@@ -33,6 +34,12 @@ def activity_of(pid: int | None, proc: Path = _PROC) -> LoadActivity | None:
     spent = sum(int(fields[index]) for index in (_FAULTS, _USER, _SYSTEM))
     threads = (_stat(thread / "stat") for thread in (process / "task").glob("*"))
     return LoadActivity(spent, any(thread is not None and thread[_STATE] in _BUSY for thread in threads))
+
+
+def stopped(pid: int | None, proc: Path = _PROC) -> bool:
+    """Whether a process was stopped by a signal or a debugger: no request does that."""
+    fields = _stat(proc / str(pid) / "stat")
+    return fields is not None and fields[_STATE] in _STOPPED
 
 
 @dataclass(slots=True)

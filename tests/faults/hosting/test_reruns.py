@@ -58,16 +58,16 @@ class Model:
             for device, engine in zip(devices, self.engines, strict=True)
         ]
 
-    async def runs(self, seconds, *, own_proof=False):
+    async def runs(self, seconds, **more):
         now = time.monotonic()
-        context = RequestContext("req_1", now, now + seconds, own_proof=own_proof)
+        context = RequestContext("req_1", now, now + seconds, **more)
         demand = Demand("m", self.placements, 8, 8, 1)
         place = await find_place(demand, context)
         return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
 
-    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, own_proof=False):
-        """The tokens and the device of the answer to a prompt of these tokens."""
-        runs, context = await self.runs(seconds, own_proof=own_proof)
+    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, **more):
+        """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`."""
+        runs, context = await self.runs(seconds, **more)
         if head:
             runs.tell_device()
         job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
@@ -80,8 +80,8 @@ class Model:
                     got += delta.tokens
         return got, runs.place.placement.device
 
-    async def embed(self, *rows):
-        runs, context = await self.runs(60.0)
+    async def embed(self, *rows, seconds=60.0):
+        runs, context = await self.runs(seconds)
         with runs.admitted() as runs.permit:
             job = embed_job(rows, context.deadline)
             async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:

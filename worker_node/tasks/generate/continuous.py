@@ -203,8 +203,8 @@ class ContinuousRunner:
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
         self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
-            if self._running:
-                emit(NativeCall("step", step_tokens(self._running.values(), self._limits), list(self._running)))
+            if working := [*self._running, *self._abandoned.jobs]:
+                emit(NativeCall("step", step_tokens(self._running.values(), self._limits), working))
             self._compute()
         self._abandoned.cancel_computed()
         deltas: list[TokenDelta] = []

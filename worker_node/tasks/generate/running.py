@@ -88,23 +88,28 @@ class AbandonedPrompts:
 
     def __init__(self, *, in_cache: bool) -> None:
         self._in_cache = in_cache
-        self._handles: list[genai.GenerationHandle] = []
+        self._handles: dict[int, genai.GenerationHandle] = {}
+
+    @property
+    def jobs(self) -> Collection[int]:
+        """The ids of those that the pipeline still computes."""
+        return self._handles.keys()
 
     def cancel(self, running: Running) -> None:
         """Take a job out of the pipeline, at once or when its prompt is computed."""
         if self._in_cache and running.prompt.begun is not None and not running.started:
-            self._handles.append(running.handle)
+            self._handles[running.job.id] = running.handle
         else:
             running.handle.cancel()
 
     def cancel_computed(self) -> None:
         """Take out those whose prompts are computed by now."""
-        for handle in list(self._handles):
+        for job_id, handle in list(self._handles.items()):
             if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
                 handle.cancel()
-                self._handles.remove(handle)
+                del self._handles[job_id]
 
     def cancel_all(self) -> None:
         """Take out all of them: the pipeline is closed next."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.cancel()

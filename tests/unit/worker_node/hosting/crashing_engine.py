@@ -1,7 +1,9 @@
 """One engine in virtual time whose requests may be poisonous, and requests that are run again as `serving.rerun` does.
 
 The oracle is the poison itself: which sets of requests end the engine when all of a set are on board and the first
-result of one of them is due; those in `breaking_late` end it in the middle of their answer.
+result of one of them is due; those in `breaking_late` end it in the middle of their answer, those in `breaking_at_once`
+when the engine takes them. A step goes on to its end with requests whose callers have left or whose deadlines have
+passed meanwhile, and they may end the engine in it, as in `hosting.held`.
 """
 
 import heapq
@@ -45,6 +47,7 @@ class World:
     announced: bool = False
     batch: int = 1
     breaking_late: frozenset = frozenset()
+    breaking_at_once: frozenset = frozenset()
     now: float = 0.0
     deaths: list = field(default_factory=list)
     crashes: int = 0
@@ -111,7 +114,13 @@ class World:
         request.generation += 1
         self.board[request] = None
         self.to_prefill.append(request)
+        if request.key in self.breaking_at_once:
+            self.at(self.now, self.begin, request, request.generation)
         self.work()
+
+    def begin(self, request, generation):
+        if request in self.board and request.generation == generation:
+            self.die([request])
 
     def work(self):
         if not self.busy and self.to_prefill:
@@ -123,11 +132,12 @@ class World:
         if life != len(self.deaths):
             return
         self.busy = False
-        step = [request for request in step if request in self.board]
-        board = {request.key for request in self.board}
+        left = [request for request in step if request not in self.board]
+        board = {request.key for request in (*self.board, *left)}
         if any(keys <= board and any(request.key in keys for request in step) for keys in self.poison):
-            self.die(step)
+            self.die(step, left)
             return
+        step = [request for request in step if request in self.board]
         for request in step:
             request.fresh = False
             visit = request.visit
@@ -170,14 +180,14 @@ class World:
         if request.outcome is None:
             self.end(request, "late")
 
-    def die(self, step):
+    def die(self, step, left=()):
         board, self.board, self.to_prefill = list(self.board), {}, []
         self.busy, self.up = False, False
-        self.deaths.append([request.key for request in board])
-        alone = step if self.announced and step else board
+        self.deaths.append([request.key for request in (*board, *left)])
+        alone = step if self.announced and step else [*board, *left]
         if len(alone) == 1:
             alone[0].deaths_alone += 1
-        held = [OnBoard(request.key, request.fresh) for request in board]
+        held = [OnBoard(request.key, request.fresh) for request in (*board, *left)]
         blamed = self.suspects.died(held, [request.key for request in step] if self.announced else ())
         self.crashes = max(0, self.crashes - blamed.pardons) + (not blamed)
         self.most_crashes = max(self.most_crashes, self.crashes)

@@ -43,7 +43,7 @@ class Link:
     def _hear(self):
         self.liveness.heard(self._loop.time())
 
-    def kill(self, reason):
+    def kill_hung(self, reason):
         self.killed_at = self._loop.time()
         self._closed.set_result(reason)
 

@@ -1,0 +1,178 @@
+"""Engines that are stopped (SIGSTOP) in each phase: deadlines hold, others are answered, nobody is blamed.
+
+And engines that hang in a native call for one request, whose caller has left by the time that this is noticed. Scripted
+engines in real processes. Each test waits for its watchdog, some of them three times.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import nullcontext, suppress
+
+import pytest
+
+from tests.faults.hosting.test_engine_faults import QUICK, collect, until
+from tests.faults.hosting.test_reruns import Model, serving
+from tests.support.scripted_runner import WEDGE
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
+from worker_node.hosting.suspicion import Standing
+
+WATCHDOG_S = 2.0
+LIMITS = HostingLimits(
+    restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=WATCHDOG_S, run_timeout_s=WATCHDOG_S)
+)
+SHORT_S = 0.5
+# Longer than a load is thought to take, which is waited for.
+_LOAD_S = 3.2
+
+
+async def holding(engine, count):
+    async with asyncio.timeout(60):
+        while engine.status.in_flight < count or engine.status.state is not EngineState.READY:
+            await asyncio.sleep(0.002)
+
+
+async def restarted(engine, times):
+    async with asyncio.timeout(60):
+        while engine.status.restarts < times:
+            await asyncio.sleep(0.01)
+
+
+def stop(engine):
+    os.kill(engine.status.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("phase", ["a prefill", "an embedding run"])
+async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_and_harms_nobody(phase):
+    async with serving(limits=LIMITS, announce=True, prefill_s=0.2) as model:
+        (engine,) = model.engines
+        ask = model.answer if phase == "a prefill" else model.embed
+
+        def work(number, seconds):
+            return ask(number, number + 1, seconds=seconds) if phase == "a prefill" else ask([number], seconds=seconds)
+
+        for times in (1, 2, 3):
+            patient = [asyncio.create_task(work(n, 60.0)) for n in range(1, 4)]
+            short = asyncio.create_task(work(10, SHORT_S))
+            leaving = asyncio.create_task(work(11, 60.0))
+            await holding(engine, 5)
+            stop(engine)
+            leaving.cancel()
+            with pytest.raises(DeadlineExceeded):
+                await short
+            assert not any(task.done() for task in patient)
+            assert len(await asyncio.gather(*patient)) == 3
+            await restarted(engine, times)
+            assert not model.placements[0].suspects, "no request can stop a process"
+            assert model.placements[0].admission.outstanding == 0
+        assert (await until(engine, EngineState.READY)).restarts == 3, "stopped from outside is no crash"
+
+
+async def test_an_engine_that_is_stopped_in_the_middle_of_answers_ends_streams_and_runs_others_again():
+    async with serving(limits=LIMITS, announce=True, step_s=0.01) as model:
+        (engine,) = model.engines
+        begun = asyncio.Event()
+        stream = asyncio.create_task(model.answer(*range(1, 400), on_first=begun.set))
+        short = asyncio.create_task(model.answer(*range(1, 399), seconds=SHORT_S))
+        await begun.wait()
+        stop(engine)
+        fresh = asyncio.create_task(model.answer(5, 6))
+        with pytest.raises(DeadlineExceeded):
+            await short
+        with pytest.raises(EngineUnavailable, match="stopped from outside"):
+            await stream
+        assert await fresh == ([5, 6], Device.CPU)
+        assert not model.placements[0].suspects
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("when", ["first", "again"])
+async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_again_and_nobody_is_blamed(when, signal_):
+    asked, hit = [], asyncio.Event()
+
+    async def canary(engine):
+        asked.append(engine.status.pid)
+        question = asyncio.create_task(collect(engine, *range(1, 30)))
+        if len(asked) == (1 if when == "first" else 2):
+            await asyncio.sleep(0)
+            os.kill(engine.status.pid, signal_)
+            hit.set()
+        await question
+
+    limits = HostingLimits(
+        restart=QUICK,
+        stop_timeout_s=1.0,
+        canary_interval_s=0.05,
+        liveness=LivenessLimits(watchdog_s=WATCHDOG_S, run_timeout_s=WATCHDOG_S),
+    )
+    model = Model((Device.CPU,), limits, {"announce": True, "step_s": 0.005}, canary)
+    (engine,) = model.engines
+    engine.start()
+    try:
+        await asyncio.wait_for(hit.wait(), 60)
+        # Callers meanwhile: one of a short deadline, one who waits for the engine.
+        short = asyncio.create_task(model.answer(1, 2, seconds=SHORT_S, wait_for_load=True))
+        patient = asyncio.create_task(model.answer(3, 4, wait_for_load=True))
+        with suppress(DeadlineExceeded, Retryable):
+            await short
+        # An engine that never served is not waited for when its load failed: that is told, and when to come again.
+        with suppress(Retryable) if when == "first" else nullcontext():
+            assert await patient == ([3, 4], Device.CPU)
+        assert engine.status.restarts == 1
+        assert engine.status.wrong == 0
+        if signal_ is not signal.SIGSEGV:
+            assert not model.placements[0].suspects
+        await until(engine, EngineState.READY)
+        assert await model.answer(3, 4) == ([3, 4], Device.CPU)
+        assert await model.answer(1, 2) == ([1, 2], Device.CPU), "nobody is refused for it"
+    finally:
+        await engine.stop()
+
+
+async def test_an_engine_that_is_stopped_while_it_loads_keeps_nobody_beyond_a_deadline(tmp_path):
+    order, log = tmp_path / "order", tmp_path / "log"
+    order.write_text("compute")
+    model = Model((Device.CPU,), LIMITS, {"on_load": str(order), "log": str(log)})
+    (engine,) = model.engines
+    engine.start()
+    try:
+        async with asyncio.timeout(60):
+            while not (log.exists() and log.read_text().endswith("\n")):
+                await asyncio.sleep(0.01)
+        patient = asyncio.create_task(model.answer(3, 4, wait_for_load=True))
+        with pytest.raises(DeadlineExceeded):
+            await model.answer(1, 2, seconds=_LOAD_S, wait_for_load=True)
+        stop(engine)
+        with pytest.raises(Retryable, match="stopped from outside"):
+            await patient
+        await restarted(engine, 1)
+        assert "stopped from outside" in engine.status.reason
+        order.write_text("go")
+        await until(engine, EngineState.READY)
+        assert await model.answer(3, 4) == ([3, 4], Device.CPU)
+    finally:
+        await engine.stop()
+
+
+async def test_a_request_that_hangs_the_engine_and_leaves_is_found_and_those_who_waited_are_answered():
+    """Its caller is gone when the watchdog ends the engine: those in the queue were blamed, and in the end refused."""
+    async with serving(limits=LIMITS) as model:
+        (engine,) = model.engines
+        suspects = model.placements[0].suspects
+        for times in (1, 2):
+            guilty = asyncio.create_task(model.answer(WEDGE, seconds=SHORT_S))
+            await holding(engine, 1)
+            waiting = asyncio.create_task(model.answer(1, 2))
+            with pytest.raises(DeadlineExceeded):
+                await guilty
+            assert await waiting == ([1, 2], Device.CPU)
+            assert engine.status.restarts == times
+            assert len(suspects) == 1, "the one that left, and nobody else"
+        with pytest.raises(RequestBreaksEngine):
+            await model.answer(WEDGE, seconds=SHORT_S)
+        assert [record.standing for record in suspects._records.values()] == [Standing.REFUSED]
+        assert await model.answer(1, 2) == ([1, 2], Device.CPU)
