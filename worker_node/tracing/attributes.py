@@ -8,36 +8,17 @@ from __future__ import annotations
 
 from opentelemetry.util.types import AttributeValue
 
-from worker_node.domain import GenerationRequest, Route, TokenIds, Usage
+from worker_node.domain import Route, Usage
 
 Attributes = dict[str, AttributeValue]
 
-EMBEDDINGS = "embeddings"
 # Those of a route that the engine's own span repeats.
 ENGINE = ("gen_ai.response.model", "npu.device", "npu.emulated")
-
-
-def operation_name(request: GenerationRequest) -> str:
-    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
-    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
 
 
 def of_operation(name: str) -> Attributes:
     """What every inference has."""
     return {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
-
-
-def of_sampling(request: GenerationRequest) -> Attributes:
-    """What was asked of a generation."""
-    sampling = request.sampling
-    found: Attributes = {"gen_ai.request.temperature": sampling.temperature, "gen_ai.request.top_p": sampling.top_p}
-    if sampling.max_new_tokens is not None:
-        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
-    if sampling.top_k:
-        found["gen_ai.request.top_k"] = sampling.top_k
-    if sampling.seed is not None:
-        found["gen_ai.request.seed"] = sampling.seed
-    return found
 
 
 def of_route(route: Route) -> Attributes:

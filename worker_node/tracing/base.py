@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from worker_node.domain import EmbeddingRequest, GenerationRequest, RequestContext, Route, Usage
+from worker_node.domain import RequestContext, Route, Usage
 from worker_node.engines.base import Engine
 
 
@@ -26,10 +26,10 @@ class Operation:
         """The engine is given the job now."""
 
     def started(self, at: float) -> None:
-        """The engine process took the generation up, by its own clock."""
+        """The engine process took the job up, by its own clock."""
 
     def ran(self, began: float, ended: float) -> None:
-        """The engine process ran the embedding from then to then, by its own clock."""
+        """The engine process ran the job from then to then, by its own clock."""
 
     def first_token(self, at: float) -> None:
         """The engine process had the first token."""
@@ -60,7 +60,7 @@ class ServerRequest:
         """It was answered with this status."""
 
 
-NOTHING: Mapping[str, int | str] = {}
+NOTHING: Mapping[str, float | str] = {}
 _REQUEST = nullcontext(ServerRequest())
 _OPERATION = nullcontext(Operation())
 
@@ -79,18 +79,13 @@ class Tracing:
         """
         return _REQUEST
 
-    def generation(self, _request: GenerationRequest, /) -> AbstractContextManager[Operation]:
-        """Trace the generation that runs while the block does."""
-        return _OPERATION
-
-    def embedding(self, _request: EmbeddingRequest, /) -> AbstractContextManager[Operation]:
-        """Trace the embedding that runs while the block does."""
-        return _OPERATION
-
     def operation(
-        self, _name: str, _context: RequestContext, _attributes: Mapping[str, int | str] = NOTHING, /
+        self, _name: str, _context: RequestContext, _attributes: Mapping[str, float | str] = NOTHING, /
     ) -> AbstractContextManager[Operation]:
-        """Trace the operation of any other task, by its name, while the block runs."""
+        """Trace an operation, by the name that its task gives it, while the block runs.
+
+        The attributes are numbers and names that the node made itself: nothing of a request's text.
+        """
         return _OPERATION
 
     async def close(self) -> None:

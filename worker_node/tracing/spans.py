@@ -6,8 +6,8 @@
        └─ engine              the job in the engine process, whose pid it names
           └─ prefill, decode
 
-An engine process has no tracer of its own: it tells when it took a job up, when it had each token and how long an
-embedding ran, by the clock that all processes of a machine share, and the edge process makes the spans from that.
+An engine process has no tracer of its own: it tells when it took a job up, when it had each token and how long it
+ran, by the clock that all processes of a machine share, and the edge process makes the spans from that.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from worker_node.domain import EmbeddingRequest, GenerationRequest, RequestContext, Route, Usage
+from worker_node.domain import RequestContext, Route, Usage
 from worker_node.engines.base import Engine
 from worker_node.errors import NodeError
 from worker_node.tracing.attributes import (
-    EMBEDDINGS,
     ENGINE,
     Attributes,
     of_answer,
     of_busy_time,
     of_operation,
     of_route,
-    of_sampling,
-    operation_name,
 )
 from worker_node.tracing.base import NOTHING, Operation, ServerRequest, Tracing
 from worker_node.tracing.clock import WallClock
@@ -73,23 +70,8 @@ class SpanTracing(Tracing):
             span.end(self._clock.now())
 
     @contextmanager
-    def generation(self, request: GenerationRequest, /) -> Iterator[Operation]:
-        """See `Tracing.generation`."""
-        if request.context.dry_run:
-            yield Operation()
-            return
-        with self._operation(operation_name(request), of_sampling(request)) as operation:
-            yield operation
-
-    @contextmanager
-    def embedding(self, request: EmbeddingRequest, /) -> Iterator[Operation]:
-        """See `Tracing.embedding`."""
-        with self.operation(EMBEDDINGS, request.context, {"npu.texts": len(request.texts)}) as operation:
-            yield operation
-
-    @contextmanager
     def operation(
-        self, name: str, context: RequestContext, attributes: Mapping[str, int | str] = NOTHING, /
+        self, name: str, context: RequestContext, attributes: Mapping[str, float | str] = NOTHING, /
     ) -> Iterator[Operation]:
         """See `Tracing.operation`."""
         if context.dry_run:

@@ -68,10 +68,8 @@ class Watched(Tracing, Operation):
     """Keeps what operations are told at their end."""
 
     @contextmanager
-    def generation(self, _request):
+    def operation(self, *_asked):
         yield self
-
-    embedding = generation
 
     def answered(self, _usage, **told):
         self.told = (told["busy_us"], told["busy_shared"])

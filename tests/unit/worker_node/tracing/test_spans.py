@@ -23,6 +23,8 @@ from worker_node.domain import (
     Usage,
 )
 from worker_node.errors import EngineUnavailable
+from worker_node.tasks.embed.serving.tracing import trace_embedding
+from worker_node.tasks.generate.serving.tracing import trace_generation
 from worker_node.tracing.base import OFF, Operation
 from worker_node.tracing.choice import open_tracing
 from worker_node.tracing.clock import WallClock
@@ -67,7 +69,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
     began = time.monotonic()
     with (
         recorded.tracing.request("POST", "/inference", {"traceparent": PARENT}, "req_1", began) as served,
-        recorded.tracing.generation(ASKED) as operation,
+        trace_generation(recorded.tracing, ASKED) as operation,
     ):
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
@@ -117,7 +119,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
 
 def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
     for busy_us, shared in ((12, True), (None, False)):
-        with recorded.tracing.embedding(EmbeddingRequest(CONTEXT, ("two",))) as operation:
+        with trace_embedding(recorded.tracing, EmbeddingRequest(CONTEXT, ("two",))) as operation:
             operation.routed(ROUTE)
             operation.answered(Usage(1), busy_us=busy_us, busy_shared=shared)
         told = recorded.spans["embeddings m"].attributes
@@ -126,7 +128,7 @@ def test_busy_time_that_others_are_known_to_share_is_told_as_such(recorded):
 
 def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
     request = EmbeddingRequest(CONTEXT, (SECRET, "two"))
-    with recorded.tracing.embedding(request) as operation:
+    with trace_embedding(recorded.tracing, request) as operation:
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
@@ -149,7 +151,7 @@ def test_an_embedding_has_the_time_that_its_engine_measured(recorded):
 
 def test_a_seed_of_zero_is_told_and_a_limit_that_was_not_given_is_not(recorded):
     for prompt in ("continued", (Message("user", "answered"),)):
-        with recorded.tracing.generation(GenerationRequest(CONTEXT, prompt, Sampling(seed=0))):
+        with trace_generation(recorded.tracing, GenerationRequest(CONTEXT, prompt, Sampling(seed=0))):
             pass
     assert set(recorded.spans) == {"text_completion", "chat", "tokenize"}
     asked = recorded.spans["text_completion"].attributes
@@ -158,7 +160,7 @@ def test_a_seed_of_zero_is_told_and_a_limit_that_was_not_given_is_not(recorded):
 
 
 def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
-    with pytest.raises(EngineUnavailable), recorded.tracing.generation(ASKED) as operation:
+    with pytest.raises(EngineUnavailable), trace_generation(recorded.tracing, ASKED) as operation:
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
@@ -173,7 +175,7 @@ def test_a_failure_ends_the_open_stages_and_names_only_its_code(recorded):
 
 
 def test_a_failure_that_the_caller_renders_is_the_operations_too(recorded):
-    with recorded.tracing.generation(ASKED) as operation:
+    with trace_generation(recorded.tracing, ASKED) as operation:
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
         with pytest.raises(EngineUnavailable), operation.watch():
@@ -183,7 +185,7 @@ def test_a_failure_that_the_caller_renders_is_the_operations_too(recorded):
 
 
 def test_a_caller_who_leaves_is_no_error(recorded):
-    with recorded.tracing.generation(ASKED) as operation:
+    with trace_generation(recorded.tracing, ASKED) as operation:
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
@@ -196,7 +198,7 @@ def test_a_caller_who_leaves_is_no_error(recorded):
 def test_nothing_of_the_requests_text_is_in_any_span(recorded):
     with (
         recorded.tracing.request("POST", "/inference", {"Authorization": SECRET}, "req_1", time.monotonic()),
-        recorded.tracing.generation(ASKED) as operation,
+        trace_generation(recorded.tracing, ASKED) as operation,
     ):
         operation.tokenized(time.monotonic())
         operation.routed(ROUTE)
@@ -214,13 +216,16 @@ def test_a_failed_response_is_an_error_of_the_server_only(recorded):
 
 def test_a_request_that_is_not_sampled_is_told_to_nobody():
     tracing = SpanTracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"), flush=lambda: None)
-    with tracing.request("POST", "/inference", {}, "req_1", time.monotonic()), tracing.generation(ASKED) as operation:
+    with (
+        tracing.request("POST", "/inference", {}, "req_1", time.monotonic()),
+        trace_generation(tracing, ASKED) as operation,
+    ):
         assert type(operation) is Operation
 
 
 def test_a_dry_run_leaves_no_span(recorded):
     context = RequestContext("req_1", 0.0, 1e9, dry_run=True)
-    with recorded.tracing.embedding(EmbeddingRequest(context, ("text",))) as operation:
+    with trace_embedding(recorded.tracing, EmbeddingRequest(context, ("text",))) as operation:
         operation.tokenized(time.monotonic())
     assert not recorded.spans
 
@@ -240,7 +245,7 @@ def test_the_wall_clock_follows_when_it_is_set(monkeypatch):
 
 def test_off_is_one_object_that_takes_everything():
     assert open_tracing(enabled=False) is OFF
-    with OFF.request("POST", "/inference", {}, "req_1", 0.0) as served, OFF.generation(ASKED) as operation:
+    with OFF.request("POST", "/inference", {}, "req_1", 0.0) as served, trace_generation(OFF, ASKED) as operation:
         served.responded(200)
         assert type(operation) is Operation
         operation.tokenized(0.0)

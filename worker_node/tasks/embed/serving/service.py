@@ -20,6 +20,7 @@ from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tasks.embed.serving.cache import embedding_cache
 from worker_node.tasks.embed.serving.forms import check_dimensions, cut, space_of, with_prompt
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.serving.tracing import trace_embedding
 from worker_node.tracing.base import Operation
 
 
@@ -29,7 +30,7 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
     ModelLoading, DeviceUnavailable.
     """
-    with services.tracing.embedding(request) as operation:
+    with trace_embedding(services.tracing, request) as operation:
         began = time.monotonic()
         model = await embedding_model(services.manager, request.model, request.context.deadline)
         with model.activity.used_by(request.context):

@@ -29,6 +29,7 @@ from worker_node.tasks.generate.serving.model import GenerationModel, generation
 from worker_node.tasks.generate.serving.pictures import pictures_of
 from worker_node.tasks.generate.serving.pieces import PieceReader
 from worker_node.tasks.generate.serving.prepared import PreparedGeneration, generate_job, prepare_generation
+from worker_node.tasks.generate.serving.tracing import trace_generation
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation
 
@@ -76,7 +77,7 @@ async def generate(
     Overloaded.
     """
     context = request.context
-    with services.tracing.generation(request) as operation, ExitStack() as in_use:
+    with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         began = time.monotonic()
         seeing = bool(pictures_of(request.prompt))
         model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)

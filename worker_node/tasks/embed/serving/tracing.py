@@ -1,0 +1,13 @@
+"""The trace of an embedding: its name and what was asked of it, in the words of GenAI's semantic conventions."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from worker_node.domain import EmbeddingRequest
+from worker_node.tracing.base import Operation, Tracing
+
+
+def trace_embedding(tracing: Tracing, request: EmbeddingRequest) -> AbstractContextManager[Operation]:
+    """Trace the embedding that runs while the block does."""
+    return tracing.operation("embeddings", request.context, {"npu.texts": len(request.texts)})
