@@ -1,4 +1,4 @@
-"""Every metric of the node, declared once. Times in seconds, sizes in bytes; names in the manner of vLLM's."""
+"""The metrics that all tasks share. Times in seconds, sizes in bytes; names in the manner of vLLM's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
-from worker_node.domain import EmbeddingReply, Finished, Route, Timing, Usage
+from worker_node.domain import Route, Timing, Usage
 
 M = TypeVar("M")
 L = TypeVar("L", Counter, Histogram)
 
-_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
-_TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 # Seconds between readings of the lag while requests are served, and while none is: a reading wakes an idle process.
 _LAG_PERIOD_S = 0.1
@@ -31,7 +30,8 @@ class Telemetry:
     """The metrics of one node, in a registry of their own.
 
     `first_tokens` are the latest times to first token, as (monotonic time of the answer's end, seconds): quantiles of
-    a few answers are not to be had from a histogram.
+    a few answers are not to be had from a histogram. `made` are counters of what requests gave, by the dashboard's word
+    for it (tokens, texts). Tasks fill both.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class Telemetry:
         ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
         self._labelled: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        self.made: dict[str, Counter] = {}
         self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         by_route = ("model", "device")
 
@@ -47,7 +48,7 @@ class Telemetry:
             return Counter(f"npu_node_{name}", text, labels, registry=self.registry)
 
         def histogram(
-            name: str, text: str, labels: Iterable[str] = (), buckets: tuple[float, ...] = _LATENCY
+            name: str, text: str, labels: Iterable[str] = (), buckets: tuple[float, ...] = LATENCY
         ) -> Histogram:
             return Histogram(f"npu_node_{name}", text, labels, buckets=buckets, registry=self.registry)
 
@@ -58,16 +59,6 @@ class Telemetry:
             "ignored_fields", "Requests with a field that had no effect; other is any that is not known", ("field",)
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed", by_route)
-        self.generation_tokens = counter("generation_tokens", "Tokens generated", by_route)
-        self.embedded_texts = counter("embedded_texts", "Texts embedded", by_route)
-        self.device_tokens = counter(
-            "embedding_device_tokens", "Tokens computed for embeddings, padding included", by_route
-        )
-        self.computed_tokens = counter(
-            "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding", by_route
-        )
-        self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache", by_route)
-        self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not", by_route)
         self.npu_busy = counter(
             "npu_busy_seconds",
             "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
@@ -76,10 +67,6 @@ class Telemetry:
         self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
         self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
         self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered", by_route)
-        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", by_route)
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Mean time between a request's tokens", by_route, _TOKEN_LATENCY
-        )
         self.loop_lag = histogram("event_loop_lag_seconds", "How late the edge's event loop was", (), _LAG)
         self.loop_lag_max = Gauge(
             "npu_node_event_loop_lag_max_seconds",
@@ -94,62 +81,30 @@ class Telemetry:
         return cast("M", self._own[make])
 
     def finished(
-        self, route: Route, usage: Usage, timing: Timing, *, busy_us: int | None = None, busy_shared: bool = False
+        self,
+        route: Route,
+        usage: Usage,
+        timing: Timing,
+        *,
+        busy_us: int | None = None,
+        busy_shared: bool = False,
+        ran: bool = True,
     ) -> None:
-        """Count a finished request of any task that answers at once."""
+        """Count a finished request of any task; `ran`: a device worked on it."""
         labels = (route.model, route.device.value)
         self._routed(route)
-        self._of(self.prompt_tokens, *labels).inc(usage.prompt_tokens)
-        self._of(self.queue_time, *labels).observe(max(0.0, timing.queue / 1e3))
-        self._of(self.inference_time, *labels).observe(timing.inference / 1e3)
-        self._of(self.latency, *labels).observe(timing.total / 1e3)
+        self.of(self.prompt_tokens, *labels).inc(usage.prompt_tokens)
+        if ran:
+            self.of(self.queue_time, *labels).observe(max(0.0, timing.queue / 1e3))
+            self.of(self.inference_time, *labels).observe(timing.inference / 1e3)
+        self.of(self.latency, *labels).observe(timing.total / 1e3)
         self._busy(route, busy_us, shared=busy_shared)
-
-    def embedded(self, reply: EmbeddingReply) -> None:
-        """Count a finished embedding request."""
-        labels = (reply.route.model, reply.route.device.value)
-        self._routed(reply.route)
-        self._of(self.embedded_texts, *labels).inc(len(reply.vectors))
-        self._of(self.prompt_tokens, *labels).inc(reply.usage.prompt_tokens)
-        if reply.device_tokens is not None:
-            self._of(self.device_tokens, *labels).inc(reply.device_tokens)
-            self._of(self.computed_tokens, *labels).inc(reply.computed_tokens)
-        if reply.cached != "hit":
-            self._of(self.queue_time, *labels).observe(max(0.0, reply.timing.queue / 1e3))
-            self._of(self.inference_time, *labels).observe(reply.timing.inference / 1e3)
-        self._of(self.latency, *labels).observe(reply.timing.total / 1e3)
-        self._busy(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
-
-    def cached(self, route: Route, hits: int, misses: int) -> None:
-        """Count texts by whether the cache had them."""
-        self._of(self.cache_hits, route.model, route.device.value).inc(hits)
-        self._of(self.cache_misses, route.model, route.device.value).inc(misses)
-
-    def token_counter(self, route: Route) -> Callable[[int], None]:
-        """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
-        return self._of(self.generation_tokens, route.model, route.device.value).inc
-
-    def generated(self, route: Route, finished: Finished) -> None:
-        """Count a finished generation; its tokens were counted as they came."""
-        labels = (route.model, route.device.value)
-        timing, tokens = finished.timing, finished.usage.completion_tokens
-        self._routed(route)
-        self._of(self.prompt_tokens, *labels).inc(finished.usage.prompt_tokens)
-        self._of(self.queue_time, *labels).observe(timing.queue / 1e3)
-        self._of(self.inference_time, *labels).observe(timing.inference / 1e3)
-        self._of(self.latency, *labels).observe(timing.total / 1e3)
-        if timing.first_token is not None:
-            self._of(self.first_token, *labels).observe(timing.first_token / 1e3)
-            self.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
-            if tokens > 1:
-                self._of(self.inter_token, *labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
-        self._busy(route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared)
 
     def responded(self, route: str, status: int | str) -> None:
         """Count an HTTP request by its route, as it was declared, and its status."""
-        self._of(self.http_requests, route, str(status)).inc()
+        self.of(self.http_requests, route, str(status)).inc()
 
-    def _of(self, metric: L, *labels: str) -> L:
+    def of(self, metric: L, *labels: str) -> L:
         """The metric for these values of its labels, of which there must be few: `labels()` costs several times this,
         ten times a request."""
         child = self._labelled.get((metric, labels))
@@ -158,13 +113,13 @@ class Telemetry:
         return cast("L", child)
 
     def _routed(self, route: Route) -> None:
-        self._of(self.routes, route.model, route.device.value, route.reason).inc()
+        self.of(self.routes, route.model, route.device.value, route.reason).inc()
 
     def _busy(self, route: Route, delta_us: int | None, *, shared: bool) -> None:
         if delta_us is not None:
             # Never true: the counter cannot show that nobody else used the device.
             exclusive = "false" if shared else "unknown"
-            self._of(self.npu_busy, route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
+            self.of(self.npu_busy, route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
 
     async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.

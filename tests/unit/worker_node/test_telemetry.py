@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from worker_node.api.task import task_apis
 from worker_node.domain import Device, EmbeddingReply, Finished, FinishReason, Route, Timing, Usage
+from worker_node.tasks.embed.serving.metrics import count_embedding
+from worker_node.tasks.generate.serving.metrics import count_generation, token_counter
 from worker_node.telemetry import Telemetry
 
 LABELS = {"model": "m", "device": "NPU"}
@@ -32,7 +35,7 @@ def busy(telemetry):
 def test_an_embedding_is_counted_with_whether_its_npu_is_emulated(telemetry, emulated):
     route = Route("m", Device.NPU, "preferred", 12, emulated)
     timing = Timing(queue=1.0, tokenize=0.5, inference=20.0, total=25.0)
-    telemetry.embedded(EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
+    count_embedding(telemetry, EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing, 15_000))
     assert value(telemetry, "embedded_texts_total", **LABELS) == 3
     assert value(telemetry, "prompt_tokens_total", **LABELS) == 12
     assert busy(telemetry) == {(str(emulated).lower(), "unknown"): pytest.approx(0.015)}
@@ -45,19 +48,21 @@ def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
     for busy_us, shared in ((1_000_000, False), (2_000_000, True)):
         reply = EmbeddingReply(route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, busy_us, shared)
-        telemetry.embedded(reply)
-    telemetry.generated(route, Finished(FinishReason.STOP, Usage(1, 1), timing, 4_000_000, npu_busy_shared=True))
+        count_embedding(telemetry, reply)
+    count_generation(
+        telemetry, route, Finished(FinishReason.STOP, Usage(1, 1), timing, 4_000_000, npu_busy_shared=True)
+    )
     assert busy(telemetry) == {("false", "unknown"): 1, ("false", "false"): 6}
 
 
 def test_a_generation_is_counted_with_its_latencies(telemetry):
     route = Route("m", Device.NPU, "context_exceeds_npu", 30)
     timing = Timing(queue=1.0, tokenize=0.5, inference=99.0, total=110.0, first_token=10.0)
-    count = telemetry.token_counter(route)
+    count = token_counter(telemetry, route)
     for tokens in (1, 4, 6):
         count(tokens)
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
-    telemetry.generated(route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
+    count_generation(telemetry, route, Finished(FinishReason.LENGTH, Usage(30, 11), timing))
     assert value(telemetry, "generation_tokens_total", **LABELS) == 11
     assert [seconds for _, seconds in telemetry.first_tokens] == [0.010]
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
@@ -69,11 +74,21 @@ def test_padding_is_counted_against_the_texts_that_ran(telemetry):
     route = Route("m", Device.NPU, "preferred", 12)
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
     reply = EmbeddingReply(route, np.zeros((3, 2), np.float32), "s", Usage(12), timing)
-    telemetry.embedded(replace(reply, cached="hit"))
-    telemetry.embedded(replace(reply, cached="partial", device_tokens=32, computed_tokens=5))
+    count_embedding(telemetry, replace(reply, cached="hit"))
+    count_embedding(telemetry, replace(reply, cached="partial", device_tokens=32, computed_tokens=5))
     assert value(telemetry, "prompt_tokens_total", **LABELS) == 24
     assert value(telemetry, "embedding_device_tokens_total", **LABELS) == 32
     assert value(telemetry, "embedding_computed_tokens_total", **LABELS) == 5
+
+
+def test_the_metrics_of_all_tasks_are_there_before_the_first_request(telemetry):
+    for api in task_apis():
+        if api.metrics is not None:
+            api.metrics(telemetry)
+    declared = {family.name for family in telemetry.registry.collect()}
+    names = ("generation_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds", "embedded_texts")
+    assert {f"npu_node_{name}" for name in (*names, "embedding_cache_hits", "reranked_documents")} <= declared
+    assert set(telemetry.made) == {"tokens", "texts"}, "what the dashboard counts"
 
 
 async def test_a_blocked_event_loop_is_seen(telemetry):

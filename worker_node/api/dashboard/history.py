@@ -14,6 +14,7 @@ from worker_node.api.dashboard.events import EventLog, engines_of
 from worker_node.api.dashboard.usage import usage
 from worker_node.devices.busy import Utilisation
 from worker_node.node import Node
+from worker_node.telemetry import Telemetry
 
 PERIOD_S = 1.0
 SAMPLES = 120
@@ -154,8 +155,8 @@ def read(node: Node) -> HistoryReading:
     return HistoryReading(
         requests=total(telemetry.routes),
         prompt_tokens=total(telemetry.prompt_tokens),
-        output_tokens=total(telemetry.generation_tokens),
-        texts=total(telemetry.embedded_texts),
+        output_tokens=_made(telemetry, "tokens"),
+        texts=_made(telemetry, "texts"),
         npu_busy_us=node.npu.read().busy_time_us.value,
         in_flight=node.state.in_flight,
         queued=sum(placement.admission.queue_depth for placement in placements),
@@ -165,6 +166,12 @@ def read(node: Node) -> HistoryReading:
         cpu_s=used[0] if used else None,
         memory_bytes=used[1] if used else None,
     )
+
+
+def _made(telemetry: Telemetry, what: str) -> float:
+    """How much of it all models have made; 0 where no task makes any."""
+    counter = telemetry.made.get(what)
+    return 0.0 if counter is None else total(counter)
 
 
 def _embedding_time(node: Node) -> tuple[float, float]:

@@ -59,7 +59,7 @@ def first_token_ms(latest: deque[tuple[float, float]], now: float) -> dict[str, 
 
 def _made(node: Node) -> dict[str, dict[str, int]]:
     made: dict[str, dict[str, int]] = {}
-    for what, counter in (("tokens", node.telemetry.generation_tokens), ("texts", node.telemetry.embedded_texts)):
+    for what, counter in node.telemetry.made.items():
         for metric in counter.collect():
             for sample in metric.samples:
                 if sample.name.endswith("_total"):

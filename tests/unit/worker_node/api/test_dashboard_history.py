@@ -12,6 +12,7 @@ from worker_node.api.dashboard.history import RANGES, SAMPLES, Histories, Histor
 from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
 from worker_node.api.dashboard.usage import usage
 from worker_node.domain import Device, Route
+from worker_node.tasks.generate.serving.metrics import declare_generation_metrics, token_counter
 from worker_node.telemetry import Telemetry
 
 NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
@@ -120,10 +121,11 @@ def test_the_rings_are_bounded_and_hold_the_latest(steps):
 
 def test_a_total_is_over_all_labels():
     telemetry = Telemetry()
-    assert total(telemetry.generation_tokens) == 0
-    telemetry.token_counter(Route("a", Device.NPU, "preferred", 1))(3)
-    telemetry.token_counter(Route("b", Device.CPU, "preferred", 1))(4)
-    assert total(telemetry.generation_tokens) == 7
+    declare_generation_metrics(telemetry)
+    assert total(telemetry.made["tokens"]) == 0
+    token_counter(telemetry, Route("a", Device.NPU, "preferred", 1))(3)
+    token_counter(telemetry, Route("b", Device.CPU, "preferred", 1))(4)
+    assert total(telemetry.made["tokens"]) == 7
 
 
 def test_first_tokens_are_those_of_the_window():

@@ -7,6 +7,7 @@ from aiohttp import web
 from worker_node.api.operation import BINARY, JSON, ApiOperation
 from worker_node.api.task import TaskApi
 from worker_node.tasks.embed.api import native, ollama, openai, replies
+from worker_node.tasks.embed.serving.metrics import declare_embedding_metrics
 
 
 def _routes() -> list[web.RouteDef]:
@@ -45,4 +46,5 @@ API = TaskApi(
         ),
     ),
     fields=frozenset(openai.EMBEDDINGS),
+    metrics=declare_embedding_metrics,
 )

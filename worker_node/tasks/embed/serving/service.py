@@ -19,6 +19,7 @@ from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tasks.embed.serving.cache import embedding_cache
 from worker_node.tasks.embed.serving.forms import check_dimensions, cut, space_of, with_prompt
+from worker_node.tasks.embed.serving.metrics import count_cached, count_embedding
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
 from worker_node.tasks.embed.serving.tracing import trace_embedding
 from worker_node.tracing.base import Operation
@@ -61,7 +62,7 @@ async def _embed(
     if not Proof.of(route, context, strict=services.require_proof).required:
         known = services.parts.of(embedding_cache).look_up(model.space, route.device, tokens)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    services.telemetry.cached(route, hits=len(tokens) - len(missing), misses=len(missing))
+    count_cached(services.telemetry, route, hits=len(tokens) - len(missing), misses=len(missing))
     usage = Usage(route.token_count)
     if not missing:
         vectors = np.stack([vector for vector in known if vector is not None])
@@ -102,7 +103,7 @@ async def _embed(
             cached="partial" if len(missing) < len(tokens) else None,
             loading_s=place.loading_s,
         )
-    services.telemetry.embedded(reply)
+    count_embedding(services.telemetry, reply)
     return reply
 
 

@@ -15,6 +15,7 @@ from worker_node.tasks.generate.api.openai.response_store import ResponseStore, 
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
 from worker_node.tasks.generate.api.openai.table import TABLES as OPENAI_TABLES
 from worker_node.tasks.generate.api.remote_images.service import fetch_remote_images
+from worker_node.tasks.generate.serving.metrics import declare_generation_metrics
 
 
 def _routes() -> list[web.RouteDef]:
@@ -97,4 +98,5 @@ API = TaskApi(
     ),
     fields=frozenset(name for table in (*OPENAI_TABLES, *OLLAMA_TABLES) for name in table) | {"top_logprobs"},
     prepare=_prepare,
+    metrics=declare_generation_metrics,
 )

@@ -25,6 +25,7 @@ from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.serving.answer_text import AnswerText
+from worker_node.tasks.generate.serving.metrics import count_generation, token_counter
 from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
 from worker_node.tasks.generate.serving.pictures import pictures_of
 from worker_node.tasks.generate.serving.pieces import PieceReader
@@ -128,7 +129,7 @@ async def _counted(
     with errors_of(lambda: runs.place.route), operation.watch():
         async for event in events:
             if isinstance(event, Finished):
-                telemetry.generated(runs.place.route, event)
+                count_generation(telemetry, runs.place.route, event)
                 operation.answered(
                     event.usage,
                     finish_reason=event.finish_reason.value,
@@ -221,7 +222,7 @@ async def _run(
     async with aclosing(run_again(runs, job, TokenDelta, begin_anew if whole else None)) as deltas:
         async for delta in deltas:
             if answer.first_token is None:
-                count = watch.telemetry.token_counter(runs.place.route)
+                count = token_counter(watch.telemetry, runs.place.route)
                 watch.proof.check(delta.busy_us)
                 answer.first_token = time.monotonic()
                 answer.started = delta.started or submitted

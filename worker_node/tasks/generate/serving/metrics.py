@@ -1,0 +1,60 @@
+"""What only generation counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from worker_node.domain import Finished, Route
+from worker_node.telemetry import LATENCY, Telemetry
+
+_TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+
+
+class GenerationMetrics:
+    """The task's own metrics, in the node's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_route = ("model", "device")
+        self.tokens = Counter("npu_node_generation_tokens", "Tokens generated", by_route, registry=registry)
+        self.first_token = Histogram(
+            "npu_node_time_to_first_token_seconds",
+            "From arrival to the first token",
+            by_route,
+            buckets=LATENCY,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "npu_node_inter_token_latency_seconds",
+            "Mean time between a request's tokens",
+            by_route,
+            buckets=_TOKEN_LATENCY,
+            registry=registry,
+        )
+
+
+def declare_generation_metrics(telemetry: Telemetry) -> None:
+    """Have the metrics there from the start."""
+    telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
+
+
+def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:
+    """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
+    return telemetry.of(telemetry.own(GenerationMetrics).tokens, route.model, route.device.value).inc
+
+
+def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
+    """Count a finished generation; its tokens were counted as they came."""
+    timing, tokens = finished.timing, finished.usage.completion_tokens
+    telemetry.finished(
+        route, finished.usage, timing, busy_us=finished.npu_busy_delta_us, busy_shared=finished.npu_busy_shared
+    )
+    if timing.first_token is None:
+        return
+    own, labels = telemetry.own(GenerationMetrics), (route.model, route.device.value)
+    telemetry.of(own.first_token, *labels).observe(timing.first_token / 1e3)
+    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
+    if tokens > 1:
+        telemetry.of(own.inter_token, *labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
