@@ -14,12 +14,13 @@ import time
 
 import jsonschema_rs
 
-from worker_node.domain import GenerationRequest, ModelKind, RequestContext, Sampling, Token
+from worker_node.domain import ModelKind, RequestContext, Sampling, Token
 from worker_node.jobs.bounds import make_request
 from worker_node.jobs.catalog import JOBS
 from worker_node.jobs.shaping import json_object
 from worker_node.server import hosted_node
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import generate
 
 MODEL = "smollm2-135m-instruct"

@@ -117,7 +117,7 @@ MAY_IMPORT["tasks.api"] |= {"tasks.serving", "grammars"}
 # What every request goes through, whatever its task: a task is one more package, and no word in any of these.
 TASK_FREE = {
     *("routing", "scheduling", "preparation", "engines", "encoders", "hosting", "manager", "serving"),
-    *("node", "reload", "app", "server", "registry", "failures"),
+    *("node", "reload", "app", "server", "registry", "failures", "telemetry", "tracing"),
 }
 
 

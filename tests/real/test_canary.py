@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import until
 from tests.support.services import services_of
-from worker_node.domain import Device, GenerationRequest, Message, RequestContext, Sampling, Token
+from worker_node.domain import Device, Message, RequestContext, Sampling, Token
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import DeviceUnavailable
@@ -18,6 +18,7 @@ from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.serving.canary import generation_canary
 from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import generate
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 

@@ -13,7 +13,7 @@ from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.model import Choice
 from worker_node.devices.npu_counters import Reading
 from worker_node.devices.npu_source import NpuSource
-from worker_node.domain import Device, Finished, GenerationRequest, RequestContext, Sampling, Token
+from worker_node.domain import Device, Finished, RequestContext, Sampling, Token
 from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.errors import ContextLengthExceeded, EngineUnavailable
 from worker_node.jobs.bounds import JobRequest
@@ -23,6 +23,7 @@ from worker_node.jobs.shaping import json_object
 from worker_node.manager.placement import Placement
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import generate
 
 

@@ -1,12 +1,10 @@
 """What the parts of the node say to each other: plain frozen data, no I/O, no HTTP."""
 
 from worker_node.domain.conversation import Message, Picture, Rendering, Tool, ToolCall, ToolUse
-from worker_node.domain.embedding import EmbeddingReply, EmbeddingRequest
 from worker_node.domain.generation import (
     AnswerSchema,
     Finished,
     FinishReason,
-    GenerationRequest,
     GivenForm,
     Piece,
     Reasoning,
@@ -23,11 +21,8 @@ from worker_node.domain.requests import Priority, RequestContext, Timing, Usage
 __all__ = [
     "AnswerSchema",
     "Device",
-    "EmbeddingReply",
-    "EmbeddingRequest",
     "FinishReason",
     "Finished",
-    "GenerationRequest",
     "GivenForm",
     "Message",
     "ModelKind",

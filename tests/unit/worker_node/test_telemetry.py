@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from worker_node.api.task import task_apis
-from worker_node.domain import Device, EmbeddingReply, Finished, FinishReason, Route, Timing, Usage
+from worker_node.domain import Device, Finished, FinishReason, Route, Timing, Usage
 from worker_node.tasks.embed.serving.metrics import count_embedding
+from worker_node.tasks.embed.serving.requests import EmbeddingReply
 from worker_node.tasks.generate.serving.metrics import count_generation, token_counter
 from worker_node.telemetry import Telemetry
 

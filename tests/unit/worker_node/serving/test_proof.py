@@ -10,25 +10,18 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine
 from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
-from worker_node.domain import (
-    Device,
-    EmbeddingRequest,
-    Finished,
-    GenerationRequest,
-    ModelKind,
-    RequestContext,
-    Sampling,
-    TokenIds,
-)
+from worker_node.domain import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import NpuNotProven
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.serving.model import EmbeddingModel
+from worker_node.tasks.embed.serving.requests import EmbeddingRequest
 from worker_node.tasks.embed.serving.service import embed
 from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import generate
 
 

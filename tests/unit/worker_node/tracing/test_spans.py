@@ -12,18 +12,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from worker_node.domain import (
-    Device,
-    EmbeddingRequest,
-    GenerationRequest,
-    Message,
-    RequestContext,
-    Route,
-    Sampling,
-    Usage,
-)
+from worker_node.domain import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.errors import EngineUnavailable
+from worker_node.tasks.embed.serving.requests import EmbeddingRequest
 from worker_node.tasks.embed.serving.tracing import trace_embedding
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.tracing import trace_generation
 from worker_node.tracing.base import OFF, Operation
 from worker_node.tracing.choice import open_tracing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker_node.api.context import route_headers
-from worker_node.domain import EmbeddingReply
+from worker_node.tasks.embed.serving.requests import EmbeddingReply
 
 
 def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:

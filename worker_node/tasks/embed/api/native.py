@@ -13,10 +13,10 @@ from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.timing import timing_ms
-from worker_node.domain import EmbeddingReply, EmbeddingRequest
 from worker_node.errors import BadRequest
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import rows_json
+from worker_node.tasks.embed.serving.requests import EmbeddingReply, EmbeddingRequest
 from worker_node.tasks.embed.serving.service import embed
 
 

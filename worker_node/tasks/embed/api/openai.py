@@ -14,12 +14,12 @@ from worker_node.api.keys import IGNORED, NODE
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.api.middleware import inference
 from worker_node.api.openai.accounting import ACCOUNTING
-from worker_node.domain import EmbeddingRequest
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import embedding_objects
 from worker_node.tasks.embed.serving.forms import INPUT_TYPES
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.serving.requests import EmbeddingRequest
 from worker_node.tasks.embed.serving.service import embed
 
 Ids = Annotated[list[int], Field(min_length=1)]

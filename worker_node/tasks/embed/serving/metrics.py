@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from worker_node.domain import EmbeddingReply, Route
+from worker_node.domain import Route
+from worker_node.tasks.embed.serving.requests import EmbeddingReply
 from worker_node.telemetry import Telemetry
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import EmbeddingReply, EmbeddingRequest, Timing, Usage
+from worker_node.domain import Timing, Usage
 from worker_node.scheduling.admission import Work
 from worker_node.serving.places import find_place, turn_away
 from worker_node.serving.proof import Proof
@@ -21,6 +21,7 @@ from worker_node.tasks.embed.serving.cache import embedding_cache
 from worker_node.tasks.embed.serving.forms import check_dimensions, cut, space_of, with_prompt
 from worker_node.tasks.embed.serving.metrics import count_cached, count_embedding
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
+from worker_node.tasks.embed.serving.requests import EmbeddingReply, EmbeddingRequest
 from worker_node.tasks.embed.serving.tracing import trace_embedding
 from worker_node.tracing.base import Operation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from worker_node.domain import EmbeddingRequest
+from worker_node.tasks.embed.serving.requests import EmbeddingRequest
 from worker_node.tracing.base import Operation, Tracing
 
 

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from worker_node.domain import GenerationRequest, Message, Picture, TokenIds
+from worker_node.domain import Message, Picture, TokenIds
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.manager.manager import ModelManager
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
@@ -15,6 +15,7 @@ from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 from worker_node.tasks.generate.serving import picture_decoding
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.picture_rules import MAX_PICTURE_BYTES, PictureRules
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 
 MAX_PICTURES = 8
 # What GenAI takes for the picture of a number, whatever the model's own mark is.

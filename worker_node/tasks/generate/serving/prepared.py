@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker_node.domain import GenerationRequest, Sampling
+from worker_node.domain import Sampling
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
@@ -19,6 +19,7 @@ from worker_node.tasks.generate.serving.large_texts import large_texts
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.pictures import check_pictures, picture_decoder
 from worker_node.tasks.generate.serving.prompting import Prepared, check_sampling, prepare
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.sampling_defaults import completed
 from worker_node.tasks.generate.serving.schemas import schema_compiler
 

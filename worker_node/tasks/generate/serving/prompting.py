@@ -10,12 +10,13 @@ from types import MappingProxyType
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import GenerationRequest, Message, TokenIds, ToolUse
+from worker_node.domain import Message, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 from worker_node.tasks.generate.serving.large_texts import LargeTexts
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.pictures import picture_prompt, with_tags, without_tags
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 
 _NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
 

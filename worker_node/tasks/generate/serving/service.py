@@ -7,16 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from worker_node.domain import (
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Piece,
-    Route,
-    Timing,
-    TokenLogprob,
-    Usage,
-)
+from worker_node.domain import Finished, FinishReason, Piece, Route, Timing, TokenLogprob, Usage
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.places import Place, errors_of, find_place
@@ -30,6 +21,7 @@ from worker_node.tasks.generate.serving.model import GenerationModel, generation
 from worker_node.tasks.generate.serving.pictures import pictures_of
 from worker_node.tasks.generate.serving.pieces import PieceReader
 from worker_node.tasks.generate.serving.prepared import PreparedGeneration, generate_job, prepare_generation
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.tracing import trace_generation
 from worker_node.telemetry import Telemetry
 from worker_node.tracing.base import Operation

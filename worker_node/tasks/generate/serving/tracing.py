@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from worker_node.domain import GenerationRequest, TokenIds
+from worker_node.domain import TokenIds
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tracing.base import Operation, Tracing
 
 

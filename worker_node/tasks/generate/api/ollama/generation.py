@@ -20,22 +20,13 @@ from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
 from worker_node.api.ollama.residents import patient, resident, served
 from worker_node.api.sse import LineStream
-from worker_node.domain import (
-    Finished,
-    GenerationRequest,
-    Message,
-    Picture,
-    Rendering,
-    RequestContext,
-    Tool,
-    ToolCall,
-    ToolUse,
-)
+from worker_node.domain import Finished, Message, Picture, Rendering, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest, NodeError
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.tasks.generate.api.ollama.table import CHAT, GENERATE
 from worker_node.tasks.generate.api.pictures import picture
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import GenerationRun, generate
 
 

@@ -14,7 +14,7 @@ from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.domain import GenerationRequest, RequestContext, ToolUse
+from worker_node.domain import RequestContext, ToolUse
 from worker_node.errors import BadRequest
 from worker_node.tasks.generate.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.tasks.generate.api.openai.fields import NumberOf, SamplingFields
@@ -37,6 +37,7 @@ from worker_node.tasks.generate.api.openai.tools import (
     tool_use,
 )
 from worker_node.tasks.generate.serving.choices import generate_choices, repeated
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 
 
 class ChatBody(SamplingFields):

@@ -16,16 +16,7 @@ from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.domain import (
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Piece,
-    RequestContext,
-    Token,
-    TokenIds,
-    Usage,
-)
+from worker_node.domain import Finished, FinishReason, Piece, RequestContext, Token, TokenIds, Usage
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.tasks.generate.api.openai.fields import SamplingFields
 from worker_node.tasks.generate.api.openai.logprobs import completion_logprobs, known_alternatives
@@ -34,6 +25,7 @@ from worker_node.tasks.generate.api.openai.stream import stream_chunks
 from worker_node.tasks.generate.api.openai.table import COMPLETIONS
 from worker_node.tasks.generate.serving.choices import ChoiceEvent, Choices, generate_choices, repeated
 from worker_node.tasks.generate.serving.model import generation_model
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 # What OpenAI does with a request that names no length, and what its clients count on.

@@ -11,16 +11,7 @@ from worker_node.api import parameters
 from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.parameters import RepetitionPenalty
-from worker_node.domain import (
-    AnswerSchema,
-    GenerationRequest,
-    Message,
-    Picture,
-    RequestContext,
-    Tool,
-    ToolCall,
-    ToolUse,
-)
+from worker_node.domain import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest
 from worker_node.tasks.generate.api.openai.fields import NumberOf, Penalty
 from worker_node.tasks.generate.api.openai.kinds import only_functions, only_text, text_or_image
@@ -28,6 +19,7 @@ from worker_node.tasks.generate.api.openai.messages import past_arguments
 from worker_node.tasks.generate.api.openai.table import RESPONSES, STYLE
 from worker_node.tasks.generate.api.openai.tools import MAX_TOOLS, ToolName, Wanted, tool_use
 from worker_node.tasks.generate.api.pictures import picture_of_url
+from worker_node.tasks.generate.serving.requests import GenerationRequest
 
 _SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
 _SAMPLING |= {"stop", "temperature", "top_k", "top_p"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from worker_node.domain.models import Route
-from worker_node.domain.requests import RequestContext, Timing, Usage
+import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:  # to import it takes longer than all else of a light process
-    import numpy as np
-    import numpy.typing as npt
+from worker_node.domain import RequestContext, Route, Timing, Usage
 
 
 @dataclass(frozen=True, slots=True)
