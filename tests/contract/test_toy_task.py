@@ -243,5 +243,20 @@ async def test_metrics_are_the_common_ones_and_the_tasks_own(count, node, http):
 
 async def test_the_description_of_the_api_has_the_route(node, http):
     async with http.get(node.url + "/openapi.json") as reply:
-        described = (await reply.json())["paths"]["/count"]["post"]
+        document = await reply.json()
+    described, schemas = document["paths"]["/count"]["post"], document["components"]["schemas"]
+    assert described["summary"] == "Count vowels"
     assert "X-NPU-Require-Device" in {parameter["name"] for parameter in described["parameters"]}
+    taken = described["requestBody"]["content"]["application/json"]["schema"]
+    given = described["responses"]["200"]["content"]["application/json"]["schema"]
+    assert (taken, given) == ({"$ref": "#/components/schemas/CountBody"}, {"$ref": "#/components/schemas/Counts"})
+    assert (list(schemas["CountBody"]["properties"]), schemas["Counts"]["required"]) == (
+        ["texts", "model"],
+        ["counts", "device"],
+    )
+
+
+async def test_what_the_task_needs_beside_its_engines_is_started_with_the_node(node, http):
+    """Its part of the services by `ServedTask.start`, and what its routes need by `TaskApi.prepare`."""
+    async with http.get(node.url + "/count/tally") as reply:
+        assert await reply.json() == {"started": True, "prepared": "for 127.0.0.1"}

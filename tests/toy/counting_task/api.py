@@ -1,10 +1,11 @@
-"""The task's route: POST /count."""
+"""The task's routes: POST /count and GET /count/tally."""
 
 import orjson
 from aiohttp import web
 from pydantic import Field
 
 from counting_task.serving.service import CountingMetrics, count
+from counting_task.serving.tally import tally
 from worker_node.api.body import Body, read_body
 from worker_node.api.context import request_context, route_headers
 from worker_node.api.keys import NODE
@@ -39,10 +40,24 @@ async def _count(request):
     )
 
 
+PREPARED = web.AppKey("prepared by the counting task", str)
+
+
+def _prepare(app, node):
+    app[PREPARED] = f"for {node.settings.host}"
+
+
+async def _tally(request):
+    started = request.app[NODE].services.parts.of(tally).started
+    return web.json_response({"started": started, "prepared": request.app[PREPARED]})
+
+
 API = TaskApi(
-    routes=lambda: [web.post("/count", inference(_count))],
+    routes=lambda: [web.post("/count", inference(_count)), web.get("/count/tally", _tally)],
     operations=(
         ApiOperation("post", "/count", "Count vowels", {"application/json": Counts}, CountBody, inference=True),
+        ApiOperation("get", "/count/tally", "What the task started with", {"application/json": None}),
     ),
+    prepare=_prepare,
     metrics=lambda telemetry: telemetry.own(CountingMetrics),
 )
