@@ -19,6 +19,7 @@ from worker_node.api.middleware import (
     hide_versions,
     list_ignored_fields,
     log_requests,
+    note_head,
     require_key,
     tell_request_id,
 )
@@ -55,7 +56,9 @@ def make_app(node: Node) -> web.Application:
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
     app[API_KEYS] = keys
-    app.on_response_prepare.extend((hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins)))
+    app.on_response_prepare.extend(
+        (note_head, hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins))
+    )
     app[IGNORED_NAMES] = IgnoredNames()
 
     async def close_manager(_app: web.Application) -> None:

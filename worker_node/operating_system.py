@@ -57,6 +57,28 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
     return process, ours
 
 
+def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], None]:
+    """Have the running event loop call once when a child process ends; what is returned forgets it."""
+    import asyncio  # noqa: PLC0415  (the edge process alone has a loop)
+
+    loop = asyncio.get_running_loop()
+    descriptor = os.pidfd_open(pid)
+
+    def forget() -> None:
+        nonlocal descriptor
+        if descriptor >= 0:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            descriptor = -1
+
+    def ended() -> None:
+        forget()
+        callback()
+
+    loop.add_reader(descriptor, ended)
+    return forget
+
+
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """What makes the event loop of the edge process."""
     import uvloop  # noqa: PLC0415  (the edge process alone needs it)

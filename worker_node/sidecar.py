@@ -10,7 +10,7 @@ from aiohttp import web
 
 from worker_node.api import jobs
 from worker_node.api.keys import NODE
-from worker_node.api.middleware import errors_as, hide_versions, log_requests
+from worker_node.api.middleware import errors_as, hide_versions, log_requests, note_head
 from worker_node.api.origins import OriginPolicy, guard_origins
 from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.model import build, choose_model, reservation
@@ -83,6 +83,6 @@ def _app(node: Node, service: JobService) -> web.Application:
     app = web.Application(middlewares=[log_request, render, guard_origins(OriginPolicy("127.0.0.1"))])
     app[NODE] = node
     app[jobs.SERVICE] = service
-    app.on_response_prepare.append(hide_versions)
+    app.on_response_prepare.extend((note_head, hide_versions))
     app.add_routes(jobs.routes())
     return app

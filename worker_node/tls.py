@@ -58,7 +58,8 @@ class ServerTls:
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._cert, self._key)
+        # Without an answer of ours OpenSSL would ask on the terminal, and the node would stand still until then.
+        context.load_cert_chain(self._cert, self._key, password=_no_password)
         if self._client_ca is not None:
             context.load_verify_locations(self._client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -80,6 +81,10 @@ class ServerTls:
         return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
 
 
+def _no_password() -> str:
+    raise ValueError("the key is encrypted: a node needs one without a password, in a file that only its user can read")
+
+
 def _stamp(path: Path | None) -> tuple[int, int] | None:
     try:
         found = path.stat() if path is not None else None
@@ -91,4 +96,6 @@ def _stamp(path: Path | None) -> tuple[int, int] | None:
 def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"not PEM, or the key is not the certificate's ({error.reason})"
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "not PEM"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error) or "not PEM"

@@ -25,3 +25,5 @@ DRY_RUN = web.RequestKey("dry_run", DryRun)
 IGNORED = web.RequestKey("ignored", Ignored)
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED = web.RequestKey("arrived", float)
+# Set once the head of the reply has gone.
+BEGUN = web.RequestKey("begun", bool)

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import SERVER, request_id, route_template
 from worker_node.api.dialects import Renderer
-from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
+from worker_node.api.keys import ARRIVED, BEGUN, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
 from worker_node.api.leniency import labels
 from worker_node.api.task import known_fields
 from worker_node.errors import (
@@ -43,6 +43,11 @@ _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
     """No reply, streams included, tells which version of anything runs here."""
     response.headers["Server"] = SERVER
+
+
+async def note_head(request: web.Request, _response: web.StreamResponse) -> None:
+    """The reply has begun: a failure can no longer be told by another one."""
+    request[BEGUN] = True
 
 
 async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
@@ -129,6 +134,11 @@ def errors_as(form: Callable[[str], Renderer]) -> Middleware:
             failure = InternalError("the node failed to answer; its log says where")
             allow = None
         note_failure(request, failure)
+        if BEGUN in request:
+            # A second reply would arrive inside the first one, and an end would make that look complete.
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the reply had begun when it failed") from None
         response = form(request.path)(failure)
         if allow is not None:
             response.headers["Allow"] = allow

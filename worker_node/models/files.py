@@ -64,6 +64,15 @@ def files_of_task(architectures: Collection[str], names: Collection[str]) -> fro
     return None
 
 
+def special_file(source: Path) -> Path | None:
+    """What of a directory is neither a file nor a directory: a pipe would be waited for, a device read for ever."""
+    if not source.is_dir():
+        return None
+    return next(
+        (path for path in sorted(source.iterdir()) if path.exists() and not (path.is_file() or path.is_dir())), None
+    )
+
+
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:
     """The kind of model that a local source is, and who converts it; None for what the node itself must know."""
     return next(((kind, files) for kind, files in _all() if files.recognises(source)), None)

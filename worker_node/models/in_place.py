@@ -24,7 +24,7 @@ from worker_node.models.chat_template import read_config
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.convert import convert
 from worker_node.models.directory import read_directory
-from worker_node.models.files import recognised
+from worker_node.models.files import recognised, special_file
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.selection import SAFETENSORS_FILE
@@ -54,6 +54,8 @@ def open_directory(
     """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")
+    if (special := special_file(path)) is not None:
+        raise ConfigurationError(f"{special} is a pipe, a socket or a device: a model's files are plain files")
     path = path.resolve()
     known = None if (path / MANIFEST_FILE).is_file() else recognised(path)
     if known is not None and (opened := known[1].open(path, name)) is not None:

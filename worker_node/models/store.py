@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 STORE_VARIABLE = "NPU_NODE_MODEL_STORE"
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
+# A directory has the name, and while it is made one with more around it: file systems take 255 bytes.
+_ID_LIMIT = 128
 
 
 def default_store_root() -> Path:
@@ -122,6 +124,12 @@ class ModelStore:
             raise BadRequest(
                 f"{chosen!r} cannot be a model's name: letters, digits, dots, - and _ can; choose one with "
                 "npu-node pull --name",
+                param="name",
+            )
+        if len(chosen) > _ID_LIMIT:
+            raise BadRequest(
+                f"{chosen[:60]}… would be the model's name: it has {len(chosen)} characters, the limit is {_ID_LIMIT}; "
+                "choose a shorter one with npu-node pull --name",
                 param="name",
             )
         owner = self.catalog.find(chosen)

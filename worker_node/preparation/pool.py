@@ -133,6 +133,15 @@ class PreparationPool:
         return reply
 
     async def _acquire(self, deadline: float) -> PreparationProcess:
+        while True:
+            process = await self._next_idle(deadline)
+            if process.alive:
+                return process
+            # Killed while it was idle: no call's doing, and no call has to notice.
+            await process.end()
+            self._replace(process)
+
+    async def _next_idle(self, deadline: float) -> PreparationProcess:
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         if not self._started:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from worker_node.operating_system import start_module
+from worker_node.operating_system import call_when_ended, start_module
 from worker_node.preparation.messages import LENGTH, Reply, replies
 
 
@@ -38,6 +38,8 @@ class PreparationProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        # A process that ends while nobody calls it is reaped at once, and not by the next call.
+        self._forget = call_when_ended(process.pid, process.poll)
 
     @classmethod
     async def spawn(cls, memory_bytes: int, modules: Sequence[str]) -> PreparationProcess:
@@ -57,6 +59,11 @@ class PreparationProcess:
         """The process's id."""
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as the kernel says."""
+        return self._process.poll() is None
+
     async def call(self, frame: bytes) -> Reply:
         """Send one call and wait for its reply. Raises ProcessEnded.
 
@@ -75,6 +82,7 @@ class PreparationProcess:
     async def end(self) -> int:
         """End the process at once and return its exit status, which is its own if it had ended already."""
         self._writer.close()
+        self._forget()
         # A process that closed its end is ending by itself, and why is told by its own status.
         try:
             return await asyncio.to_thread(self._process.wait, 0.1 if self._reader.at_eof() else 0)

@@ -138,6 +138,15 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         assert "key'" not in str(caught.value)
 
 
+def test_an_encrypted_key_is_refused_and_its_password_is_never_asked_for(pki, tmp_path):
+    """OpenSSL asks for it on the terminal, and the node would stand still."""
+    (_, _, (cert, key), _) = pki
+    encrypted = tmp_path / "encrypted.key"
+    openssl("pkcs8", "-topk8", "-in", key, "-out", encrypted, "-passout", "pass:secret")
+    with pytest.raises(NodeConfigurationError, match="the key is encrypted"):
+        ServerTls(cert, encrypted, None)
+
+
 async def test_each_node_gets_its_own_key(pair):
     seen = {}
 

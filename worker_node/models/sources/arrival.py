@@ -9,7 +9,7 @@ from pathlib import Path
 from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.download import file_sha256
-from worker_node.models.files import ModelFiles, recognised
+from worker_node.models.files import ModelFiles, recognised, special_file
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.disk import require_space
@@ -122,11 +122,13 @@ def fetch_from_url(reference: UrlReference, into: Path, progress: Progress, *, i
 
 
 def find_local(reference: LocalReference, into: Path, progress: Progress, *, hashing: bool = True) -> Arrived:
-    """Take local files as they are; `into` gets a link to a single file. Raises ConversionFailed.
+    """Take local files as they are; `into` gets a link to a single file. Raises SourceRejected, ConversionFailed.
 
     Without `hashing` it is only looked at: no hashes, and no demands on memory and disk.
     """
     source = reference.path
+    if (special := special_file(source)) is not None:
+        raise SourceRejected(f"{special} is a pipe, a socket or a device: a model's files are plain files")
     if source.is_file() and source.suffix == ".gguf":
         _check_gguf(source, str(source), into)
         progress.stage("hashing the files")
@@ -187,8 +189,8 @@ def _format_of(source: Path) -> SourceFormat:
     if (source / SAFETENSORS_FILE).is_file():
         return SourceFormat.SAFETENSORS
     if not source.exists():
-        raise ConversionFailed(f"{source} does not exist")
-    raise ConversionFailed(
+        raise SourceRejected(f"{source} does not exist")
+    raise SourceRejected(
         f"{source} is no GGUF file, and no directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to convert"
     )
 

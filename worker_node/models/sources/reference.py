@@ -136,7 +136,7 @@ def foreign_reference(name: str) -> ForeignReference | None:
     if name.partition("://")[0].lower() in _SCHEMES:
         return _url(name)
     if name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}:
-        return LocalReference(Path(name).expanduser())
+        return _local(name)
     return None
 
 
@@ -169,6 +169,18 @@ def hub_reference(name: str) -> HubReference | None:
     if found is None or ".." in rest:
         return None
     return HubReference(found["repo"], found["revision"] or found["tree"] or "main", found["tag"])
+
+
+def _local(name: str) -> LocalReference:
+    try:
+        path = Path(name).expanduser()
+        path.resolve()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Too long, a null byte, links in a circle, a user that there is not, a directory that may not be read.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadRequest(f"{name[:200]!r} cannot be a file of this machine: {why}", param="model") from None
+    return LocalReference(path)
 
 
 def _url(name: str) -> UrlReference:

@@ -9,7 +9,7 @@ from openvino import opset13 as op
 from tokenizers import Tokenizer
 
 from worker_node.domain import ModelKind
-from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
+from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound, SourceRejected
 from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
 from worker_node.models.store import ModelStore
@@ -138,7 +138,7 @@ def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_ro
 
 
 def test_what_is_no_model_is_refused(store_root, tmp_path):
-    with pytest.raises(ConversionFailed, match="nothing to convert"):
+    with pytest.raises(SourceRejected, match="nothing to convert"):
         ModelStore().convert(tmp_path, "x")
 
 

@@ -9,7 +9,15 @@ from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.cli import main
 from worker_node.domain import ModelKind
-from worker_node.errors import BadRequest, ConversionFailed, DownloadFailed, ModelNotFound, SourceRejected
+from worker_node.errors import (
+    BadRequest,
+    ConfigurationError,
+    ConversionFailed,
+    DownloadFailed,
+    ModelNotFound,
+    SourceRejected,
+)
+from worker_node.models.in_place import open_directory
 from worker_node.models.pulling import requested
 from worker_node.models.store import ModelStore
 
@@ -169,3 +177,16 @@ def test_the_command_pulls_from_a_hub_under_a_name_of_choice(hub, store_root, ma
     assert "downloading model.safetensors" in captured.err
     assert main(["pull", "maker/none"]) == 1
     assert "no such repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("opening", ["pull", "in place"])
+def test_a_directory_with_a_pipe_is_refused_and_not_waited_for(opening, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    os.mkfifo(source / "config.json")
+    if opening == "pull":
+        with pytest.raises(SourceRejected, match="is a pipe, a socket"):
+            ModelStore(tmp_path / "store").pull(str(source))
+    else:
+        with pytest.raises(ConfigurationError, match="is a pipe, a socket"):
+            open_directory(source, "piped", tmp_path / "prepared")

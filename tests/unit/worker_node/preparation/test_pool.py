@@ -69,9 +69,25 @@ async def test_a_process_that_was_killed_while_idle_harms_no_call(pool):
     await run(pool, prepared.echo, 1)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    # Reaped without a call: it stays no zombie until the next one.
+    while psutil.pid_exists(pid):
         await asyncio.sleep(0.01)
     assert await run(pool, prepared.echo, 2) == 2
+
+
+async def test_a_call_bears_that_all_processes_were_killed_while_idle():
+    """A call is tried twice, so two dead processes would be its end if it were sent to them."""
+    pool = PreparationPool(PreparationLimits(processes=3), ["tests.support.prepared"])
+    try:
+        await pool.start()
+        killed = pool.pids
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        while any(map(psutil.pid_exists, killed)):
+            await asyncio.sleep(0.01)
+        assert await run(pool, prepared.echo, 1) == 1
+    finally:
+        await pool.close()
 
 
 async def test_the_queue_is_bounded_and_a_call_in_it_has_a_deadline(pool, tmp_path):

@@ -19,6 +19,22 @@ HASH = "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("/" + "a" * 300, "too long"),
+        ("/x\0y", "null"),
+        ("~nobody-of-this-name/x", "home directory"),
+        ("{circle}/model", "loop"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused(name, why, tmp_path):
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(BadRequest, match=f"(?i)cannot be a file of this machine: .*{why}"):
+        parse_reference(name.format(circle=circle), CATALOG)
+
+
+@pytest.mark.parametrize(
     "name", ["smollm2", "SmolLM2:135m", "all-minilm:latest", "HuggingFaceTB/SmolLM2-135M-Instruct"]
 )
 def test_names_of_the_catalog_come_first(name):
