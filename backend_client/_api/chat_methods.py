@@ -13,7 +13,9 @@ from backend_client._api.client_base import ClientBase
 from backend_client._api.schema import is_model, model_class, response_format
 from backend_client._api.token_stream import ChatStream
 from backend_client._protocol import wire
+from backend_client._protocol.images import writing_kind
 from backend_client._protocol.jobs import Exchange, split_options
+from backend_client._protocol.report import ModelKind
 from backend_client.errors import InvalidArgument
 from backend_client.results import (
     CallOptions,
@@ -85,7 +87,7 @@ class ChatMethods(ClientBase):
         other calls. Raises InvalidArgument for a path that is no inference.
         """
         given = self._given("post", options, CallOptions)
-        kinds = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank"}
+        kinds: dict[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank"}
         if path not in {_CHAT, "/v1/completions", "/v1/responses", "/tokenize", *kinds}:
             raise InvalidArgument(f"path is none of {_RAW_PATHS}", param="path")
         if not isinstance(body, Mapping):
@@ -95,9 +97,7 @@ class ChatMethods(ClientBase):
             raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
         if isinstance(body.get("model"), str):
             given.setdefault("model", body["model"])
-        return await self._exchange(
-            path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path, "generation")
-        )
+        return await self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path))
 
     def _chat_job(
         self, method: str, messages: Messages, options: Mapping[str, Any]
@@ -112,7 +112,12 @@ class ChatMethods(ClientBase):
         wire.encode(body)
         deadline = self._deadline(given, self._core.options.timeouts.generate)
         job = Exchange(
-            path=_CHAT, deadline=deadline, body=body, check=lambda found: choices_in(found) is not None, **common
+            path=_CHAT,
+            kind=writing_kind(body),
+            deadline=deadline,
+            body=body,
+            check=lambda found: choices_in(found) is not None,
+            **common,
         )
         return job, schema
 

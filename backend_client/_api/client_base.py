@@ -10,7 +10,9 @@ from typing import Any, NoReturn, Self, Unpack
 
 from backend_client._api import arguments
 from backend_client._protocol import wire
+from backend_client._protocol.images import writing_kind
 from backend_client._protocol.jobs import Backend, Exchange, split_options
+from backend_client._protocol.report import ModelKind
 from backend_client._resilience.deadline import Clock, Deadline
 from backend_client.options import ClientOptions
 from backend_client.results import CallOptions, RawReply
@@ -94,10 +96,11 @@ class ClientBase:
         given: Mapping[str, Any],
         timeout: float,
         *,
-        kind: Any = "generation",
+        kind: ModelKind | None = None,
         check: Callable[[Any], bool] | None = None,
     ) -> RawReply:
         common, _ = split_options(given)
+        kind = kind or writing_kind(body)
         job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, check=check, **common)
         wire.encode(body)
         return await self._core.backend.exchange(job)

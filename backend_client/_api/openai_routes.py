@@ -20,6 +20,7 @@ from backend_client._api.openai_replies import (
 )
 from backend_client._protocol.dialect import FORMS
 from backend_client._protocol.forms import read_form
+from backend_client._protocol.images import writing_kind
 from backend_client._protocol.jobs import EmbedJob, Exchange
 from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._resilience.deadline import Deadline
@@ -88,7 +89,7 @@ class OpenAIRoutes:
             return embedding_reply(batch, data.get("encoding_format"))
         job = Exchange(
             path=path,
-            kind=_KINDS.get(path, "generation"),
+            kind=_KINDS.get(path) or writing_kind(data),
             body=data,
             deadline=deadline,
             refused=refused,

@@ -77,12 +77,16 @@ class Bindings:
     def default_model(self, kind: str) -> str | None:
         """The only model of that kind in the fleet, from then on always the same; None while no node has reported one.
 
+        Where no model is for generation alone, the one for vision is asked for texts too.
+
         Raises ConfigurationError when there are several: which of them is meant must not depend on the nodes that
         happen to answer first.
         """
         default = self._defaults.get(kind)
         if default is None and not self._pool.unseen:
-            names = sorted({model.id for model in self._all_reports() if model.kind == kind})
+            names = self._names(kind)
+            if not names and kind == "generation":
+                names = self._names("vision")
             if len(names) > 1:
                 raise ConfigurationError(
                     f"the fleet has {len(names)} {kind} models, and the call names none: "
@@ -151,6 +155,9 @@ class Bindings:
                 node=node,
             )
         self._spaces[key] = cut_from
+
+    def _names(self, kind: str) -> list[str]:
+        return sorted({model.id for model in self._all_reports() if model.kind == kind})
 
     def _reports(self, name: str) -> Iterator[ModelReport]:
         return (found for node in self._pool.nodes.values() if (found := node.resolve(name)) is not None)

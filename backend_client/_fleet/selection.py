@@ -113,7 +113,7 @@ def _return(node: Node, model: ModelReport) -> Refusal | None:
 
 
 def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
-    if model.kind != need.kind:
+    if not model.serves(need.kind):
         return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
     if not (model.serving or model.returning):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"

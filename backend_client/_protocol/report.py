@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-ModelKind = Literal["embedding", "generation", "rerank", "transcription"]
+ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcription"]
+# Both write text, and take chats and prompts; those for vision take images as well.
+_WRITERS = frozenset({"generation", "vision"})
 # The names that nodes give the kinds beside those above.
 _KINDS = {"reranking": "rerank", "reranker": "rerank", "transcribe": "transcription", "audio": "transcription"}
 SERVING = frozenset({"ready", "degraded"})
@@ -32,7 +34,8 @@ class DeviceReport(_Part):
 class ModelReport(_Part):
     """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
 
-    `ready_in_s`: its engine is being restarted, and likely to serve in so many seconds.
+    `ready_in_s`: its engine is being restarted, and likely to serve in so many seconds. `kind` is "" for a model that
+    failed before it was known.
     """
 
     id: str
@@ -48,10 +51,14 @@ class ModelReport(_Part):
     in_flight: int = Field(default=0, ge=0)
     ready_in_s: float | None = Field(default=None, ge=0)
 
-    @field_validator("kind")
+    @field_validator("kind", mode="before")
     @classmethod
-    def _one_name_a_kind(cls, value: str) -> str:
-        return _KINDS.get(value, value)
+    def _one_name_a_kind(cls, value: object) -> object:
+        return _KINDS.get(value, value) if isinstance(value, str) else "" if value is None else value
+
+    def serves(self, kind: ModelKind) -> bool:
+        """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
+        return self.kind in {kind, ""} or (self.kind in _WRITERS and kind in _WRITERS)
 
     @property
     def serving(self) -> bool:

@@ -74,7 +74,7 @@ class StoredResponses:
 
     def _candidates(self) -> Iterator[Owner]:
         for node in self._runtime.pool.nodes.values():
-            models = [model.id for model in node.models.values() if model.kind == "generation"]
+            models = [model.id for model in node.models.values() if model.serves("generation")]
             if models:
                 yield Owner(node.url, models[0])
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from backend_client.testing.steps import Step
 
-EMBEDDER, WRITER, RERANKER, LISTENER = "fake-embedder", "fake-writer", "fake-reranker", "fake-listener"
+EMBEDDER, RERANKER, LISTENER = "fake-embedder", "fake-reranker", "fake-listener"
+WRITER, VIEWER = "fake-writer", "fake-viewer"
 WORD = re.compile(r"\S+\s*")
 
 
@@ -65,22 +66,22 @@ def vectors(texts: Sequence[str], dimensions: int, space: str) -> Answer:
     return Answer(200, {**headers, **route_headers(EMBEDDER)}, rows.tobytes())
 
 
-def generation(prompt: str, pieces: Sequence[str]) -> Answer:
+def generation(model: str, prompt: str, pieces: Sequence[str]) -> Answer:
     """The reply of /inference."""
     usage = {"prompt_tokens": len(WORD.findall(prompt)), "completion_tokens": len(pieces)}
-    end = {"model": WRITER, "device": "CPU", "finish_reason": "stop", "usage": usage}
-    return _stream([*(("token", {"text": piece}) for piece in pieces), ("done", end)])
+    end = {"model": model, "device": "CPU", "finish_reason": "stop", "usage": usage}
+    return _stream([*(("token", {"text": piece}) for piece in pieces), ("done", end)], model)
 
 
-def chat(messages: Any, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
+def chat(model: str, messages: Any, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
     """The reply of /v1/chat/completions."""
-    head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": WRITER}
+    head = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "created": 0, "model": model}
     choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": reason})
     prompt, written = len(WORD.findall(json.dumps(messages))), len(deltas)
     usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
-    return _stream([*(("", chunk) for chunk in chunks), ("", None)])
+    return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
 
 
 def ranking(query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
@@ -115,5 +116,5 @@ def _transcript_events(text: str) -> Answer:
     return _stream([("", event) for event in events], LISTENER)
 
 
-def _stream(events: Iterable[tuple[str, Any]], model: str = WRITER) -> Answer:
+def _stream(events: Iterable[tuple[str, Any]], model: str) -> Answer:
     return Answer(200, {"Content-Type": "text/event-stream", **route_headers(model)}, events=list(events))

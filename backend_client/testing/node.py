@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backend_client._protocol.images import writing_kind
 from backend_client.testing import answers
-from backend_client.testing.answers import EMBEDDER, LISTENER, RERANKER, WORD, WRITER, Answer
+from backend_client.testing.answers import EMBEDDER, LISTENER, RERANKER, VIEWER, WORD, WRITER, Answer
 from backend_client.testing.steps import Sent, Step
 
 _KIND_OF = {
@@ -22,13 +23,21 @@ _KIND_OF = {
     "/v1/audio/transcriptions": "transcription",
 }
 PATHS = tuple(_KIND_OF)
+_INVALID = "invalid_request"
+_MODELS = {
+    "embedding": EMBEDDER,
+    "generation": WRITER,
+    "vision": VIEWER,
+    "rerank": RERANKER,
+    "transcription": LISTENER,
+}
 
 
 class FakeNode:
     """`answer` is the text of all generations, or a function of the request's body; `space` that of its vectors.
 
     `tool_call` is the name and the arguments of a tool call that answers chats with tools; `transcript` is the text of
-    all recordings; `offers` are the kinds of models that it has.
+    all recordings; `offers` are the kinds of models that it has. The model of kind vision takes chats with images.
     """
 
     def __init__(self, record: Callable[[Sent], None], dimensions: int) -> None:
@@ -38,8 +47,7 @@ class FakeNode:
         self.tool_call: tuple[str, Mapping[str, Any]] | None = None
         self.transcript = "It is raining in Paris."
         self.health_status = "ready"
-        self.offers = {"embedding", "generation", "rerank", "transcription"}
-        self._models = {"embedding": EMBEDDER, "generation": WRITER, "rerank": RERANKER, "transcription": LISTENER}
+        self.offers = set(_MODELS)
         self._record = record
         self._dimensions = dimensions
         self._steps: deque[Step | None] = deque()
@@ -55,7 +63,7 @@ class FakeNode:
     def health(self) -> Answer:
         """The reply of /health."""
         common: dict[str, Any] = {"state": "ready", "device": "CPU", "placements": ["CPU"], "context_limit": 8192}
-        models = [{"id": name, "kind": kind, **common} for kind, name in self._models.items() if kind in self.offers]
+        models = [{"id": name, "kind": kind, **common} for kind, name in _MODELS.items() if kind in self.offers]
         for model in models:
             if model["kind"] == "embedding":
                 model |= {"dimensions": self._dimensions, "space": self.space}
@@ -69,28 +77,38 @@ class FakeNode:
         try:
             body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
         except (KeyError, ValueError):
-            return None, answers.refusal(Step("status", 400, "invalid_request"))
+            return None, answers.refusal(Step("status", 400, _INVALID))
         self._record(Sent(self.url, path, body, given))
         step = self._steps.popleft() if self._steps else None
         if step is not None and step.kind == "status":
             return step, answers.refusal(step)
-        if body.get("model", self._models[_KIND_OF[path]]) != self._models[_KIND_OF[path]]:
-            return step, answers.refusal(Step("status", 404, "model_not_found"))
         try:
-            return step, self._answer(path, body)
+            kind = self._kind(path, body)
+            model = body.get("model") or _MODELS[kind]
+            if model != _MODELS[kind] and (model, kind) != (VIEWER, "generation"):
+                # A model that reads no images refuses them.
+                wrong = model == WRITER and kind == "vision"
+                return step, answers.refusal(Step("status", *((400, _INVALID) if wrong else (404, "model_not_found"))))
+            return step, self._answer(path, body, model)
         except (KeyError, TypeError, AttributeError):
             # A field is missing, or of another type.
-            return step, answers.refusal(Step("status", 400, "invalid_request"))
+            return step, answers.refusal(Step("status", 400, _INVALID))
 
-    def _answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def _kind(self, path: str, body: Mapping[str, Any]) -> str:
+        """The kind of model that answers where the body names none."""
+        if _KIND_OF[path] != "generation":
+            return _KIND_OF[path]
+        return writing_kind(body) if "generation" in self.offers else "vision"
+
+    def _answer(self, path: str, body: Mapping[str, Any], model: str) -> Answer:
         if path == "/embeddings":
             wanted = body.get("dimensions", self._dimensions)
             space = self.space if wanted == self._dimensions else f"{self.space}-{wanted}"
             return answers.vectors(body["texts"], wanted, space)
         if path == "/inference":
-            return answers.generation(body["prompt"], self._pieces(body))
+            return answers.generation(model, body["prompt"], self._pieces(body))
         if path == "/v1/chat/completions":
-            return self._chat(body)
+            return self._chat(body, model)
         if path == "/v1/rerank":
             return answers.ranking(body["query"], body["documents"], body.get("top_n"))
         if path == "/v1/audio/transcriptions":
@@ -99,13 +117,13 @@ class FakeNode:
         text = body.get("prompt") or json.dumps(body.get("messages"))
         return answers.json_answer({"count": len(WORD.findall(text)), "max_model_len": 8192})
 
-    def _chat(self, body: Mapping[str, Any]) -> Answer:
+    def _chat(self, body: Mapping[str, Any], model: str) -> Answer:
         if self.tool_call is not None and body.get("tools"):
             name, arguments = self.tool_call
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"index": 0, "id": "call_fake", "type": "function", "function": function}
-            return answers.chat(body["messages"], [{"tool_calls": [call]}], "tool_calls")
-        return answers.chat(body["messages"], [{"content": piece} for piece in self._pieces(body)], "stop")
+            return answers.chat(model, body["messages"], [{"tool_calls": [call]}], "tool_calls")
+        return answers.chat(model, body["messages"], [{"content": piece} for piece in self._pieces(body)], "stop")
 
     def _pieces(self, body: Mapping[str, Any]) -> list[str]:
         text = self.answer if isinstance(self.answer, str) else self.answer(body)

@@ -39,14 +39,17 @@ def done_event():
 class ScriptedNode:
     """Set `respond` to an async function of the request that returns a response, or None for the usual answer.
 
-    `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `aliases` are
-    further names (alias: id), told on /health only if `tells_aliases`.
+    `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `viewers` are
+    models for vision, `failed` those that cannot be loaded, on /health only; `aliases` are further names (alias: id),
+    told on /health only if `tells_aliases`.
     """
 
     def __init__(self, space="space-a"):
         self.space = space
         self.embedders = {}
         self.writers = [WRITER]
+        self.viewers = []
+        self.failed = []
         self.aliases = {}
         self.tells_aliases = False
         self.status = "ready"
@@ -91,6 +94,8 @@ class ScriptedNode:
             for name, space in embedders.items()
         ]
         models += [{"id": name, "kind": "generation", "context_limit": 8192, **common} for name in self.writers]
+        models += [{"id": name, "kind": "vision", "context_limit": 8192, **common} for name in self.viewers]
+        models += [{**common, "id": name, "kind": None, "device": None, "state": "failed"} for name in self.failed]
         if self.tells_aliases:
             for model in models:
                 model["aliases"] = [alias for alias, name in self.aliases.items() if name == model["id"]]

@@ -20,6 +20,8 @@ import openai
 import pytest
 from PIL import Image
 
+import backend_client
+from backend_client import ClientSettings, NPUClient
 from tests.support import colour_vision
 from tests.support.foreign import kept
 from tests.support.later import Later
@@ -174,6 +176,16 @@ async def test_a_text_alone_is_answered(client):
     assert reply.choices[0].message.content
     completion = await client.completions.create(model="colours", prompt="The capital of France is", max_tokens=4)
     assert "Paris" in completion.choices[0].text
+
+
+async def test_the_fleet_client_and_the_sdk_over_it_send_images(seeing):
+    async with NPUClient([seeing.url]) as fleet:
+        reply = await fleet.chat(question(part(encoded("red"))), max_tokens=12, temperature=0)
+        assert (reply.model, "red" in reply.text) == ("colours", True)
+        assert await fleet.count_tokens([{"role": "user", "content": "Hello"}]) > 0
+    async with backend_client.openai(ClientSettings.load(nodes=[seeing.url])) as sdk:
+        reply, _ = await asked(sdk, part(encoded("blue")))
+        assert "blue" in reply.choices[0].message.content
 
 
 async def test_what_clients_are_told_of_the_model(http, seeing):

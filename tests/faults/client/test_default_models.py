@@ -9,6 +9,7 @@ from backend_client import (
     ClientOptions,
     ConfigurationError,
     NPUClient,
+    NPUUnavailableError,
 )
 from backend_client.options import ProbeOptions
 from tests.faults.scripted_node import EMBEDDER, WRITER, vectors_for
@@ -70,6 +71,15 @@ async def test_a_second_generation_model_makes_that_default_ambiguous_too(script
         with pytest.raises(ConfigurationError, match=f"another-writer, {WRITER}"):
             await client.generate("prompt")
         assert (await client.generate("prompt", model=WRITER)).text
+
+
+async def test_a_model_that_failed_before_its_kind_was_known_leaves_the_node_usable(scripted):
+    """As nodes report a configured model whose files are missing."""
+    scripted.failed = ["broken"]
+    async with NPUClient([scripted.url]) as client:
+        assert (await client.generate("prompt")).model == WRITER
+        with pytest.raises(NPUUnavailableError, match="broken in the state failed"):
+            await client.generate("prompt", model="broken")
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -1,0 +1,177 @@
+"""Chats with images, and texts, at models that report the kind `vision`: by every client, over real sockets."""
+
+import pydantic
+import pytest
+
+import backend_client
+from backend_client import (
+    CloudClient,
+    CloudSettings,
+    ConfigurationError,
+    InferenceClient,
+    NotOffered,
+    NPUClient,
+    NPUUnavailableError,
+    RequestRejected,
+)
+from backend_client._protocol.images import writing_kind
+from backend_client.testing import FakeFleet, drop, status
+from tests.faults.scripted_node import WRITER as TEXT_MODEL
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+PICTURE = [{"role": "user", "content": [IMAGE, {"type": "text", "text": "What is it?"}]}]
+TEXT = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}]
+VIEWER, WRITER = "fake-viewer", "fake-writer"
+
+
+class Seen(pydantic.BaseModel):
+    colour: str
+
+
+@pytest.fixture(scope="module")
+def running():
+    with FakeFleet(1) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running):
+    running.requests.clear()
+    running[0].clear()
+    running[0].offers = {"embedding", "generation", "vision"}
+    running[0].answer = "It is red."
+    return running
+
+
+def models(fleet):
+    """The model of each request, as it was sent."""
+    return [request.body["model"] for request in fleet.requests]
+
+
+@pytest.mark.parametrize("offers", [{"vision"}, {"generation", "vision"}])
+@pytest.mark.parametrize("named", [{"model": VIEWER}, {}])
+async def test_every_method_for_chats_reaches_the_model_that_reads_images(fleet, offers, named):
+    fleet[0].offers = offers
+    async with fleet.async_client() as client:
+        assert (await client.chat(PICTURE, **named)).text == "It is red."
+        async with client.stream_chat(PICTURE, **named) as stream:
+            assert "".join([delta.text async for delta in stream]) == "It is red."
+        assert await client.count_tokens(PICTURE, **named) > 0
+        reply = await client.post("/v1/chat/completions", {"messages": PICTURE, **named})
+        assert reply.body["choices"][0]["message"]["content"] == "It is red."
+        fleet[0].answer = '{"colour": "red"}'
+        assert (await client.parse(PICTURE, Seen, **named)).colour == "red"
+    assert models(fleet) == [VIEWER] * 5
+    assert all(request.body["messages"] == PICTURE for request in fleet.requests)
+
+
+def test_the_blocking_client_sends_images_too(fleet):
+    with fleet.client() as client:
+        assert client.chat(PICTURE).text == "It is red."
+        assert [delta.text for delta in client.stream_chat(PICTURE, model=VIEWER)] == ["It ", "is ", "red."]
+    assert models(fleet) == [VIEWER] * 2
+
+
+async def test_the_openai_sdk_sends_images_too(fleet):
+    async with backend_client.openai(fleet.settings()) as sdk:
+        reply = await sdk.chat.completions.create(model=VIEWER, messages=PICTURE)
+        assert reply.choices[0].message.content == "It is red."
+        stream = await sdk.chat.completions.create(model=VIEWER, messages=PICTURE, stream=True)
+        assert (
+            "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == "It is red."
+        )
+    assert models(fleet) == [VIEWER] * 2
+
+
+async def test_texts_without_a_model_go_to_the_one_for_generation_and_images_to_the_one_for_vision(fleet):
+    async with fleet.async_client() as client:
+        await client.chat(TEXT)
+        await client.generate("prompt")
+        await client.count_tokens("prompt")
+        await client.chat(PICTURE)
+    assert models(fleet) == [WRITER, WRITER, WRITER, VIEWER]
+
+
+async def test_a_model_for_vision_answers_texts_where_it_is_named_or_alone(fleet):
+    async with fleet.async_client() as client:
+        assert (await client.chat(TEXT, model=VIEWER)).text == "It is red."
+        assert (await client.generate("prompt", model=VIEWER)).text == "It is red."
+        assert "".join([piece async for piece in client.stream("prompt", model=VIEWER)]) == "It is red."
+    fleet[0].offers = {"embedding", "vision"}
+    async with fleet.async_client() as client:
+        assert (await client.chat(TEXT)).model == VIEWER
+        assert (await client.generate("prompt")).model == VIEWER
+        assert await client.count_tokens("two words") == 2
+    assert models(fleet) == [VIEWER] * 6
+
+
+async def test_images_for_a_model_that_reads_none_are_refused_by_the_node_and_not_retried(fleet):
+    async with fleet.async_client() as client:
+        with pytest.raises(RequestRejected) as caught:
+            await client.chat(PICTURE, model=WRITER)
+    assert caught.value.status == 400
+    assert models(fleet) == [WRITER]
+
+
+async def test_a_fleet_without_a_model_for_vision_says_so_and_is_sent_nothing(fleet):
+    fleet[0].offers = {"embedding", "generation"}
+    async with fleet.async_client() as client:
+        with pytest.raises(NotOffered, match="vision"):
+            await client.chat(PICTURE)
+    fleet.assert_nothing_sent()
+
+
+async def test_several_models_for_vision_are_no_default(scripted):
+    scripted.viewers = [VIEWER, "another-viewer"]
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(ConfigurationError, match="another-viewer, fake-viewer"):
+            await client.chat(PICTURE)
+        assert (await client.generate("prompt")).model == TEXT_MODEL
+        scripted.writers = []
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(ConfigurationError, match="another-viewer, fake-viewer"):
+            await client.generate("prompt")
+    assert [body["model"] for body in scripted.bodies] == [TEXT_MODEL]
+
+
+async def test_a_chat_with_images_fails_over_to_another_node():
+    with FakeFleet(2) as fleet:
+        async with fleet.async_client() as client:
+            await client.health()
+            for node in fleet:
+                node.script(drop())
+            for _ in range(8):
+                assert (await client.chat(PICTURE)).text
+        # Each of the two faults cost one request more.
+        fleet.assert_sent("/v1/chat/completions", times=10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("vision", {"messages": PICTURE}),
+        ("vision", {"messages": [*TEXT, {"role": "assistant", "content": "Red."}, *PICTURE]}),
+        ("vision", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}),
+        ("generation", {"messages": TEXT}),
+        ("generation", {"messages": [{"role": "user", "content": "image_url"}]}),
+        ("generation", {"input": "text"}),
+        ("generation", {"prompt": "text", "messages": None}),
+        ("generation", {"messages": [None, 1, {"content": [None, {"type": ["image_url"]}, {"type": None}]}]}),
+    ],
+)
+def test_where_images_stand(kind, body):
+    assert writing_kind(body) == kind
+
+
+@pytest.mark.parametrize("local_only", [True, False])
+async def test_images_go_to_the_cloud_by_the_rules_for_texts(fleet, cloud, local_only):
+    settings = CloudSettings(base_url=cloud.url, api_key="sk-cloud", chat_model="cloud-chat")
+    fleet[0].script(*[status(503, "npu_unavailable")] * 20)
+    async with InferenceClient(fleet.async_client(), CloudClient(settings), local_only=local_only) as client:
+        for messages in (TEXT, PICTURE):
+            if local_only:
+                with pytest.raises(NPUUnavailableError, match="local_only is set"):
+                    await client.chat(messages)
+            else:
+                assert (await client.chat(messages)).source == "cloud"
+    assert [body["messages"] for body in cloud.bodies] == ([] if local_only else [TEXT, PICTURE])
