@@ -70,7 +70,7 @@ def build_model(
     refuse_foreign_options(installed, wanted)
     task = served_task(installed.kind)
 
-    def place(canary: Canary) -> tuple[Placement, ...]:
+    def place(canary: Callable[[int], Canary]) -> tuple[Placement, ...]:
         return _placements(task, installed, wanted, machine, canary)
 
     return task.build(ModelParts(installed, wanted, machine.settings, place, guard))
@@ -89,7 +89,11 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
 
 
 def _placements(
-    task: ServedTask, installed: InstalledModel, wanted: ModelSettings, machine: Machine, canary: Canary
+    task: ServedTask,
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    machine: Machine,
+    canary: Callable[[int], Canary],
 ) -> tuple[Placement, ...]:
     places = wanted.placements
     if places is None:
@@ -113,7 +117,7 @@ def _placement(
     place: PlacementSettings,
     beside: Collection[Device],
     machine: Machine,
-    canary: Canary,
+    canary: Callable[[int], Canary],
     suspects: Suspects,
     *,
     first: bool,
@@ -166,7 +170,7 @@ def _placement(
     slot = machine.slots.slot(place.device.value)
     return Placement(
         device=place.device,
-        engine=SupervisedEngine(spec, canary, hosting, lazy=True, slot=slot, suspects=suspects),
+        engine=SupervisedEngine(spec, canary(plan.prompt_limit), hosting, lazy=True, slot=slot, suspects=suspects),
         admission=Admission(f"{installed.id} on {place.device}", admission_limits(plan, wanted.max_outstanding)),
         prompt_limit=plan.prompt_limit,
         total_limit=plan.total_limit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from worker_node.domain import Device
@@ -17,6 +18,23 @@ from worker_node.settings import ModelSettings
 MAX_OUTSTANDING_TEXTS = 8192
 # Of the engine on a CPU, where the settings leave it open.
 BATCH_TOKENS = 512
+# So many show that an engine does not answer every text alike.
+_KNOWN_TEXTS = 2
+
+
+def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) -> list[int]:
+    """The places of the known texts, of so many tokens each, that an engine can be examined with.
+
+    Raises ConfigurationError when fewer than two fit its longest bucket of `limit` tokens.
+    """
+    least = sorted(lengths)[min(_KNOWN_TEXTS, len(lengths)) - 1]
+    if limit < least:
+        raise wanted.error(
+            "npu_buckets",
+            f"npu_buckets: the longest has {limit} tokens, and one of at least {least} is needed: before the model is "
+            "called ready, its engine is examined with known texts",
+        )
+    return [place for place, length in enumerate(lengths) if length <= limit]
 
 
 class EncoderTask(ServedTask):

@@ -60,13 +60,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a model is built of. `place` makes its placements, whose engines must pass a canary; `guard` wraps a canary
-    that needs the device as a request does."""
+    """What a model is built of. `place` makes its placements, whose engines must pass a canary, which it is given
+    for the longest prompt that an engine takes. `guard` wraps a canary that needs the device as a request does."""
 
     installed: InstalledModel
     wanted: ModelSettings
     settings: NodeSettings
-    place: Callable[[Canary], tuple[Placement, ...]]
+    place: Callable[[Callable[[int], Canary]], tuple[Placement, ...]]
     guard: Callable[[Canary], Canary]
 
 

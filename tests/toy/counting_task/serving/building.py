@@ -37,7 +37,7 @@ class _Counting(ServedTask):
 
         return CountingModel(
             parts.installed,
-            parts.place(canary),
+            parts.place(lambda _limit: canary),
             model["vowels"],
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import EmbeddingCanary
-from worker_node.serving.encoders import EncoderTask
+from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, no_canary
 from worker_node.tasks.embed.serving.canary import embedding_canary
 from worker_node.tasks.embed.serving.model import EmbeddingModel
@@ -18,9 +20,16 @@ class _Embed(EncoderTask):
         if installed.space is None or installed.dimensions is None:
             raise ConfigurationError(f"{installed.path}: an embedding model without dimensions or space; pull it again")
         tokenizer = EmbeddingTokenizer(installed.path, installed.context_limit)
-        canary: Canary = no_canary
-        if isinstance(installed.canary, EmbeddingCanary):
-            canary = embedding_canary(installed.canary, tokenizer)
+        known = installed.canary
+
+        def canary(limit: int) -> Canary:
+            if not isinstance(known, EmbeddingCanary):
+                return no_canary
+            places = known_that_fit(tokenizer.lengths(known.texts), limit, parts.wanted)
+            texts = tuple(known.texts[place] for place in places)
+            vectors = tuple(known.vectors[place] for place in places)
+            return embedding_canary(replace(known, texts=texts, vectors=vectors), tokenizer)
+
         return EmbeddingModel(
             installed,
             parts.place(canary),

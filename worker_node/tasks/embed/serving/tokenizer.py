@@ -47,6 +47,10 @@ class EmbeddingTokenizer:
             return self._encode(texts, truncate)
         return await THREADS.run(lambda go_on: self._encode(texts, truncate, go_on), characters, deadline)
 
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each of a few short texts has, special ones included."""
+        return [len(encoding) for encoding in self._whole.encode_batch_fast(list(texts))]
+
     def _encode(
         self, texts: Sequence[str | tuple[int, ...]], truncate: bool, go_on: Callable[[], None] = never_abandoned
     ) -> list[list[int]]:

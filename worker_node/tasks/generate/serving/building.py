@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import Device
+from worker_node.domain import Device, Message
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
@@ -54,9 +54,20 @@ class _Generate(ServedTask):
     def build(self, parts: ModelParts) -> GenerationModel:
         installed, wanted = parts.installed, parts.wanted
         chat = ChatTokenizer(installed.path, installed.context_limit)
-        canary: Canary = no_canary
-        if isinstance(installed.canary, GenerationCanary):
-            canary = parts.guard(generation_canary(installed.canary, chat))
+        known = installed.canary
+
+        def canary(limit: int) -> Canary:
+            if not isinstance(known, GenerationCanary):
+                return no_canary
+            tokens = len(chat.encode_chat((Message("user", known.prompt),)))
+            if tokens > limit:
+                raise wanted.error(
+                    "max_prompt_len",
+                    f"max_prompt_len holds prompts of {limit} tokens, and {tokens} are needed: before the model "
+                    "is called ready, its engine is examined with a known question",
+                )
+            return parts.guard(generation_canary(known, chat))
+
         limits = wanted.of(GenerationOptions)
         greedy = (limits.sampling_defaults or parts.settings.sampling_defaults) == "greedy"
         placements = parts.place(canary)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from worker_node.hosting.life import Canary
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving.encoders import EncoderTask
+from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes
 from worker_node.settings import ModelSettings
 from worker_node.tasks.rerank.files.canary import read_rerank_canary
@@ -33,9 +35,17 @@ class _Rerank(EncoderTask):
         if options.rerank_instruction is not None:
             # The canary's scores are those of the model's own instruction.
             tokenizer = _tokenizer(installed, RerankPrompt(options.rerank_instruction))
+        answers = read_rerank_canary(installed.path)
+
+        def canary(limit: int) -> Canary:
+            places = known_that_fit([known.length(*pair) for pair in answers.pairs], limit, parts.wanted)
+            pairs = tuple(answers.pairs[place] for place in places)
+            logits = tuple(answers.logits[place] for place in places)
+            return rerank_canary(replace(answers, pairs=pairs, logits=logits), known)
+
         return RerankModel(
             installed,
-            parts.place(rerank_canary(read_rerank_canary(installed.path), known)),
+            parts.place(canary),
             tokenizer,
             options.documents_limit,
             aliases=parts.wanted.aliases,

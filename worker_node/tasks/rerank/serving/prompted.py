@@ -19,6 +19,10 @@ class PromptedTokenizer(PairTokenizer):
         self._tokenizer.encode_special_tokens = True
         self._prompt = prompt
 
+    def length(self, query: str, document: str) -> int:
+        """See `PairTokenizer.length`."""
+        return super().length(self._prompt.of_query(query), self._prompt.of_document(document))
+
     async def encode(
         self,
         query: str,

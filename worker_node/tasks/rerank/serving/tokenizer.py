@@ -56,6 +56,10 @@ class PairTokenizer:
             return work(never_abandoned)
         return await THREADS.run(work, characters, deadline)
 
+    def length(self, query: str, document: str) -> int:
+        """How many tokens a short pair has; a document that is too long is cut."""
+        return len(self._encode(query, [document], truncate=True, most=None, field="documents")[0].ids)
+
     def _encode(
         self,
         query: str,

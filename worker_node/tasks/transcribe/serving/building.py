@@ -59,9 +59,10 @@ class _Transcribe(ServedTask):
                 "vad",
                 f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}",
             )
+        examination = speech_canary(installed)
         return TranscriptionModel(
             installed,
-            parts.place(speech_canary(installed)),
+            parts.place(lambda _limit: examination),
             _languages(installed),
             limits,
             aliases=parts.wanted.aliases,

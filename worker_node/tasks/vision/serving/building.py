@@ -39,7 +39,7 @@ class _VisionChat(ServedTask):
         greedy = parts.settings.sampling_defaults == "greedy"
         return GenerationModel(
             installed,
-            parts.place(parts.guard(vision_canary(chat, rules))),
+            parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
             chat,
             sampling_defaults=None if greedy else sampling_defaults(installed.path),
             pictures=rules,
