@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from worker_node.devices.busy import Utilisation
@@ -30,17 +30,18 @@ class NodeState:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """One inference request is in flight while the block runs."""
+        return self
+
+    def __enter__(self) -> None:
         self.in_flight += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self._idle.set()
+
+    def __exit__(self, *_error: object) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
 
     async def idle(self) -> None:
         """Wait until no inference request is in flight."""

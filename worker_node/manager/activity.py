@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from worker_node.domain import RequestContext
@@ -25,20 +25,21 @@ class Activity:
         self._since = self.clock()
         self._idle.set()
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """A request is being worked on while the block runs."""
+        return self
+
+    def __enter__(self) -> None:
         self._running += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._since = self.clock()
-                self._idle.set()
-                if self.on_idle is not None:
-                    self.on_idle()
+
+    def __exit__(self, *_error: object) -> None:
+        self._running -= 1
+        if not self._running:
+            self._since = self.clock()
+            self._idle.set()
+            if self.on_idle is not None:
+                self.on_idle()
 
     def used_by(self, context: RequestContext) -> AbstractContextManager[None]:
         """As `working`, for a request from when its model is found; one that is only explained is no use."""

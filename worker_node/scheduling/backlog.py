@@ -229,8 +229,11 @@ class Backlog:
         """Credit the pending jobs with what the engine has done since the last time, interactive work first."""
         elapsed, self._advanced_at = now - self._advanced_at, max(now, self._advanced_at)
         work = max(0.0, elapsed) * (self._prefill_rate.per_second or 0.0)
-        for interactive, most in ((True, work * self._share_of_engine(now, interactive=True)), (False, work)):
-            most_of_it = _MOST_OF_IT * self._head(self._pending[interactive])
+        for interactive, lane in self._pending.items():
+            if not lane:
+                continue
+            most = work * self._share_of_engine(now, interactive=True) if interactive else work
+            most_of_it = _MOST_OF_IT * self._head(lane)
             room = max(0.0, most_of_it - self._under_way[interactive])
             done = min(room, most, work)
             self._under_way[interactive] += done

@@ -108,4 +108,4 @@ async def run_placed(services: Services, run: SingleRun[S], place: Place, operat
         inference=result.inference_s * 1e3,
         total=(time.monotonic() - context.arrived) * 1e3,
     )
-    return Answer(result, replace(route, unproven=proof.unread), timing, place.loading_s)
+    return Answer(result, replace(route, unproven=True) if proof.unread else route, timing, place.loading_s)
