@@ -99,6 +99,14 @@ class JobResult(Protocol):
 class Outcome(msgspec.Struct, frozen=True):
     """What a runner emits for its jobs: the base of a task's own."""
 
+    @property
+    def followed(self) -> bool:
+        """Whether the runner emits again before its next native call, unless a command comes: it is sent with that.
+
+        The edge process is then woken once and not twice.
+        """
+        return False
+
     def parts(self) -> Sequence[JobResult]:
         """Return the results in the order of delivery."""
         raise NotImplementedError

@@ -68,6 +68,7 @@ class Loop:
             waiting_for.append(self._runner.wake_fd)
         while True:
             if not self._runner.has_work:
+                self._channel.flush()
                 select.select(waiting_for, [], [], HEARTBEAT_S)
             self.poll()
             self._runner.step(self._emit, self.poll)
@@ -77,7 +78,10 @@ class Loop:
 
     def _emit(self, event: Event | Outcome) -> None:
         self._announced = isinstance(event, NativeCall)
-        self._channel.send(results_of(event) if isinstance(event, Outcome) else event)
+        if isinstance(event, Outcome):
+            self._channel.send(results_of(event), later=event.followed)
+        else:
+            self._channel.send(event)
 
     def poll(self) -> None:
         """Hand over every command that has arrived, without waiting; also called by a runner between tokens."""
@@ -85,6 +89,9 @@ class Loop:
             frames = self._channel.receive(wait=False)
         except (EOFError, ConnectionError) as error:
             raise EdgeGone from error
+        if frames:
+            # They may change what follows.
+            self._channel.flush()
         for frame in frames:
             command = decode_command(frame)
             if isinstance(command, Shutdown):

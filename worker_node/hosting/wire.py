@@ -95,14 +95,23 @@ class ChildChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = FrameBuffer()
+        self._unsent = b""
 
     def fileno(self) -> int:
         """The descriptor to wait on for commands."""
         return self._sock.fileno()
 
-    def send(self, event: Event) -> None:
-        """Send one event; raises OSError when the edge process is gone."""
-        self._sock.sendall(encode(event))
+    def send(self, event: Event, *, later: bool = False) -> None:
+        """Send one event, `later` with the next one or by `flush`. Raises OSError when the edge process is gone."""
+        self._unsent += encode(event)
+        if not later:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was to be sent later; raises as `send`."""
+        if self._unsent:
+            data, self._unsent = self._unsent, b""
+            self._sock.sendall(data)
 
     def receive(self, *, wait: bool) -> list[bytes]:
         """Return the frames that have arrived (at least one if `wait`); EOFError when the edge process is gone."""

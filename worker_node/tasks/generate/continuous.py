@@ -213,7 +213,7 @@ class ContinuousRunner:
             if failure is not None:
                 emit(failure)
         if deltas:
-            emit(Step(deltas))
+            emit(Step(deltas, announced=bool(self._running)))
 
     def _compute(self) -> None:
         """One step of the pipeline, and the account of what it computed."""

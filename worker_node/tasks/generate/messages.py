@@ -103,9 +103,18 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(Outcome, frozen=True):
-    """What one engine step brought forth, for all running generations at once."""
+    """What one engine step brought forth, for all running generations at once.
+
+    `announced`: the next step follows at once, and is announced (see `Outcome.followed`).
+    """
 
     deltas: list[TokenDelta]
+    announced: bool = False
+
+    @property
+    def followed(self) -> bool:
+        """See `engines.messages.Outcome`."""
+        return self.announced
 
     def parts(self) -> list[TokenDelta]:
         """See `engines.messages.Outcome`."""
