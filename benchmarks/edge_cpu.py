@@ -1,11 +1,14 @@
 """The edge process's own CPU time: per single embedding, per streamed token, and at idle.
 
 Processor time, not wall time, so that a busy machine disturbs it little: the scheduler's count in nanoseconds, over
-all threads of the edge process, around a fixed amount of work.
+all threads of the edge process, around a fixed amount of work. Beside it, in turn, aiohttp alone (`bare_server`).
 """
 
 import asyncio
+import contextlib
 import json
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -34,23 +37,41 @@ async def run(node, _store, quick):
         Figure("one streamed token, 16 callers", "ms", []),
         Figure("idle, share of a core", "%", []),
     ]
-    async with session() as http:
-        await _embed(http, node.url, 50, 1)
-        await _stream(http, node.url, 1, 1)
-        for _ in range(rounds):
-            work = (
-                (_embed, 300, 1),
-                (_embed, 1000, 32),
-                (_stream, 4, 1),
-                (_stream, 32, 16),
-            )
-            for figure, (measure, count, callers) in zip(figures, work, strict=False):
-                seconds = await GUARD.take(partial(_cpu_per_unit, pid, measure, http, node.url, count, callers))
-                figure.values.append(seconds * 1e3)
-            idle = await GUARD.take(partial(_cpu_per_unit, pid, _rest, 5 if quick else 20))
-            figures[-1].values.append(idle * 100)
-    show("CPU time of the edge process", figures)
-    return to_json(figures)
+    work = (
+        (_embed, 300, 1),
+        (_embed, 1000, 32),
+        (_stream, 4, 1),
+        (_stream, 32, 16),
+    )
+    floor = [Figure(f"aiohttp alone: {figure.name}", "ms", []) for figure in figures[: len(work)]]
+    with _bare_server() as (bare, bare_url):
+        servers = ((pid, node.url, figures), (bare, bare_url, floor))
+        async with session() as http:
+            for _, url, _ in servers:
+                await _embed(http, url, 50, 1)
+                await _stream(http, url, 1, 1)
+            for _ in range(rounds):
+                for index, (measure, count, callers) in enumerate(work):
+                    for process, url, taken in servers:
+                        take = partial(_cpu_per_unit, process, measure, http, url, count, callers)
+                        taken[index].values.append(await GUARD.take(take) * 1e3)
+                idle = await GUARD.take(partial(_cpu_per_unit, pid, _rest, 5 if quick else 20))
+                figures[-1].values.append(idle * 100)
+    show("CPU time of the edge process", [*figures, *floor])
+    return to_json([*figures, *floor])
+
+
+@contextlib.contextmanager
+def _bare_server():
+    """Yield the process id and the URL of a server that is aiohttp alone."""
+    command = [sys.executable, "-m", "benchmarks.bare_server"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    try:
+        yield process.pid, process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
 
 
 async def _cpu_per_unit(pid, measure, *arguments):
