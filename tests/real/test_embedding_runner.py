@@ -7,9 +7,11 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import openvino as ov
 import pytest
 
 from worker_node.domain import Device, ModelKind
+from worker_node.encoders.packing import packed_encoder
 from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.embed.runners import EmbeddingRunner
@@ -56,6 +58,22 @@ def test_a_text_has_the_same_vector_alone_and_among_others(runner):
     alone = np.concatenate([embed(runner, job(number, [row])) for number, row in enumerate(ROWS)])
     together = embed(runner, job(10, ROWS[:2]), job(11, ROWS[2:]))
     np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def test_packed_texts_have_the_vectors_of_these_weights(store):
+    core, f32 = ov.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    path = store.get("all-minilm-l6-v2").path / "openvino_model.xml"
+    row = {name: np.zeros((1, 96), np.int64) for name in ("input_ids", "position_ids", "segment_ids")}
+    start = 0
+    for number, text in enumerate(ROWS, 1):
+        place = (0, slice(start, start + len(text)))
+        row["input_ids"][place], row["position_ids"][place], row["segment_ids"][place] = text, range(len(text)), number
+        start += len(text)
+    packed = core.compile_model(packed_encoder(core.read_model(path), 96, 12), "CPU", f32)(row)["embedding"]
+    plain = core.compile_model(path, "CPU", f32)
+    for vector, text in zip(packed, ROWS, strict=False):
+        alone = plain({"input_ids": np.array([text]), "attention_mask": np.ones((1, len(text)), np.int64)})["embedding"]
+        assert float(vector @ alone[0]) >= 0.99999  # both are of length 1
 
 
 def _streams_used(path):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.deadlines import Deadlines
-from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
+from worker_node.scheduling.texts import BatchLimits, PackingLimits, TextQueue, Waiting
 
 
 class RowJob(Protocol):
@@ -132,7 +132,7 @@ class RowJobs:
             self.cancel(job_id)
         return late
 
-    def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+    def take(self, limits: BatchLimits | PackingLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue, shortest first; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
         if not batch:
@@ -165,6 +165,23 @@ class RowJobs:
             mask[i, : waiting.length] = 1
         mask[len(batch) :, 0] = 1
         return ids, mask
+
+    def packed(
+        self, batch: Sequence[Waiting], length: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the ids, positions and segments of one row, int64 (1, length), with the texts of the batch in it.
+
+        The tokens of `batch[i]` are of segment i + 1, padding is of segment 0.
+        """
+        ids, positions, segments = (np.zeros((1, length), np.int64) for _ in range(3))
+        start = 0
+        for number, waiting in enumerate(batch, 1):
+            place = np.s_[0, start : start + waiting.length]
+            ids[place] = self._open[waiting.job_id].rows[waiting.row]
+            positions[place] = np.arange(waiting.length)
+            segments[place] = number
+            start += waiting.length
+        return ids, positions, segments
 
     def finish(
         self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float

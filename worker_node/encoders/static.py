@@ -23,7 +23,7 @@ from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import StaticEncoderOptions
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall, Outcome
-from worker_node.scheduling.texts import BatchLimits, Waiting
+from worker_node.scheduling.texts import BatchLimits, PackingLimits, Waiting
 
 
 class StaticEncoder:
@@ -38,7 +38,7 @@ class StaticEncoder:
         self._spec = spec
         self._options = msgspec.convert(spec.options, self.options)
         longest = self._options.npu_buckets[-1]
-        self._limits = BatchLimits(
+        self._limits: BatchLimits | PackingLimits = BatchLimits(
             max_tokens=longest * self._options.npu_batch_size, max_rows=self._options.npu_batch_size
         )
         self._jobs = RowJobs(self.result)
@@ -90,8 +90,7 @@ class StaticEncoder:
             emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config
         )
         for length in options.npu_buckets:
-            model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
-            model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
+            model = self.shaped(core.read_model(Path(self._spec.path) / "openvino_model.xml"), length)
             if options.export_blobs is None:
                 yield length, core.compile_model(model, NPU, config)
                 continue
@@ -100,6 +99,11 @@ class StaticEncoder:
             yield length, compiled
         if options.export_blobs is not None:
             blobs.written(core, Path(options.export_blobs))
+
+    def shaped(self, model: ov.Model, length: int) -> ov.Model:
+        """The model as it is compiled for this length."""
+        model.reshape({port.any_name: [self._options.npu_batch_size, length] for port in model.inputs})
+        return model
 
     def submit(self, job: RowJob) -> None:
         self._jobs.add(job)
@@ -114,13 +118,13 @@ class StaticEncoder:
         batch = self._jobs.take(self._limits, now)
         if not batch:
             return
-        length = bucket_for(max(w.length for w in batch), self._options.npu_buckets)
+        length = self.length_of(batch)
         shape = (self._options.npu_batch_size, length)
         inputs = self.inputs(batch, shape)
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self._jobs.throughput.went_on(now, waiting=False)
         self._jobs.throughput.went_on(
-            now, waiting=len(batch) == self._options.npu_batch_size or len(self._jobs.queue) > 0
+            now, waiting=len(batch) >= self._options.npu_batch_size or len(self._jobs.queue) > 0
         )
         request = self._requests[length]
         emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
@@ -133,6 +137,10 @@ class StaticEncoder:
         cost = RunCost(shape[0] * shape[1], busy.us, busy.shared)
         for event in self._jobs.finish(batch, request.get_tensor(self.output).data, cost, time.monotonic()):
             emit(event)
+
+    def length_of(self, batch: list[Waiting]) -> int:
+        """The length that a batch runs in."""
+        return bucket_for(max(w.length for w in batch), self._options.npu_buckets)
 
     def inputs(self, batch: list[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
         """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""

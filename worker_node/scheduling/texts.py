@@ -9,14 +9,17 @@ those behind it waiting to its end, and small ones are served first in, first ou
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worker_node.scheduling.shares import BatchCredit
 
+# Shorter texts are rare: even a single word has three tokens, a question has 8 to 24.
+_LEAST_TEXT_TOKENS = 8
 # What a job gets before the others have theirs.
 TURN_TOKENS = 4096
 
@@ -41,6 +44,38 @@ class BatchLimits:
     max_tokens: int = 2048
     max_rows: int = 64
     run_overhead_tokens: float = math.inf
+
+    def computed(self, texts: Sequence[Waiting]) -> int:
+        """The tokens of a run of these texts, padding included; the longest is the last of them."""
+        return len(texts) * texts[-1].length
+
+
+@dataclass(frozen=True, slots=True)
+class PackingLimits:
+    """Texts stand one after another in one row, of one of `lengths` (ascending).
+
+    A run costs about as much as `run_overhead_tokens` more tokens would, whatever is in it: the row is taken that has
+    the most tokens of texts for its cost.
+    """
+
+    lengths: tuple[int, ...]
+    run_overhead_tokens: float = 0.0
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest row."""
+        return self.lengths[-1]
+
+    @staticmethod
+    def most_texts(length: int) -> int:
+        """How many texts a row of this length may hold: each has a vector in the graph, used or not."""
+        return max(1, length // _LEAST_TEXT_TOKENS)
+
+    def computed(self, texts: Sequence[Waiting]) -> int:
+        """The shortest row that holds these texts, and may hold so many."""
+        tokens = sum(text.length for text in texts)
+        fits = (each for each in self.lengths if tokens <= each and len(texts) <= self.most_texts(each))
+        return next(fits, self.max_tokens)
 
 
 _Key = tuple[int, int]
@@ -117,8 +152,7 @@ class LengthBuckets:
         With several slots free the texts are shared out between them instead of all going to the first. A single text
         over `max_tokens` runs alone.
         """
-        self._round = min(self._rounds)
-        anchor = next(iter(self._rounds[self._round].values()))
+        anchor = self._next()
         budget = limits.max_tokens
         if free_slots > 1:
             budget = min(budget, max(-(-self.tokens // free_slots), anchor.length))
@@ -149,6 +183,39 @@ class LengthBuckets:
                 break
         return sorted(chosen, key=lambda text: text.length)
 
+    def pack(self, limits: PackingLimits) -> list[Waiting]:
+        """Return the text whose turn it is and those that fill its row best, shortest first; one at least must wait."""
+        anchor = self._next()
+        best, most = [anchor], 0.0
+        for length in limits.lengths:
+            if length < anchor.length:
+                continue
+            row = self._fill(anchor, length, limits.most_texts(length))
+            gain = sum(text.length for text in row) / (length + limits.run_overhead_tokens)
+            if gain > most:
+                best, most = row, gain
+            if len(row) == len(self):
+                break
+        return sorted(best, key=lambda text: text.length)
+
+    def _fill(self, anchor: Waiting, length: int, texts: int) -> list[Waiting]:
+        """The anchor, and the longest text that fits beside it again and again."""
+        row, free = [anchor], length - anchor.length
+        position = bisect.bisect_right(self._lengths, free)
+        while position and len(row) < texts:
+            size = self._lengths[position - 1]
+            others = (text for text in self._buckets[size].values() if text is not anchor)
+            chosen = list(itertools.islice(others, min(free // size, texts - len(row))))
+            row += chosen
+            free -= size * len(chosen)
+            position = min(position - 1, bisect.bisect_right(self._lengths, free))
+        return row
+
+    def _next(self) -> Waiting:
+        """The text whose turn it is."""
+        self._round = min(self._rounds)
+        return next(iter(self._rounds[self._round].values()))
+
     def _in_order(self, positions: Iterable[int], anchor: Waiting) -> Iterator[Waiting]:
         """The texts of the lengths at these positions, the older first among equals, without the anchor."""
         for position in positions:
@@ -176,17 +243,17 @@ class TextQueue:
         self._tidy()
         return found
 
-    def take(self, limits: BatchLimits, free_slots: int = 1) -> list[Waiting]:
-        """Take out the texts of the next run, shortest first; none if none waits."""
+    def take(self, limits: BatchLimits | PackingLimits, free_slots: int = 1) -> list[Waiting]:
+        """Take out the texts of the next run, shortest first; none if none waits. A packed row fills one slot."""
         if not len(self):
             return []
         both = bool(len(self._interactive)) and bool(len(self._batch))
         owed = both and self.credit.pays_for(min(limits.max_tokens, self._batch.tokens))
         lane = self._batch if owed or not len(self._interactive) else self._interactive
-        chosen = lane.choose(limits, free_slots)
+        chosen = lane.pack(limits) if isinstance(limits, PackingLimits) else lane.choose(limits, free_slots)
         for text in chosen:
             lane.remove(text.job_id, text.row)
-        padded = len(chosen) * chosen[-1].length
+        padded = limits.computed(chosen)
         if owed:
             self.credit.charge(padded)
         elif both:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from worker_node.domain import ModelKind
 from worker_node.encoders.options import StaticEncoderOptions
-from worker_node.options.declaration import declare
+from worker_node.options.declaration import Option, declare
 
 
 @declare
@@ -20,3 +20,17 @@ class StaticOptions(StaticEncoderOptions):
     runner: ClassVar[str] = "worker_node.tasks.embed.runners:StaticEmbeddingRunner"
 
     engine: Literal["embedding_static"] = "embedding_static"
+    npu_packing: Annotated[
+        bool,
+        Option(
+            "texts that wait together run one after another in one row instead of a row each; faster on the emulated "
+            "NPU, not measured on a real one, and not for npu_batch_size above 1"
+        ),
+    ] = False
+
+    def compiled_in(self) -> dict[str, Any]:
+        """See `BlobOptions`; blobs that were compiled before there was packing are those without it."""
+        options = super().compiled_in()
+        if not self.npu_packing:
+            del options["npu_packing"]
+        return options

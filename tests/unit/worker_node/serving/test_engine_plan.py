@@ -179,6 +179,9 @@ def test_buckets_may_be_set_up_to_the_models_limit():
     assert (short.options.npu_buckets, short.options.npu_batch_size, short.prompt_limit) == ((16, 128), 4, 128)
     with pytest.raises(ConfigurationError, match="a bucket of 512"):
         plan(embedding, npu_buckets=[512])
+    assert plan(embedding, npu_packing=True).options.npu_packing
+    with pytest.raises(ConfigurationError, match="a packed run has one row"):
+        plan(embedding, npu_packing=True, npu_batch_size=4)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def test_texts_are_counted_as_the_npu_pads_them():
     assert [limits.computed_tokens(count) for count in (1, 32, 33, 256)] == [32, 32, 64, 256]
     assert limits.capacity.step_tokens == 4 * 256
     assert limits_of(EmbeddingOptions()).computed_tokens(33) == 33
+    packed = limits_of(StaticOptions(npu_buckets=(32, 64, 256), npu_packing=True))
+    assert [packed.computed_tokens(count) for count in (1, 33, 256)] == [1, 33, 256]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import EmbeddingCanary
+from worker_node.models.manifest import InstalledModel
+from worker_node.options.declaration import EngineOptions
+from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.encoders import EncoderTask, known_that_fit
-from worker_node.serving.task import ModelParts, no_canary
+from worker_node.serving.task import ModelParts, Shapes, no_canary
+from worker_node.settings import ModelSettings
 from worker_node.tasks.embed.serving.canary import embedding_canary
 from worker_node.tasks.embed.serving.model import EmbeddingModel
 from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
+from worker_node.tasks.embed.static_options import StaticOptions
 
 
 class _Embed(EncoderTask):
@@ -41,6 +47,20 @@ class _Embed(EncoderTask):
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:
+        """See `ServedTask.admission`; packed texts are hardly padded."""
+        limits = super().admission(options)
+        packs = isinstance(options, StaticOptions) and options.npu_packing
+        return replace(limits, sizes=()) if packs else limits
+
+    def static_shapes(
+        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
+    ) -> Shapes:
+        """See `ServedTask.static_shapes`."""
+        if values.get("npu_packing") and values.get("npu_batch_size", 1) > 1:
+            raise wanted.error("npu_packing", "a packed run has one row; leave out npu_batch_size")
+        return super().static_shapes(installed, wanted, values, emulated=emulated)
 
 
 EMBED = _Embed()
