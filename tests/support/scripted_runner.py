@@ -9,6 +9,7 @@ A prompt's first token id picks the fault:
     CRASH   breaks the process when the job arrives    HANG     stops its loop
     POISON  breaks it in the job's first step          STALL    never ends, while the loop beats
     BREAK   breaks it while the job is prepared        EATER    is killed by SIGKILL in its first step
+    RAISE   raises an error in the job's first step
     WEDGE   never returns from a call for this job     LATE     breaks it in the job's third step
 
 Any other is echoed token by token.
@@ -32,6 +33,7 @@ EATER = 669
 LATE = 670
 HANG = 777
 WEDGE = 778
+RAISE = 671
 STALL = 888
 DIMENSIONS = 4
 _LATE_STEPS = 3
@@ -41,6 +43,8 @@ class ScriptedRunner:
     jobs = EmbedJob | GenerateJob
 
     def __init__(self, spec):
+        if spec.options.get("unreadable"):
+            raise ValueError("an option cannot be read")
         self._options = spec.options
         self._running = {}
         self._fresh = []
@@ -126,6 +130,8 @@ class ScriptedRunner:
         if fault == [BREAK]:
             emit(NativeCall("prepare", 1, [job_id]))
             die()
+        if fault == [RAISE]:
+            raise TypeError(f"the prompt cannot be read: {self._running[job_id][1]}")
         if fault == [WEDGE]:
             emit(NativeCall("prefill", 1, [job_id]))
             time.sleep(3600)

@@ -42,12 +42,13 @@ class StaticEncoder:
             max_tokens=longest * self._options.npu_batch_size, max_rows=self._options.npu_batch_size
         )
         self._jobs = RowJobs(self.result)
+        self._too_long: list[int] = []
         self._names: frozenset[str] = frozenset()
         self._requests: dict[int, ov.InferRequest] = {}
 
     @property
     def has_work(self) -> bool:
-        return len(self._jobs.queue) > 0
+        return len(self._jobs.queue) > 0 or bool(self._too_long)
 
     @property
     def wake_fd(self) -> None:
@@ -106,13 +107,20 @@ class StaticEncoder:
         return model
 
     def submit(self, job: RowJob) -> None:
-        self._jobs.add(job)
+        if max(job.lengths, default=0) > self._options.npu_buckets[-1]:
+            self._too_long.append(job.id)  # the edge lets none through; one must not end the engine for all
+        else:
+            self._jobs.add(job)
 
     def cancel(self, job_id: int) -> None:
         self._jobs.cancel(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run is short: the loop polls between)
         now = time.monotonic()
+        longest = self._options.npu_buckets[-1]
+        for job_id in self._too_long:
+            emit(Failed(job_id, "context_length_exceeded", f"a text is longer than this engine's {longest} tokens"))
+        self._too_long.clear()
         for job_id in self._jobs.expire(now):
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
         batch = self._jobs.take(self._limits, now)

@@ -9,11 +9,13 @@ until the edge process closes the pair, dies (the kernel then kills this process
 from __future__ import annotations
 
 import importlib
+import logging
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
 
 import msgspec
 
@@ -34,6 +36,8 @@ from worker_node.engines.messages import (
 )
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
 from worker_node.operating_system import end_with_parent, lower_priority
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _PR_SET_NAME = 15
@@ -130,8 +134,8 @@ def main(fd: int, parent_pid: int) -> int:
     except (EOFError, ConnectionError):
         return 0
     lower_priority(spec.nice)
-    runner = make_runner(spec)
     try:
+        runner = make_runner(spec)
         channel.send(runner.load())
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, the edge must be told and not guess)
         channel.send(LoadFailed(f"{type(error).__name__}: {_brief(error)}"))
@@ -142,6 +146,12 @@ def main(fd: int, parent_pid: int) -> int:
         runner.close()
     except DeviceBroken as error:
         channel.send(Broken(str(error)))
+        return 1
+    except Exception as error:  # noqa: BLE001  (whatever a runtime raises)
+        # Else its end would have an exit status for a reason. The error's message is left out: it may quote a request.
+        name, place = type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+        log.error("the engine of %s failed (%s):\n%s", spec.model_id, name, place)
+        channel.send(Broken(f"the engine failed by an error of its own ({name}; the log says where)"))
         return 1
     return 0
 

@@ -165,7 +165,7 @@ class SerialRunner(ABC):
             return Failed(job.id, "unsupported_parameter", "this engine does not give logprobs; place it elsewhere")
         try:
             generation_config(job, self._defaults).validate()
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             return Failed(job.id, "invalid_request", brief(error))
         return None
 
