@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.base import EngineState
@@ -26,6 +28,8 @@ from worker_node.models.progress import Progress
 from worker_node.models.pulling import pull, requested
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
+
+R = TypeVar("R")
 
 _UNLIMITED: Mapping[str, int | None] = {}
 _LOADABLE = frozenset({EngineState.UNLOADED, EngineState.STARTING})
@@ -151,7 +155,11 @@ class ModelManager:
 
     async def in_store(self, deadline: float) -> list[InstalledModel]:
         """Every sound model of the store. Raises DeadlineExceeded, Overloaded."""
-        return await self._on_demand.reading.run(None, lambda call: call(self.store.installed), deadline)
+        return await self.look(_installed, deadline)
+
+    async def look(self, look: Callable[[ModelStore], R], deadline: float) -> R:
+        """What a look at the store shows. Raises DeadlineExceeded, Overloaded."""
+        return await self._on_demand.reading.run(look, lambda call: call(look, self.store), deadline)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
         """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
@@ -217,9 +225,7 @@ class ModelManager:
         It is looked for until the `deadline`. Once begun it goes on when the caller leaves.
         """
         try:
-            directory = await self._on_demand.reading.run(
-                object(), lambda call: call(self.store.locate, name), deadline
-            )
+            directory = await self.look(lambda store: store.locate(name), deadline)
         except ModelNotFound:
             model = self._names.find(name)
             raise BadRequest(
@@ -227,6 +233,11 @@ class ModelManager:
                 "node.toml and reload",
                 param="model",
             ) from None
+        if (user := next((model for model in self.models if _reads(model, directory)), None)) is not None:
+            raise ModelInUse(
+                f"model {directory.name} is the draft_model of {user.id}, which could not be loaded again without it; "
+                "take it out of node.toml and reload"
+            )
         models = [model for model in self.models if model.installed.path == directory]
         if in_use is WhileInUse.REFUSE and any(model.activity.idle_since is None for model in models):
             raise ModelInUse(f"model {directory.name} has requests in flight; add ?force=true to end them")
@@ -250,3 +261,12 @@ class ModelManager:
         await self.turnover.close()
         await self._reconciler.close()
         await asyncio.gather(*(place.engine.stop() for model in self.models for place in model.placements))
+
+
+def _installed(store: ModelStore) -> list[InstalledModel]:
+    return store.installed()
+
+
+def _reads(model: ServedModel, directory: Path) -> bool:
+    """Whether a model's engines read the files of another one."""
+    return any(directory in placement.uses for placement in model.placements)

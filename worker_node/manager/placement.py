@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from worker_node.domain import Device
 from worker_node.engines.base import Engine, EngineState, EngineStatus
@@ -33,7 +34,8 @@ class Placement:
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
     at start-up. `notes` say what was found when it was built. `suspects` are those of the model, shared by its
-    placements. `parts` say where each part of the model runs, if not all of it runs on `device`.
+    placements. `parts` say where each part of the model runs, if not all of it runs on `device`. `uses` are the
+    directories of other models that the engine reads when it is loaded.
     """
 
     device: Device
@@ -47,6 +49,7 @@ class Placement:
     notes: tuple[str, ...] = ()
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)
+    uses: tuple[Path, ...] = ()
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
     residency: Residency = field(default_factory=Residency, compare=False, repr=False)

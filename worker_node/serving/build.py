@@ -179,6 +179,7 @@ def _placement(
         notes=tuple(notes),
         lacks=task.lacks(plan.options),
         parts=task.parts(plan.options),
+        uses=task.uses(plan.options),
         suspects=suspects,
         eager=not lazy,
         residency=Residency(

@@ -126,6 +126,10 @@ class ServedTask(ABC):
         """Where each part of the model runs, if not all of it runs on the engine's device."""
         return {}
 
+    def uses(self, _options: EngineOptions) -> tuple[Path, ...]:
+        """The directories of other models that an engine reads."""
+        return ()
+
     def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
         """What an operator should know of this plan."""
         return []

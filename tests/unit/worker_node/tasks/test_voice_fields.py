@@ -1,14 +1,21 @@
 """What `chunking_strategy` and `vad_filter` mean in a form, and what a node without the network says to them."""
 
+import math
+
 import pytest
 from multidict import MultiDict
 
+from tests.support.services import manager_of
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.models.store import ModelStore
 from worker_node.settings import ModelSettings
 from worker_node.tasks.transcribe.api.voice import read_voice
 from worker_node.tasks.transcribe.options import AudioOptions
 from worker_node.tasks.transcribe.serving.voice import VoiceChoice, find_voice
+
+
+async def found(store, limits, choice):
+    return await find_voice(manager_of(store=store), limits, choice, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +76,15 @@ def empty(tmp_path):
 
 
 async def test_without_the_network_only_those_who_insist_are_refused(empty):
-    assert await find_voice(empty, AudioOptions(), VoiceChoice()) is None
-    assert await find_voice(empty, AudioOptions(vad=True), VoiceChoice(wanted=False)) is None
-    assert await find_voice(empty, AudioOptions(), read_voice(MultiDict(chunking_strategy="auto"))) is None
+    assert await found(empty, AudioOptions(), VoiceChoice()) is None
+    assert await found(empty, AudioOptions(vad=True), VoiceChoice(wanted=False)) is None
+    assert await found(empty, AudioOptions(), read_voice(MultiDict(chunking_strategy="auto"))) is None
     for choice, limits in (
         (read_voice(MultiDict(vad_filter="true")), AudioOptions()),
         (VoiceChoice(), AudioOptions(vad=True)),
     ):
         with pytest.raises(UnsupportedParameter, match="npu-node pull silero-vad") as refused:
-            await find_voice(empty, limits, choice)
+            await found(empty, limits, choice)
         assert refused.value.param == choice.param
 
 
@@ -110,13 +117,13 @@ async def test_the_request_comes_before_the_options_of_the_model(installed):
     store, directory = installed
     wanted = ModelSettings(name="x", vad=True, vad_threshold=0.7, vad_silence_ms=900, vad_padding_ms=80)
     limits = wanted.of(AudioOptions)
-    voice = await find_voice(store, limits, VoiceChoice())
+    voice = await found(store, limits, VoiceChoice())
     assert voice.network == directory / "silero_vad_16k_sequence.onnx"
     assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.7, 900, 80)
-    voice = await find_voice(store, limits, VoiceChoice(True, 0.2, 100, 0))
+    voice = await found(store, limits, VoiceChoice(True, 0.2, 100, 0))
     assert (voice.rules.threshold, voice.rules.silence_ms, voice.rules.padding_ms) == (0.2, 100, 0)
-    assert await find_voice(store, limits, VoiceChoice(wanted=False)) is None
+    assert await found(store, limits, VoiceChoice(wanted=False)) is None
     # A file that is cut off is as good as none.
     voice.network.write_bytes(b"net")
     with pytest.raises(UnsupportedParameter):
-        await find_voice(store, limits, VoiceChoice())
+        await found(store, limits, VoiceChoice())

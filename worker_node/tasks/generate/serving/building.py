@@ -160,6 +160,11 @@ class _Generate(ServedTask):
     def lacks(self, options: EngineOptions) -> frozenset[Feature]:
         return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
 
+    def uses(self, options: EngineOptions) -> tuple[Path, ...]:
+        """The draft."""
+        draft = options.draft_model if isinstance(options, ContinuousOptions) else None
+        return () if draft is None else (Path(draft),)
+
     def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
         """What has no effect on the NPU, and what a prompt limit above the usual one costs there.
 

@@ -104,7 +104,7 @@ async def _answer(request: web.Request, *, translate: bool) -> web.StreamRespons
         form = await read_form(request, scratch / "upload", most)
         wanted, reply_form, stream = form.wanted(translate=translate), form.form(), form.stream()
         model = await find_model(node.services, wanted, context)
-        voice = await find_voice(node.manager.store, model.limits, wanted.voice)
+        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
         form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
         if form.size is not None and form.size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")

@@ -136,7 +136,7 @@ async def transcribe(
 async def explain(services: Services, context: RequestContext, wanted: TranscriptionRequest) -> None:
     """Raise Explained for a request with these parameters."""
     model = await find_model(services, wanted, context)
-    await find_voice(services.manager.store, model.limits, wanted.voice)
+    await find_voice(services.manager, model.limits, wanted.voice, context.deadline)
     job = _job(wanted, b"", context, None)
     demand = _demand(model, context, wanted, 1)
     run = SingleRun(demand, context, job, Heard, 1, lambda _limits: Work(1), context.arrived, context.arrived)

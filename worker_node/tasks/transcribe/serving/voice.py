@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker_node.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
+from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.files import VOICE_FILE, VOICE_MODEL
 from worker_node.tasks.transcribe.options import AudioOptions
@@ -45,11 +45,14 @@ def find_network(store: ModelStore) -> Path | None:
     return path if path.is_file() else None
 
 
-async def find_voice(store: ModelStore, limits: AudioOptions, choice: VoiceChoice) -> Voice | None:
-    """How a request has silence skipped, None if it has not. Raises UnsupportedParameter where it cannot be."""
+async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
+    """How a request has silence skipped, None if it has not.
+
+    Raises UnsupportedParameter where it cannot be, and what `ModelManager.look` raises.
+    """
     if not (limits.vad if choice.wanted is None else choice.wanted):
         return None
-    network = await asyncio.to_thread(find_network, store)
+    network = await manager.look(find_network, deadline)
     if network is None:
         if choice.wanted and not choice.insist:
             return None
