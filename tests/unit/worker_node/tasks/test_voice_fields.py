@@ -6,11 +6,13 @@ import pytest
 from multidict import MultiDict
 
 from tests.support.services import manager_of
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.models.store import ModelStore
-from worker_node.settings import ModelSettings
+from worker_node.serving.task import ModelParts
+from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.transcribe.api.voice import read_voice
 from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.serving.building import TRANSCRIBE
 from worker_node.tasks.transcribe.serving.voice import VoiceChoice, find_voice
 
 
@@ -127,3 +129,11 @@ async def test_the_request_comes_before_the_options_of_the_model(installed):
     voice.network.write_bytes(b"net")
     with pytest.raises(UnsupportedParameter):
         await found(store, limits, VoiceChoice())
+
+
+def test_a_model_that_skips_silence_by_default_needs_the_network(tmp_path):
+    """Found out when the settings are read, and not by the first request."""
+    wanted = ModelSettings(name="whisper", vad=True)
+    parts = ModelParts(None, wanted, NodeSettings(model_store=tmp_path), lambda _: (), lambda canary: canary)
+    with pytest.raises(ConfigurationError, match=f"npu-node pull silero-vad --model-store {tmp_path}"):
+        TRANSCRIBE.build(parts)
