@@ -8,12 +8,10 @@ import openvino as ov
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.cross_encoders import HEADS, minilm_body, write_minilm, write_tiny
+from tests.support.cross_encoders import HEADS, minilm_body, task_job, write_minilm, write_tiny
 from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
 from worker_node.errors import ConversionFailed
-from worker_node.models.catalog import SourceFormat
 from worker_node.models.conversion.__main__ import perform
-from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.manifest import read_model
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, read_rerank_canary
 
@@ -33,20 +31,7 @@ def converted(tmp_path):
         target, scratch = tmp_path / f"{source.name}-model", tmp_path / "scratch"
         target.mkdir()
         scratch.mkdir(exist_ok=True)
-        perform(
-            ConversionJob(
-                source=str(source),
-                target=str(target),
-                scratch=str(scratch),
-                id="reranker",
-                format=SourceFormat.TASK,
-                licence="mit",
-                origin="a test",
-                source_sha256={},
-                **more,
-            ),
-            lambda _stage: None,
-        )
+        perform(task_job(source, target, scratch, **more), lambda _stage: None)
         return read_model(target)
 
     return convert

@@ -7,7 +7,7 @@ import openvino as ov
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.cross_encoders import write_tiny
+from tests.support.cross_encoders import task_job, write_tiny
 from tests.support.cut_model import cut
 from tests.support.tiny_decoder import TinyRanker, ranking_prompt
 from tests.support.tiny_encoder import wordpiece_tokenizer, write_json
@@ -143,22 +143,9 @@ def test_only_a_name_makes_a_decoder_rank(tiny, tmp_path):
 
 
 def refused(directory, **job):
-    from tests.unit.worker_node.models.test_cross_encoders import SourceFormat
-    from worker_node.models.conversion.job import ConversionJob
-
     target = directory.parent / "target"
     target.mkdir(exist_ok=True)
-    wanted = ConversionJob(
-        source=str(directory),
-        target=str(target),
-        scratch=str(target),
-        id="ranker",
-        format=SourceFormat.TASK,
-        licence="mit",
-        origin="a test",
-        source_sha256={},
-        **job,
-    )
+    wanted = task_job(directory, target, target, **job)
     with pytest.raises(ConversionFailed) as error:
         convert_decoder(wanted, lambda _stage: None)
     return error.value.message

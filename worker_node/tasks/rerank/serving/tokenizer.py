@@ -48,6 +48,8 @@ class PairTokenizer:
         DeadlineExceeded, and Overloaded when too much text waits.
         """
 
+        query, documents = self.texts(query, documents)
+
         def work(go_on: Callable[[], None]) -> list[Pair]:
             return self._encode(query, documents, truncate, max_document_tokens, field, go_on)
 
@@ -58,7 +60,12 @@ class PairTokenizer:
 
     def length(self, query: str, document: str) -> int:
         """How many tokens a short pair has; a document that is too long is cut."""
-        return len(self._encode(query, [document], truncate=True, most=None, field="documents")[0].ids)
+        query, documents = self.texts(query, [document])
+        return len(self._encode(query, documents, truncate=True, most=None, field="documents")[0].ids)
+
+    def texts(self, query: str, documents: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """What is encoded for a query and documents."""
+        return query, documents
 
     def _encode(
         self,
