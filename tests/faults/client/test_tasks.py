@@ -185,7 +185,7 @@ async def test_a_call_ends_at_its_deadline(client, fleet):
 async def test_a_file_that_never_ends_costs_no_more_than_the_deadline(client, fleet, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DeadlineExceeded, match="before the recording was read"):
-        await client.transcribe(tmp_path / "pipe", timeout=0.1)
+        await client.transcribe(tmp_path / "pipe", timeout=1)
     fleet.assert_nothing_sent()
     # The thread that reads goes on until somebody writes.
     os.close(os.open(tmp_path / "pipe", os.O_WRONLY))

@@ -167,7 +167,7 @@ async def test_a_stream_of_unknown_events_alone_is_no_answer(scripted, client):
 
     scripted.respond = other
     with pytest.raises(NPUUnavailableError, match="the stream ended before the answer did"):
-        await client.generate("prompt", timeout=1)
+        await client.generate("prompt", timeout=20)
 
 
 @pytest.mark.parametrize(
