@@ -270,6 +270,29 @@ async def test_memory_that_models_take_later_makes_idle_ones_leave(case):
 
 
 @over_jumping_time
+async def test_a_prefix_cache_that_fills_is_given_up_with_its_engine_and_keeps_no_other_model_out(case):
+    case.budget = 300
+    models = [case.add(name) for name in ("one", "two", "three")]
+    case.start()
+    for _ in range(4):
+        for model in models:
+            await case.load(model)
+            await asyncio.sleep(1)
+            engine = model.placements[0].engine
+            with model.activity.working():
+                engine.in_flight = 1
+                for _ in range(15):
+                    case.machine.memory[engine.pid] += 10
+                    await asyncio.sleep(1)
+                engine.in_flight = 0
+            await asyncio.sleep(10)
+            assert state(model) is EngineState.READY, "what is in use does not leave for what it has grown by"
+            assert sum(case.machine.memory.values()) <= 300
+            assert model.placements[0].residency.memory == 100, "a load takes what it took before its cache filled"
+    assert [model.placements[0].engine.loads for model in models] == [4, 4, 4], "one load for each turn, no more"
+
+
+@over_jumping_time
 async def test_requests_one_after_another_do_not_have_all_models_looked_at_for_each(case):
     looks = 0
     measure = case.machine.measure

@@ -65,6 +65,7 @@ def test_a_draft_is_found_by_its_name_in_the_store_or_its_directory(store, devic
     for name in ("small", str(store / "small")):
         options = plan(store, device, draft_model=name).options
         assert (options.draft_model, options.draft_tokens) == (str(store / "small"), 4)
+        assert GENERATE.uses(options) == (store / "small",), "it is not removed while this model is served"
 
 
 def test_what_gives_wrong_answers_beside_a_draft_is_off_and_every_prompt_fits_a_step(store):
