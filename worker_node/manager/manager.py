@@ -24,6 +24,7 @@ from worker_node.manager.removals import Removals, WhileInUse
 from worker_node.manager.served import ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.manifest import InstalledModel
+from worker_node.models.preparation import Wish
 from worker_node.models.progress import Progress
 from worker_node.models.pulling import pull, requested
 from worker_node.models.store import ModelStore
@@ -211,13 +212,17 @@ class ModelManager:
         self._reconciler.poke()
 
     async def pull(self, name: str, progress: Progress) -> None:
-        """Install the model that `name` stands for. Raises as `requested`, and what the pull ends with."""
-        wish = requested(self.store, name)
+        """Install the model that `name` stands for. Raises as `wish`, and what the pull ends with."""
+        wish = await self.wish(name, math.inf)
         if wish.model_id in {model.id for model in self.models}:
             return
-        if not await asyncio.to_thread(self.store.is_installed, wish):
+        if not await self.look(lambda store: store.is_installed(wish), math.inf):
             await self._pulls.run(wish.spelling, progress)
             self._on_demand.retry_soon()
+
+    async def wish(self, name: str, deadline: float) -> Wish:
+        """What a request to pull `name` asks for. Raises as `requested` and `look`: the name may be that of a file."""
+        return await self.look(lambda store: requested(store, name), deadline)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.

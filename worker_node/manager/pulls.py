@@ -7,10 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from worker_node.errors import DownloadFailed, NodeError
+from worker_node.errors import DownloadFailed, NodeError, Overloaded
 from worker_node.models.progress import Progress
 
 log = logging.getLogger(__name__)
+
+# Each is a process that downloads and converts.
+_MOST = 8
+_RETRY_S = 30.0
 
 Pull = Callable[[str, Progress], Awaitable[None]]
 
@@ -46,10 +50,17 @@ class Pulls:
     _closed: bool = False
 
     async def run(self, model_id: str, progress: Progress) -> None:
-        """Wait for the model's pull, begun if there is none. Raises DownloadFailed, also when the node is stopped."""
+        """Wait for the model's pull, begun if there is none. Raises DownloadFailed, also when the node is
+        stopped, and Overloaded when many others are under way.
+        """
         if self._closed:
             raise DownloadFailed("the node is shutting down; pull again when it is back")
         if model_id not in self._running:
+            if len(self._running) >= _MOST:
+                raise Overloaded(
+                    f"{len(self._running)} models are being pulled, which is the bound here; pull again later",
+                    retry_after=_RETRY_S,
+                )
             listeners = _Listeners()
             task = asyncio.create_task(self._run(model_id, listeners), name=f"pull {model_id}")
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

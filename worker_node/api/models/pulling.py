@@ -13,12 +13,12 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.body import Body, read_body
+from worker_node.api.context import deadline_of
 from worker_node.api.errors import describe
 from worker_node.api.keys import NODE
 from worker_node.api.sse import EventStream
 from worker_node.errors import InternalError, NodeError, ResponseNotFound
 from worker_node.manager.manager import ModelManager
-from worker_node.models.pulling import requested
 
 _KEPT = 100
 
@@ -130,7 +130,7 @@ def routes() -> list[web.RouteDef]:
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, PullBody)
     manager = request.app[NODE].manager
-    requested(manager.store, body.name)  # what is wrong with the name itself has a status of its own
+    await manager.wish(body.name, deadline_of(request))  # what is wrong with the name itself has a status of its own
     job = request.app[PULLS].start(manager, body.name)
     return await _reply(request, job, 202)
 

@@ -20,7 +20,6 @@ from worker_node.api.sse import LineStream
 from worker_node.domain import Device
 from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.models.manifest import InstalledModel
-from worker_node.models.pulling import requested
 
 _NEVER = "2318-01-01T00:00:00Z"
 
@@ -141,7 +140,7 @@ async def _show(request: web.Request) -> web.Response:
 async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, OllamaPullBody)
     name, manager = body.wanted(), request.app[NODE].manager
-    requested(manager.store, name)  # what is wrong with the name itself has a status of its own
+    await manager.wish(name, deadline_of(request))  # what is wrong with the name itself has a status of its own
     progress = _Progress()
     pulling = asyncio.create_task(manager.pull(name, progress))
     pulling.add_done_callback(lambda _: progress.end())

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.support.application import application
+from worker_node.models.sources.reference import LocalReference
 from worker_node.settings import NodeSettings
 
 NAME = "not-served-yet"
@@ -18,6 +19,8 @@ ASKING = {
     "GET /v1/models": None,
     f"GET /v1/models/{NAME}": None,
     "GET /api/tags": None,
+    "POST /models/pull": {"name": "/net/a-server-that-is-gone/model"},
+    "POST /api/pull": {"model": "/net/a-server-that-is-gone/model"},
     "POST /embeddings": {"model": NAME, "texts": ["hello"]},
     "POST /inference": {"model": NAME, "prompt": "hello"},
     "POST /v1/embeddings": {"model": NAME, "input": "hello"},
@@ -42,7 +45,7 @@ ASKING = {
 
 
 @pytest.fixture
-async def dead_disk(tmp_path):
+async def dead_disk(tmp_path, monkeypatch):
     """A client of a node without models, whose store answers once `go` is set."""
     go = threading.Event()
     async with application(settings=NodeSettings(model_store=tmp_path)) as (client, node):
@@ -53,7 +56,12 @@ async def dead_disk(tmp_path):
             go.wait()
             return real()
 
+        def hang(name):
+            go.wait()
+            return LocalReference(tmp_path / name.rpartition("/")[2])
+
         store.directories = wait
+        monkeypatch.setattr("worker_node.models.sources.reference._local", hang)
         try:
             yield client, go
         finally:

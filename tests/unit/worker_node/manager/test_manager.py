@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from tests.support.services import manager_of
-from worker_node.errors import DownloadFailed, InsufficientStorage, ModelInUse, ModelNotFound
+from worker_node.errors import DownloadFailed, InsufficientStorage, ModelInUse, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.removals import WhileInUse
@@ -130,6 +130,27 @@ async def test_several_callers_share_one_pull_and_each_is_told():
     assert first.told == second.told == [("downloading", 10), 10], "a caller who leaves does not end the pull"
     await pulls.run("m", first)
     assert begun == ["m", "m"]
+
+
+async def test_more_than_so_many_pulls_at_once_are_refused_and_those_under_way_can_be_joined():
+    begun, go = [], asyncio.Event()
+
+    async def pull(name, _progress):
+        begun.append(name)
+        await go.wait()
+
+    pulls = Pulls(pull)
+    running = [asyncio.create_task(pulls.run(f"model-{n}", Listener())) for n in range(8)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="8 models are being pulled"):
+        await pulls.run("one-more", Listener())
+    running.append(asyncio.create_task(pulls.run("model-3", Listener())))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*running)
+    assert begun == [f"model-{n}" for n in range(8)]
+    await pulls.run("one-more", Listener())
 
 
 async def test_a_failure_whose_callers_have_left_is_one_line_of_the_log(caplog):
