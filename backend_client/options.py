@@ -93,10 +93,11 @@ class RetryOptions:
     `attempts` 3: the third node of a small fleet, or the same node twice after being busy. The budget takes in
     `per_request` retries for each call and `per_second` for each second (half of Envoy's 20 %), starts with `initial`
     (so that a script's first call has all its attempts) and saves up to `saved` (a node that dies takes with it as
-    many requests as were in flight there; AWS SDKs save 100 as well). A call that finds it empty waits up to `patience`
-    seconds for it to fill, while another node could take the request at once: what a dying node had in flight is then
-    retried a little later rather than lost. `pause` is the first pause before the *same*
-    node is asked again, doubled each time with full jitter; another node is asked at once.
+    many requests as were in flight there; AWS SDKs save 100 as well). A call that finds it empty waits up to
+    `patience` seconds for it to fill, while another node could take the request at once: what a dying node had in
+    flight is then retried a little later rather than lost. A call that the only node refused for a while waits up
+    to half of its time. `pause` is the first pause before the *same* node is asked again, doubled each time with
+    full jitter; another node is asked at once.
     """
 
     attempts: int = 3

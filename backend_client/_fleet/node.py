@@ -33,6 +33,7 @@ class Requirement:
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A node asked not to get requests for one model until `promised` (`busy`: it is full; else it cannot serve).
+    `passing`: it is likely to serve afterwards.
 
     It asked at `since`, with `work` requests for the model there, as far as the client knew. It gets none until
     `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`.
@@ -41,6 +42,7 @@ class Hold:
     until: float
     busy: bool
     why: str
+    passing: bool = True
     since: float = float("-inf")
     work: int = 0
     firm: bool = False

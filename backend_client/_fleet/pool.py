@@ -235,7 +235,7 @@ class Pool:
             node.holds[key] = Hold.of(pause, "is busy", now, work=work, before=node.holds.get(key))
         else:
             why = f"answered {error.code or error.status or 'in another vector space'}"
-            node.holds[key] = Hold(now + pause, busy=False, why=why)
+            node.holds[key] = Hold(now + pause, busy=False, why=why, passing=not isinstance(error, SpaceChanged))
 
     def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""

@@ -37,6 +37,8 @@ class RefusalReason(Enum):
 
 # A node in its slow start gets at least a request in so many seconds.
 _LEAST_EVERY_S = 2.0
+# When to look whether the trial of an ejected node, or model, has ended.
+_TRIAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         return Refusal(node.url, reason, node.trouble or "has not been probed yet")
     if not node.breaker.closed and (node.probe_failures or not node.breaker.admits()):
         why = f"ejected for {node.breaker.opens_in:.1f} s more ({node.trouble or 'failures'})"
-        return Refusal(node.url, RefusalReason.DOWN, why)
+        # Its probes pass, so a trial is worth waiting for.
+        until = None if node.probe_failures else now + max(node.breaker.opens_in, _TRIAL_S)
+        return Refusal(node.url, RefusalReason.DOWN, why, until)
     if not (report.serving or report.returning):
         return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
     misfit = _model_refusal(node, need, now) if report.lists_models else None
@@ -96,12 +100,14 @@ def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Ref
     """Why the node is to get no request for the model for a while, or None."""
     breaker = node.breakers.get(model.id)
     if breaker is not None and not breaker.admits():
-        return Refusal(node.url, RefusalReason.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more")
+        # Why it was silent is known when its engine is being restarted.
+        until = now + max(breaker.opens_in, _TRIAL_S) if model.returning else None
+        return Refusal(node.url, RefusalReason.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more", until)
     hold = node.holds.get((model.id, need.device))
     if hold is None or hold.until <= now:
         return None
     reason = RefusalReason.BUSY if hold.busy else RefusalReason.NOT_SERVING
-    return Refusal(node.url, reason, f"{hold.why}, {hold.until - now:.1f} s more", hold.until)
+    return Refusal(node.url, reason, f"{hold.why}, {hold.until - now:.1f} s more", hold.until if hold.passing else None)
 
 
 def _return(node: Node, model: ModelReport) -> Refusal | None:

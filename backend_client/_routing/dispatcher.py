@@ -16,7 +16,7 @@ from backend_client._fleet.selection import refusal
 from backend_client._resilience import connection_wait
 from backend_client._resilience.closing import OpenCalls, end_now, renew
 from backend_client._resilience.deadline import Deadline
-from backend_client._resilience.retry import Retrier, Tries
+from backend_client._resilience.retry import Prospects, Retrier, Tries
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
@@ -49,6 +49,7 @@ class Call:
     """One call of the client's user, over all its attempts. `size`: the power of two of its length.
 
     `may_wait`: the present attempt may wait for an engine that is being restarted, since no other node could take it.
+    `cloud_takes_over`: whether the cloud gets the call when no node can take it now; then it does not wait for one.
     """
 
     need: Requirement
@@ -59,6 +60,7 @@ class Call:
     size: int = 0
     hedge: bool = False
     may_wait: bool = True
+    cloud_takes_over: Callable[[], bool] | None = None
     tries: Tries = field(default_factory=Tries)
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -94,7 +96,7 @@ class Dispatcher:
                     lambda: self._attempt(call, send),
                     deadline=call.deadline,
                     tries=call.tries,
-                    elsewhere=lambda: self.elsewhere(call),
+                    prospects=Prospects(lambda: self.elsewhere(call), lambda: self.later(call)),
                     hedge=call.hedge,
                 )
         except NodeError as error:
@@ -218,6 +220,14 @@ class Dispatcher:
             url not in call.tries.nodes and refusal(node, call.need, now) is None
             for url, node in self._pool.nodes.items()
         )
+
+    def later(self, call: Call) -> bool:
+        """Whether the call may wait, and some node could take it now or names a time at which it may."""
+        if call.cloud_takes_over is not None and call.cloud_takes_over():
+            return False
+        now = self._pool.clock()
+        reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
+        return any(reason is None or reason.until is not None for reason in reasons)
 
 
 def _verdict(last: NodeError, attempts: int) -> NPUError:

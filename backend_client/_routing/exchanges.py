@@ -155,7 +155,10 @@ class FleetExchanges:
     def _call(self, job: Exchange, attempt_timeout: float | None) -> Call:
         need = Requirement(job.kind, job.model, job.require_device, node=job.node)
         size = len(job.file[1] if job.file else str(job.body or ""))
-        return Call(need, job.deadline, job.request_id, attempt_timeout, self._runtime.pool.clock(), size.bit_length())
+        now = self._runtime.pool.clock()
+        call = Call(need, job.deadline, job.request_id, attempt_timeout, now, size.bit_length())
+        call.cloud_takes_over = job.cloud_takes_over
+        return call
 
 
 class _Headers(dict[str, str]):

@@ -70,7 +70,7 @@ class FallbackBackend:
             return await cloud.open_stream(self._for_cloud(job, cloud), opened_by)
 
         # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
-        answer = await self._first(job, lambda until: self._fleet.open_stream(job, until), in_cloud)
+        answer = await self._first(job, self._fleet.open_stream, in_cloud)
         return self._counted(answer, before)
 
     async def _counted(self, answer: Answer, before: tuple[Attempt, ...]) -> Answer:
@@ -99,7 +99,7 @@ class FallbackBackend:
             before = spent.attempts
             return await cloud.open_exchange(self._for_cloud(job, cloud), opened_by)
 
-        events = await self._first(job, lambda until: self._fleet.open_exchange(job, until), in_cloud)
+        events = await self._first(job, self._fleet.open_exchange, in_cloud)
         return self._counted_events(events, before)
 
     async def models(self) -> list[ModelReport]:
@@ -125,15 +125,15 @@ class FallbackBackend:
             answer = await method(cloud)(self._for_cloud(job, cloud))
             return replace(answer, attempts=spent.attempts + answer.attempts)
 
-        answer = await self._first(job, lambda until: on_fleet(job.within(until)), in_cloud)
+        answer = await self._first(job, lambda job, until: on_fleet(job.within(until)), in_cloud)
         if answer.source == "npu":
             self._ledger.kept_local(answer.usage)
         return answer
 
     async def _first(
         self,
-        job: Job,
-        on_fleet: Callable[[Deadline], Awaitable[R]],
+        job: J,
+        on_fleet: Callable[[J, Deadline], Awaitable[R]],
         in_cloud: Callable[[CloudBackend, NPUUnavailableError], Awaitable[R]],
     ) -> R:
         """The fleet's answer by a part of the deadline, else the cloud's by the whole of it.
@@ -142,7 +142,10 @@ class FallbackBackend:
         """
         cloud = None if self._forbidden(job) else self._cloud
         try:
-            return await on_fleet(self._until(job.deadline) if cloud and _cloud_may(job) else job.deadline)
+            if cloud is None or not _cloud_may(job):
+                return await on_fleet(job, job.deadline)
+            shared = replace(job, cloud_takes_over=lambda: self._refusal(job, cloud) is None)
+            return await on_fleet(shared, self._until(job.deadline))
         except NPUUnavailableError as error:
             unavailable = error
         if cloud is None:

@@ -178,7 +178,9 @@ class FleetBackend:
     def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None, length: int) -> Call:
         need = Requirement(kind, job.model, job.require_device)
         now = self.runtime.pool.clock()
-        return Call(need, job.deadline, job.request_id, attempt_timeout, now, length.bit_length())
+        call = Call(need, job.deadline, job.request_id, attempt_timeout, now, length.bit_length())
+        call.cloud_takes_over = job.cloud_takes_over
+        return call
 
     def _learn(self, lease: Lease, model: str) -> None:
         asked = lease.need.model

@@ -171,7 +171,7 @@ async def test_images_go_to_the_cloud_by_the_rules_for_texts(fleet, cloud, local
         for messages in (TEXT, PICTURE):
             if local_only:
                 with pytest.raises(NPUUnavailableError, match="local_only is set"):
-                    await client.chat(messages)
+                    await client.chat(messages, timeout=0.5)
             else:
                 assert (await client.chat(messages)).source == "cloud"
     assert [body["messages"] for body in cloud.bodies] == ([] if local_only else [TEXT, PICTURE])

@@ -156,7 +156,7 @@ async def test_the_state_of_nodes_breakers_and_budget_is_told(scripted, observed
         assert observed.value("npu_client_retries_refused_total") == 0
 
         async def fail(_):
-            return error_response(503, "engine_unavailable", retry_after_ms=1)
+            return error_response(500, "internal_error")
 
         scripted.respond = fail
         while observed.value("npu_client_retries_refused_total") == 0:

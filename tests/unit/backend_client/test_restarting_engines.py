@@ -5,10 +5,11 @@ import asyncio
 
 import pytest
 
-from backend_client import NPUUnavailableError
+from backend_client import ClientOptions, NPUUnavailableError, StreamInterrupted
 from backend_client._protocol.report import HealthReport
 from backend_client.errors import NodeNotServing
-from tests.unit.backend_client.fakes import fleet, report, warm
+from backend_client.options import RetryOptions
+from tests.unit.backend_client.fakes import fleet, hang, report, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
 
@@ -121,3 +122,178 @@ async def test_generations_fail_over_too(kind):
             else:
                 assert "".join([piece async for piece in client.stream("prompt", timeout=18)]) == "Paris"
         assert asked == [False]
+
+
+class Engine:
+    """The engine of a node's model for generation. `kill` ends what it streams, as nodes tell it: by an event without a
+    Retry-After; what comes until it is up again waits, as long as it may.
+    """
+
+    def __init__(self, node, *, seconds=10.0, pieces=3):
+        self.node, self.seconds, self.pieces = node, seconds, pieces
+        self.killed = asyncio.Event()
+        self.up = asyncio.Event()
+        self.up.set()
+        self.restarts = 0
+        node.pieces = [self.begin, *[self.piece] * (pieces - 1)]
+
+    async def begin(self, call):
+        if not self.up.is_set() and not call.may_wait:
+            raise NodeNotServing("no", node=self.node.url, code="engine_unavailable", retry_after=self.seconds)
+        await self.up.wait()
+        return await self.piece(call)
+
+    async def piece(self, _):
+        # The pieces of one answer take a second each, so a kill finds them on their way.
+        restarts = self.restarts
+        await asyncio.sleep(0.001)
+        try:
+            async with asyncio.timeout(1.0):
+                await self.killed.wait()
+        except TimeoutError:
+            pass
+        if self.restarts != restarts:
+            raise NodeNotServing("died", node=self.node.url, code="engine_unavailable")
+        return "x"
+
+    async def kill(self):
+        """Kill it now; /health tells it from the next probe on. Returns when it is up again."""
+        self.restarts += 1
+        self.up.clear()
+        self.killed.set()
+        self.killed = asyncio.Event()
+        self.node.health = restarting(self.seconds)
+        await asyncio.sleep(self.seconds)
+        self.node.health = report()
+        self.up.set()
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+async def test_generations_that_lose_the_only_engine_are_served_after_its_restart():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        engine = Engine(node)
+        running = asyncio.create_task(client.generate("prompt", timeout=60))
+        await asyncio.sleep(1.5)
+        restart = asyncio.create_task(engine.kill())
+        await asyncio.sleep(0.15)
+        fresh = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(3)]
+        result = await running
+        assert (result.text, [attempt.outcome for attempt in result.attempts]) == ("xxx", ["NodeNotServing", "ok"])
+        for each in fresh:
+            assert [attempt.outcome for attempt in (await each).attempts] == ["ok"]
+        await restart
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@in_virtual_time
+async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_part_was_handed_on(begun):
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        engine = Engine(node)
+        stream = client.stream("prompt", timeout=60)
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(1.5 if begun else 0.5)
+        restart = asyncio.create_task(engine.kill())
+        assert await first == "x"
+        if begun:
+            with pytest.raises(StreamInterrupted):
+                await anext(stream)
+        else:
+            assert [piece async for piece in stream] == ["x", "x"]
+        await restart
+
+
+@in_virtual_time
+async def test_all_that_was_in_flight_waits_for_the_retry_budget_while_the_engine_restarts():
+    """Far more at once than the budget holds, and than `patience` would bring in."""
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        engine = Engine(node)
+        calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        began = now()
+        restart = asyncio.create_task(engine.kill())
+        results = await asyncio.gather(*calls)
+        assert {result.text for result in results} == {"xxx"}
+        retries = len(node.request_ids) - len(set(node.request_ids))
+        assert retries == 20 <= RetryOptions().initial + 0.1 * 20 + (now() - began) + 1.0
+        await restart
+
+
+@in_virtual_time
+async def test_the_deadline_and_three_attempts_bound_the_waiting():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        engine = Engine(node, seconds=10.0)
+        restart = asyncio.create_task(engine.kill())
+        await asyncio.sleep(0)
+        for timeout in (0.5, 3.0):
+            began = now()
+            with pytest.raises(NPUUnavailableError):
+                await client.generate("prompt", timeout=timeout)
+            assert now() - began <= timeout
+        await restart
+
+        async def dies(_):
+            raise NodeNotServing("died", node=node.url, code="engine_unavailable")
+
+        node.pieces = ["x", dies]
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.generate("prompt", timeout=600)
+        assert [attempt.outcome for attempt in caught.value.attempts] == ["NodeNotServing"] * 3
+
+
+@in_virtual_time
+async def test_a_call_without_a_retry_left_fails_after_half_of_its_time():
+    [node] = nodes = fleet(1)
+    options = ClientOptions(retry=RetryOptions(initial=0.0, per_request=0.0, per_second=0.001))
+    async with warm(nodes, options=options) as client:
+        engine = Engine(node)
+        call = asyncio.create_task(client.generate("prompt", timeout=40))
+        await asyncio.sleep(0.5)
+        restart = asyncio.create_task(engine.kill())
+        await restart
+        with pytest.raises(NPUUnavailableError, match="in 1 attempts"):
+            await call
+        assert len(node.requests) == 1
+
+
+@in_virtual_time
+async def test_another_node_takes_what_the_dead_engine_had_at_once():
+    nodes = fleet(2)
+    async with warm(nodes) as client:
+        engine = Engine(nodes[0])
+        Engine(nodes[1])
+        calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        restart = asyncio.create_task(engine.kill())
+        await asyncio.sleep(0.001)
+        began = now()
+        results = await asyncio.gather(*calls)
+        assert {result.node for result in results} == {nodes[1].url}
+        assert now() - began < 4.0
+        await restart
+
+
+@in_virtual_time
+async def test_a_model_that_was_ejected_for_its_silence_is_waited_for_once_its_restart_is_told():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        await client.generate("prompt", timeout=1)
+        node.pieces = [hang]
+        message = ""
+        while "ejected for 3" not in message:
+            # Trials fail too, so the quarantine grows.
+            with pytest.raises(NPUUnavailableError) as caught:
+                await client.generate("prompt", timeout=1)
+            message = caught.value.message
+            await asyncio.sleep(0.01)
+        restart = asyncio.create_task(Engine(node, seconds=8.0).kill())
+        await asyncio.sleep(1.2)
+        assert (await client.generate("prompt", timeout=30)).text == "xxx"
+        await restart
