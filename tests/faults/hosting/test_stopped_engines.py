@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from tests.faults.hosting.test_engine_faults import QUICK, collect, until
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, until
 from tests.faults.hosting.test_reruns import Model, serving
 from tests.support.scripted_runner import WEDGE
 from worker_node.domain import Device
@@ -21,9 +21,8 @@ from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.suspicion import Standing
 
-WATCHDOG_S = 2.0
 LIMITS = HostingLimits(
-    restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=WATCHDOG_S, run_timeout_s=WATCHDOG_S)
+    restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S)
 )
 SHORT_S = 0.5
 # Longer than a load is thought to take, which is waited for.
@@ -47,8 +46,9 @@ def stop(engine):
 
 
 @pytest.mark.parametrize("phase", ["a prefill", "an embedding run"])
-async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_and_harms_nobody(phase):
-    async with serving(limits=LIMITS, announce=True, prefill_s=0.2) as model:
+async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_and_harms_nobody(phase, tmp_path):
+    hold = tmp_path / "hold"
+    async with serving(limits=LIMITS, announce=True, hold=str(hold)) as model:
         (engine,) = model.engines
         ask = model.answer if phase == "a prefill" else model.embed
 
@@ -56,11 +56,14 @@ async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_
             return ask(number, number + 1, seconds=seconds) if phase == "a prefill" else ask([number], seconds=seconds)
 
         for times in (1, 2, 3):
+            hold.touch()
             patient = [asyncio.create_task(work(n, 60.0)) for n in range(1, 4)]
             short = asyncio.create_task(work(10, SHORT_S))
             leaving = asyncio.create_task(work(11, 60.0))
-            await holding(engine, 5)
+            # The one whose time is short may have had it.
+            await holding(engine, 4)
             stop(engine)
+            hold.unlink()
             leaving.cancel()
             with pytest.raises(DeadlineExceeded):
                 await short
@@ -107,7 +110,7 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
         restart=QUICK,
         stop_timeout_s=1.0,
         canary_interval_s=0.05,
-        liveness=LivenessLimits(watchdog_s=WATCHDOG_S, run_timeout_s=WATCHDOG_S),
+        liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S),
     )
     model = Model((Device.CPU,), limits, {"announce": True, "step_s": 0.005}, canary)
     (engine,) = model.engines
