@@ -38,6 +38,7 @@ def test_signals_reach_it_and_its_end_is_noticed(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow  # each imports the node in a process of its own
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["SIGKILL of the worker", "SIGHUP of its terminal"])
 def test_none_outlives_an_interrupted_run(tmp_path, kill):
     """SIGHUP reaches nodes too, and is no reason for them to end."""
