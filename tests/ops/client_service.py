@@ -39,10 +39,14 @@ async def main(nodes):
         turn = 0
         while not stop.is_set():
             turn += 1
-            # The same text again and again: from the second time on it comes from the node's cache.
-            await asyncio.gather(client.embed(f"turn {turn}"), client.embed("the same text"))
-            await client.generate("Say a word.", max_new_tokens=8)
-            await lost.generate("Say a word.", max_new_tokens=4)
+            # On a busy machine any of them may fail; the next turn calls again.
+            with contextlib.suppress(NPUError):
+                # The same text again and again: from the second time on it comes from the node's cache.
+                await asyncio.gather(client.embed(f"turn {turn}"), client.embed("the same text"))
+            with contextlib.suppress(NPUError):
+                await client.generate("Say a word.", max_new_tokens=8)
+            with contextlib.suppress(NPUError):
+                await lost.generate("Say a word.", max_new_tokens=4)
             # Embeddings have no mapped cloud model, so these fail.
             with contextlib.suppress(NPUError):
                 await lost.embed("text", timeout=1)

@@ -1,13 +1,15 @@
 """Machines for the roles: containers that boot systemd, made of nothing but a distribution's own packages."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.ops.keeping import kept
+from tests.ops.keeping import ATTEMPTS, kept
 
 TOOLS = ("podman", "runc", "mmdebstrap", "ssh", "ssh-keygen")
 _PACKAGES = (
@@ -50,8 +52,10 @@ _FLAGS = (
 )
 # Credentials are mounted for a service from outside of its namespace. A machine's root is shared, a container's is not.
 _INIT = ("/bin/sh", "-c", "mount --make-rshared / && exec /sbin/init")
-_BUILD_TIMEOUT_S = 600
-_BOOT_TIMEOUT_S = 90
+# All limits are for a hang: on a shared machine a step of a second may take a minute.
+HANG_S = 600
+_BUILD_TIMEOUT_S = 1800
+_RUN_LABEL = "npu-ops-run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def missing_tools():
     return None
 
 
-def run(*command, timeout=60, check=True, **options):
+def run(*command, timeout=HANG_S, check=True, **options):
     """Run a command to its end; its output is in the error when it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
     if check and done.returncode:
@@ -120,7 +124,7 @@ def _image(distribution, name, packages, supply):
             timeout=_BUILD_TIMEOUT_S,
         )
 
-    archive = kept(f"{name}.tar", bootstrap, f"{sources} {packages} {supply}")
+    archive = kept(f"{name}.tar", bootstrap, f"{sources} {packages} {supply}", attempts=ATTEMPTS)
     tag = f"localhost/npu-ops-{archive.stem}"
     if run("podman", "image", "exists", tag, check=False).returncode:
         run("podman", "import", archive, tag, timeout=_BUILD_TIMEOUT_S)
@@ -158,26 +162,32 @@ class Machine:
             "ansible_timeout": 60,
         }
 
-    def run(self, *command, timeout=120, check=True):
+    def run(self, *command, timeout=HANG_S, check=True):
         """Run a command in it."""
         return run("podman", "exec", self.name, *command, timeout=timeout, check=check)
 
 
 @contextlib.contextmanager
 def booted(distribution, *mounts, name, supply=SUPPLIED):
-    """A machine that runs while the block does. `mounts` are podman's `--volume` values."""
-    run("podman", "rm", "--force", "--time=5", "--ignore", name)
+    """A machine that runs while the block does. `mounts` are podman's `--volume` values.
+
+    Its name tells the run of the tests that it belongs to: another run's machine of this kind is left alone.
+    """
+    _remove_machines_of_ended_runs()
+    name = f"{name}-{os.getpid()}"
+    # The workers of pytest-xdist are pinned to a core each. A machine, and what provisions it, has all of them.
+    os.sched_setaffinity(0, range(os.cpu_count()))
     run(
         "podman",
         "run",
         "--detach",
         *_FLAGS,
         f"--name={name}",
+        f"--label={_RUN_LABEL}={os.getpid()}",
         f"--hostname={name}",
         *(f"--volume={mount}" for mount in mounts),
         image(distribution, supply),
         *_INIT,
-        timeout=120,
     )
     try:
         _wait_until_running(name)
@@ -188,11 +198,19 @@ def booted(distribution, *mounts, name, supply=SUPPLIED):
         machine.run("sh", "-c", authorize, "sh", public)
         yield machine
     finally:
-        run("podman", "rm", "--force", "--time=10", name, timeout=60, check=False)
+        run("podman", "rm", "--force", "--time=10", name, check=False)
+
+
+def _remove_machines_of_ended_runs():
+    """A run that was killed leaves its machines behind."""
+    listed = run("podman", "ps", "--all", f"--filter=label={_RUN_LABEL}", "--format=json").stdout
+    for machine in json.loads(listed or "null") or []:
+        if not Path("/proc", machine["Labels"][_RUN_LABEL]).exists():
+            run("podman", "rm", "--force", "--ignore", "--time=5", *machine["Names"], check=False)
 
 
 def _wait_until_running(name):
-    deadline = time.monotonic() + _BOOT_TIMEOUT_S
+    deadline = time.monotonic() + HANG_S
     while True:
         state = run("podman", "exec", name, "systemctl", "is-system-running", check=False).stdout.strip()
         if state in {"running", "degraded"}:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
+# A limit for a hang: bare machines take minutes each, and a busy controller several times as long.
+HANG_S = 3600
 BIN = Path(os.environ.get("NPU_OPS_VENV", ROOT / ".venv-ops")) / "bin"
 _ONE_ROLE = """
 - name: One role
@@ -87,7 +89,7 @@ def start(inventory, *arguments, playbook=ANSIBLE / "site.yml", **variables):
     )
 
 
-def finish(process, timeout=900):
+def finish(process, timeout=HANG_S):
     """Wait for a run and read its recap."""
     try:
         output, _ = process.communicate(timeout=timeout)
@@ -104,12 +106,12 @@ def finish(process, timeout=900):
     )
 
 
-def play(inventory, *arguments, timeout=900, **variables):
+def play(inventory, *arguments, timeout=HANG_S, **variables):
     """Run site.yml, or another playbook, to its end."""
     return finish(start(inventory, *arguments, **variables), timeout)
 
 
-def role_runner(directory, variables, timeout):
+def role_runner(directory, variables, timeout=HANG_S):
     """A function that runs one role on the machine which these variables reach; `directory` takes its playbook."""
     inventory = write_inventory(directory / "hosts.json", {"machine": {"machine": variables}})
 

@@ -8,7 +8,7 @@ from tests.ops.conftest import GENERATOR
 from tests.ops.containers import DEBIAN_13
 from tests.ops.playbook import ROOT
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
 UNIT = ROOT / "config" / "systemd" / "npu-node-bounded.service"
 ENVIRONMENT = f"NPU_NODE_NPU_EMULATION=1\nOV_GENAI_NPU_MODEL=/srv/models/{GENERATOR}\n"
@@ -18,7 +18,7 @@ body = json.dumps({"job": "title", "input": "Build 4812 failed at 03:12: the dis
 request = urllib.request.Request("http://127.0.0.1:18820/v1/worker/generate", data=body if sys.argv[1:] else None)
 if not sys.argv[1:]:
     request.full_url = "http://127.0.0.1:18820/healthz"
-print(urllib.request.urlopen(request, timeout=120).read().decode())
+print(urllib.request.urlopen(request, timeout=500).read().decode())
 """
 
 
@@ -37,7 +37,7 @@ def alice(fleet):
     printf %s "$2" > {environment}
     chown -R alice: {home}
     loginctl enable-linger alice
-    for i in $(seq 60); do [ -S /run/user/$(id -u alice)/bus ] && exit 0; sleep 0.5; done
+    for i in $(seq 1000); do [ -S /run/user/$(id -u alice)/bus ] && exit 0; sleep 0.5; done
     echo "no bus of alice's systemd: $(systemctl status user@$(id -u alice))" >&2
     exit 1
     """
@@ -61,7 +61,7 @@ def test_the_unit_runs_for_a_user_and_proves_what_it_generated(alice):
     log = alice("journalctl", "--user", "--unit=npu-node-bounded", "--no-pager", check=False)
     assert started.returncode == 0, started.stderr + log.stdout[-3000:]
 
-    answer = json.loads(alice("python3", "-c", ASK, "generate", timeout=180).stdout)
+    answer = json.loads(alice("python3", "-c", ASK, "generate").stdout)
     assert answer["text"].strip()
     assert answer["emulated"] is True
     assert answer["npu_busy_delta_us"] > 0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops.playbook import ANSIBLE
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(7200)
 
 RELEASE = {"intel-fw-npu": "1.19.0", "intel-driver-compiler-npu": "1.19.0", "intel-level-zero-npu": "1.19.0"}
 DRIVER = {

@@ -9,7 +9,7 @@ import pytest
 from tests.ops.guests import DEVICE_ID, booted_guest, missing_tools
 from tests.ops.playbook import role_runner
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = pytest.mark.timeout(7200)
 
 DRIVER = {"npu_driver_pci_ids": [DEVICE_ID]}
 HOST = {"npu_passthrough_host_pci_ids": [DEVICE_ID]}

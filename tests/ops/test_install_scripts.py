@@ -8,7 +8,7 @@ from tests.ops.containers import run
 from tests.support.foreign import environment, npm_packages
 
 # What they run is fetched once and kept; an index may be slow.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(2400)
 
 HERE = Path(__file__).parent / "bats"
 PACKAGING = Path(__file__).parents[2] / "packaging"

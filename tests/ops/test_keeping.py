@@ -47,6 +47,24 @@ def test_what_could_not_be_made_is_not_there_and_is_made_anew(cache):
     assert list(made.iterdir()) == []
 
 
+def test_what_is_downloaded_is_tried_again_from_the_beginning(cache):
+    tried = []
+
+    def download(part):
+        part.mkdir()
+        tried.append(part)
+        if len(tried) < keeping.ATTEMPTS:
+            (part / "half").touch()
+            raise subprocess.TimeoutExpired("pip", 900)
+
+    made = keeping.kept("wheels", download, attempts=keeping.ATTEMPTS)
+    assert len(tried) == keeping.ATTEMPTS
+    assert list(made.iterdir()) == []
+    tried.clear()
+    with pytest.raises(subprocess.TimeoutExpired):
+        keeping.kept("others", download, attempts=keeping.ATTEMPTS - 1)
+
+
 def test_processes_that_want_the_same_wait_for_the_one_that_makes_it(cache):
     script = """
 import pathlib, sys
@@ -62,7 +80,7 @@ print(keeping.kept("key", make).read_text())
         subprocess.Popen([sys.executable, "-c", script, str(cache)], stdout=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    assert [process.communicate(timeout=60)[0] for process in running] == ["content\n"] * 4
+    assert [process.communicate(timeout=100)[0] for process in running] == ["content\n"] * 4
     assert (cache.parent / "made").read_text() == "made\n"
 
 

@@ -22,11 +22,15 @@ from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny
 from tests.support.nodes import start_node
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(2400)]
 
 RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yml"
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 DEAD = "127.0.0.1:1"
+# Limits are for a hang: a query is asked until it is answered, and a busy machine makes little to measure in a while.
+HANG_S = 600
+# What rates are over: so long that a scrape or two may be missed, and each call may take seconds.
+RATE = "1m"
 # What an emulated NPU has not; the second node reads it where a test has written it, as the kernel would.
 OF_A_DEVICE_ONLY = {"NPU memory", "NPU clock"}
 
@@ -39,13 +43,13 @@ class Server:
         self.url = url
 
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=10) as reply:  # noqa: S310
+        with urllib.request.urlopen(self.url + path, timeout=HANG_S) as reply:  # noqa: S310
             return json.load(reply)["data"]
 
     def ready(self):
         """Whether it answers queries yet."""
         try:
-            with urllib.request.urlopen(self.url + "/-/ready", timeout=10):  # noqa: S310
+            with urllib.request.urlopen(self.url + "/-/ready", timeout=HANG_S):  # noqa: S310
                 return True
         except urllib.error.HTTPError as error:
             error.close()
@@ -57,9 +61,9 @@ class Server:
         result = self.get(f"/api/v1/query?{query}")["result"]
         return [sample for sample in result if sample["value"][1] != "NaN"]
 
-    def wait(self, condition, what, timeout=120.0):
+    def wait(self, condition, what):
         """Ask `condition()` again and again until it is true."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + HANG_S
         while not (found := condition()):
             assert self.process.poll() is None, "Prometheus ended"
             assert time.monotonic() < deadline, f"still no {what}"
@@ -74,7 +78,7 @@ def process(*command, **options):
         yield running
     finally:
         running.terminate()
-        running.wait(30)
+        running.wait(HANG_S)
         for stream in (running.stdout, running.stderr):
             if stream is not None:
                 stream.close()
@@ -117,7 +121,7 @@ def prometheus(directory, jobs):
 def post(url, body, **headers):
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
             return reply.status
     except urllib.error.HTTPError as error:
         with error:
@@ -199,7 +203,7 @@ def watched(tmp_path_factory, store):
         service = stack.enter_context(
             process(sys.executable, "-m", "tests.ops.client_service", *urls, stdout=subprocess.PIPE)
         )
-        port = service.stdout.readline().strip()
+        port = int(service.stdout.readline())
         load = Load(urls)
         load.start()
         stack.callback(load.stop)
@@ -215,7 +219,7 @@ def test_every_query_of_a_panel_returns_data(watched, panel):
     server, (first, second) = watched
     instance = second if panel["title"] in OF_A_DEVICE_ONLY else first
     for target in panel["targets"]:
-        expression = target["expr"].replace("$__rate_interval", "10s").replace("$instance", instance)
+        expression = target["expr"].replace("$__rate_interval", RATE).replace("$instance", instance)
         assert "$" not in expression
         server.wait(lambda asked=expression: server.ask(asked), f"answer to {expression}")
 
@@ -233,14 +237,20 @@ def test_every_rule_is_evaluated_and_the_dead_node_is_seen(watched):
     # A rule over a metric that nothing exports would be well and never fire.
     read = {name for rule in rules for name in re.findall(r"\b(?:npu|gen_ai)(?:_|:)[\w:]+", rule["query"])}
     server.wait(lambda: read <= set(server.get("/api/v1/label/__name__/values")), f"metrics {read}")
-    [down] = [rule for rule in rules if rule["name"] == "NPUNodeDown"]
-    assert [alert["labels"]["instance"] for alert in down["alerts"]] == [DEAD]
+
+    def down():
+        """Of the dead node alone: a live one that missed a scrape is down until the next."""
+        [rule] = [rule for rule in evaluated() or [] if rule["name"] == "NPUNodeDown"] or [{"alerts": []}]
+        return [alert["labels"]["instance"] for alert in rule["alerts"]] == [DEAD]
+
+    server.wait(down, f"alert of {DEAD} alone")
 
 
 def test_the_emulated_npu_is_labelled_in_what_prometheus_keeps(watched):
     server, (first, second) = watched
     found = server.wait(
-        lambda: server.ask(f'rate(npu_node_npu_device_busy_seconds_total{{instance="{first}"}}[10s]) > 0'), "busy NPU"
+        lambda: server.ask(f'rate(npu_node_npu_device_busy_seconds_total{{instance="{first}"}}[{RATE}]) > 0'),
+        "busy NPU",
     )
     assert found[0]["metric"]["emulated"] == "true"
     [real] = server.wait(lambda: server.ask(f'npu_node_npu_memory_bytes{{instance="{second}"}}'), "NPU memory")

@@ -11,6 +11,9 @@ import yaml
 
 from tests.ops.playbook import ANSIBLE, ROOT
 
+# Ansible takes seconds to start, its linter half a minute: several times as long on a busy machine.
+pytestmark = pytest.mark.timeout(1200)
+
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 INVENTORIES = sorted(path.name for path in (ANSIBLE / "inventories").iterdir())
 PROVISIONING = (ROOT / "docs" / "provisioning.md").read_text(encoding="utf-8")
@@ -27,7 +30,7 @@ def command(ansible, *arguments):
         "PATH": f"{ansible}:{os.environ['PATH']}",
     }
     done = subprocess.run(
-        arguments, cwd=ANSIBLE, env=environment, capture_output=True, text=True, timeout=280, check=False
+        arguments, cwd=ANSIBLE, env=environment, capture_output=True, text=True, timeout=1000, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout
@@ -37,7 +40,6 @@ def test_the_roles_of_the_issue_are_here():
     assert ROLES == ["npu_driver", "npu_monitoring", "npu_node", "npu_passthrough_host"]
 
 
-@pytest.mark.timeout(300)
 def test_lint_finds_nothing_in_its_production_profile(ansible):
     command(ansible, "ansible-lint", "--nocolor", "--profile=production")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.foreign import environment
 
 # What they run is fetched once and kept; an index may be slow.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(2400)
 
 WINDOWS = Path(__file__).parents[2] / "packaging" / "windows"
 ERRORS = """
@@ -40,7 +40,7 @@ def errors_of():
 
     def errors(*paths):
         return subprocess.run(
-            [python, "-c", ERRORS, *paths], capture_output=True, text=True, timeout=60, check=True
+            [python, "-c", ERRORS, *paths], capture_output=True, text=True, timeout=600, check=True
         ).stdout
 
     return errors
