@@ -2,14 +2,14 @@
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ops.containers import run
-from tests.ops.keeping import kept
+from tests.ops.containers import HANG_S, run
+from tests.ops.keeping import ATTEMPTS, kept
+from tests.support.ports import free_port
 
 TOOLS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "ssh", "ssh-keygen")
 SUITE = "trixie"
@@ -47,8 +47,8 @@ version=$(ls "$1/boot" | sed -n 's/^vmlinuz-\\(.*cloud.*\\)/\\1/p')
 printf "linux /boot/vmlinuz-$version root=/dev/vda rw console=ttyS0\\ninitrd /boot/initrd.img-$version\\nboot\\n" \
 > "$1/boot/grub/grub.cfg"
 """
-_BUILD_TIMEOUT_S = 900
-_BOOT_TIMEOUT_S = 300
+_BUILD_TIMEOUT_S = 3600
+_BOOT_TIMEOUT_S = 1200
 
 
 def missing_tools():
@@ -63,7 +63,7 @@ def missing_tools():
 
 def image():
     """The directory of the image, made once and kept: `disk`, `start` (GRUB, as QEMU starts it) and `key` (root's)."""
-    return kept("guest", _make_image, f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}")
+    return kept("guest", _make_image, f"{SUITE} {_PACKAGES} {_BEFORE_PACKAGES} {_AFTER_PACKAGES}", ATTEMPTS)
 
 
 def _make_image(part):
@@ -103,7 +103,7 @@ class Guest:
             *("-o", "ConnectTimeout=10", "-o", "IdentitiesOnly=yes"),
         )
 
-    def run(self, *command, timeout=120, check=True):
+    def run(self, *command, timeout=HANG_S, check=True):
         """Run a command in it, as root."""
         login = ("ssh", "-q", "-i", self.key, "-p", self.port, *self.ssh_options(), "root@127.0.0.1")
         return run(*map(str, login), *command, timeout=timeout, check=check)
@@ -129,8 +129,7 @@ class Guest:
 def booted_guest(directory):
     """A guest that runs while the block does; what it writes to its disk is forgotten. `directory` takes its log."""
     made = image()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     console = directory / "console.log"
     machine = (
         *(

@@ -6,12 +6,12 @@ import time
 import pytest
 
 from tests.ops.conftest import EMBEDDER, KEY, ROOT
-from tests.ops.containers import DEBIAN_13, bare_image, run
-from tests.ops.keeping import kept
+from tests.ops.containers import DEBIAN_13, HANG_S, bare_image, run
+from tests.ops.keeping import ATTEMPTS, kept
 from tests.ops.test_container_image import call
 
 # An environment of 60 wheels is made and packed: several minutes of CPU time.
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(7200)
 
 PYINSTALLER = "pyinstaller==6.16.0"
 
@@ -21,17 +21,17 @@ def bundle(containers_possible, wheelhouse, wheel, build_wheels, tmp_path_factor
     """The directory that `make bundle` makes, from wheels at hand."""
 
     def download(part):
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, PYINSTALLER, timeout=300)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", part, PYINSTALLER)
 
-    tools = kept("bundle-wheels", download, PYINSTALLER)
+    tools = kept("bundle-wheels", download, PYINSTALLER, ATTEMPTS)
     place = tmp_path_factory.mktemp("bundle")
     python = place / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", place / "venv")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     links = [f"--find-links={path}" for path in (wheelhouse(version), build_wheels, tools)]
     install = (python, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", *links)
-    run(*install, f"npu-node[node,convert] @ file://{wheel}", PYINSTALLER, timeout=400)
-    run("env", f"PYTHON={python}", f"DIST={place}", ROOT / "packaging/bundle/build.sh", timeout=900)
+    run(*install, f"npu-node[node,convert] @ file://{wheel}", PYINSTALLER)
+    run("env", f"PYTHON={python}", f"DIST={place}", ROOT / "packaging/bundle/build.sh", timeout=3600)
     return place / "npu-node-bundle"
 
 
@@ -54,7 +54,7 @@ def test_it_serves_where_there_is_no_python(bundle, store):
         assert run("podman", "exec", name, "sh", "-c", "command -v python3", check=False).returncode != 0
         assert run("podman", "exec", name, "/opt/npu-node/npu-node", "--version").stdout.startswith("npu-node ")
         url = "http://" + run("podman", "port", name, "8081").stdout.strip()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG_S
         while not ready(url):
             assert time.monotonic() < deadline, run("podman", "logs", "--tail=30", name).stderr
             time.sleep(0.5)

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ import pytest
 
 from tests.support.foreign import npm_packages
 from tests.support.nodes import start_node
+from tests.support.ports import free_port
 
 pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
 
@@ -109,17 +108,6 @@ def kill_until_red(browser, node, model):
         with contextlib.suppress(AssertionError):
             return browser.wait("return window.recorded.some(seen => seen.level === 'bad')", timeout=10)
         node.wait_for(lambda body: body["status"] == "ready")
-
-
-def port_of_none():
-    """A free port that no process gets by chance: the system gives none below its range to whoever asks for any."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    while True:
-        port = random.randrange(10_000, lowest)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 def is_red(colour):
@@ -277,7 +265,7 @@ def fleet_dashboard(nodes):
 
 
 def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, shots, long):
-    port = port_of_none()
+    port = free_port()
     with contextlib.ExitStack() as stack:
         ports = ("0", str(port), "0")
         nodes = [stack.enter_context(start_node("--port", port, NPU_NODE_MODELS=EMBEDDER)) for port in ports]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.ops.conftest import EMBEDDER
-from tests.ops.containers import DEBIAN_12, DEBIAN_13, booted, run
+from tests.ops.containers import DEBIAN_12, DEBIAN_13, HANG_S, booted, run
 
 # Each machine installs an environment of some 60 wheels, and packs and unpacks it.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(7200)
 
 ROOT = Path(__file__).parents[2]
 STATE, KEYS, SETTINGS = "/var/lib/npu-node", "/etc/npu-node/api_keys", "/etc/npu-node/node.toml"
@@ -23,7 +23,7 @@ import json, urllib.request
 key = open("/etc/npu-node/api_keys").read().strip()
 def call(path, body=None):
     request = urllib.request.Request("http://127.0.0.1:8081" + path, body, {"Authorization": "Bearer " + key})
-    return json.load(urllib.request.urlopen(request, timeout=30))
+    return json.load(urllib.request.urlopen(request, timeout=300))
 print(json.dumps([call("/health")["status"], len(call("/embeddings", b'{"texts": ["a"]}')["embeddings"][0])]))
 """
 
@@ -49,7 +49,7 @@ def machine(request, containers_possible, wheelhouse, build_wheels, store):
             "COMPRESSION=-Zgzip -z1",
             "/src/packaging/deb/build.sh",
         )
-        machine.run(*build, timeout=400)
+        machine.run(*build, timeout=3600)
         yield machine
 
 
@@ -59,11 +59,10 @@ def package(machine):
 
 def wait_until_ready(machine):
     """Wait until the node embeds; the state of the service is in the error when it does not."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANG_S
     while True:
         asked = machine.run("python3", "-c", CALL, check=False)
-        if asked.returncode == 0:
-            assert json.loads(asked.stdout) == ["ready", 384]
+        if asked.returncode == 0 and json.loads(asked.stdout) == ["ready", 384]:
             return
         if time.monotonic() > deadline:
             log = machine.run("journalctl", "--unit=npu-node", "--lines=20", "--no-pager", check=False).stdout
@@ -77,7 +76,7 @@ def main_pid(machine):
 
 def test_it_is_installed_serves_survives_an_upgrade_and_leaves_nothing(machine):
     install = ("apt-get", "install", "--quiet", "--yes", "--no-install-recommends")
-    told = machine.run(*install, package(machine), timeout=300).stdout
+    told = machine.run(*install, package(machine)).stdout
     assert "npu-node pull --embedded" in told
     assert machine.run("stat", "--format=%U %a", KEYS).stdout.split() == ["root", "600"]
     assert machine.run("systemctl", "is-enabled", "npu-node").stdout.strip() == "enabled"
@@ -92,12 +91,12 @@ def test_it_is_installed_serves_survives_an_upgrade_and_leaves_nothing(machine):
     kept = machine.run("sha256sum", KEYS, SETTINGS).stdout
     before = main_pid(machine)
 
-    machine.run(*install, "--reinstall", package(machine), timeout=300)
+    machine.run(*install, "--reinstall", package(machine))
     wait_until_ready(machine)
     assert machine.run("sha256sum", KEYS, SETTINGS).stdout == kept
     assert main_pid(machine) != before
 
-    machine.run("apt-get", "purge", "--quiet", "--yes", "npu-node", timeout=300)
+    machine.run("apt-get", "purge", "--quiet", "--yes", "npu-node")
     for path in (STATE, "/etc/npu-node", "/usr/lib/npu-node", "/var/cache/npu-node", "/usr/bin/npu-node"):
         assert machine.run("test", "-e", path, check=False).returncode == 1, path
     assert machine.run("getent", "passwd", "npu-node", check=False).returncode == 2
@@ -111,7 +110,7 @@ def test_a_user_installs_without_root_again_and_uninstalls(machine):
     options = "--no-index --find-links=/wheels --find-links=/build"
 
     def as_ann(script, check=True):
-        return machine.run("runuser", "-l", "ann", "-c", f"PIP_OPTIONS='{options}' {script}", timeout=300, check=check)
+        return machine.run("runuser", "-l", "ann", "-c", f"PIP_OPTIONS='{options}' {script}", check=check)
 
     told = as_ann("/src/packaging/install.sh").stdout
     assert "add /home/ann/.local/bin to PATH" in told
@@ -129,11 +128,11 @@ def test_root_installs_for_the_machine_and_uninstalls(machine):
         pytest.skip("tried on one of the two")
     options = "--no-index --find-links=/wheels --find-links=/build"
     install = ("env", f"PIP_OPTIONS={options}", "/src/packaging/install.sh", "--scope", "system")
-    machine.run(*install, timeout=300)
+    machine.run(*install)
     assert machine.run("npu-node", "--version").stdout.startswith("npu-node ")
     assert machine.run("systemctl", "show", "--property=LoadState", "--value", "npu-node").stdout.strip() == "loaded"
     kept = machine.run("sha256sum", KEYS, SETTINGS).stdout
-    machine.run(*install, timeout=300)
+    machine.run(*install)
     machine.run("/src/packaging/uninstall.sh", "--scope", "system")
     assert machine.run("sha256sum", KEYS, SETTINGS).stdout == kept
     for path in ("/opt/npu-node/current", "/usr/local/bin/npu-node", "/etc/systemd/system/npu-node.service"):
@@ -149,5 +148,5 @@ def test_lintian_has_nothing_to_say(machine, tmp_path):
         pytest.skip("NOT RUN: lintian is not installed")
     name = package(machine)
     run("podman", "cp", f"{machine.name}:{name}", tmp_path)
-    done = run("lintian", "--fail-on=error,warning", tmp_path / Path(name).name, timeout=600, check=False)
+    done = run("lintian", "--fail-on=error,warning", tmp_path / Path(name).name, check=False)
     assert done.returncode == 0, done.stdout

@@ -52,8 +52,8 @@ class RunningNode:
             with error:
                 return error.code, json.load(error)
 
-    def wait_for(self, condition, timeout=110.0):
-        """Poll /health until `condition(body)` holds; return the body."""
+    def wait_for(self, condition, timeout=600.0):
+        """Poll /health until `condition(body)` holds; return the body. The limit is for a hang."""
         deadline = time.monotonic() + timeout
         pause = 0.02
         while True:
@@ -115,5 +115,5 @@ def start_node(*arguments, ready=True, cold=None, **environment):
                 process.kill()
                 process.wait()
         process.stdout.close()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive, f"engine processes outlived their node: {alive}"
