@@ -9,6 +9,7 @@ A prompt's first token id picks the fault:
     CRASH   breaks the process when the job arrives    HANG     stops its loop
     POISON  breaks it in the job's first step          STALL    never ends, while the loop beats
     BREAK   breaks it while the job is prepared        EATER    is killed by SIGKILL in its first step
+    TAKEN   breaks it when the pipeline takes it
     RAISE   raises an error in the job's first step
     WEDGE   never returns from a call for this job     LATE     breaks it in the job's third step
 
@@ -34,6 +35,7 @@ LATE = 670
 HANG = 777
 WEDGE = 778
 RAISE = 671
+TAKEN = 672
 STALL = 888
 DIMENSIONS = 4
 _LATE_STEPS = 3
@@ -129,6 +131,9 @@ class ScriptedRunner:
         fault = self._running[job_id][1][:1]
         if fault == [BREAK]:
             emit(NativeCall("prepare", 1, [job_id]))
+            die()
+        if fault == [TAKEN]:
+            emit(NativeCall("begin", 1, [job_id]))
             die()
         if fault == [RAISE]:
             raise TypeError(f"the prompt cannot be read: {self._running[job_id][1]}")
