@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -47,6 +48,10 @@ def connection_error(node: str, error: Exception) -> NodeError:
     """Ours for what aiohttp or the socket raised. Nothing of the original's text is taken over but the system's
     words.
     """
+    alert = _alert(error)
+    if alert is not None:
+        kind = NodeUnreachable if isinstance(error, aiohttp.ClientConnectorError) else ConnectionLost
+        return kind(f"the node refused the TLS handshake ({alert}); check client_cert and client_key", node=node)
     if isinstance(error, aiohttp.ClientConnectorError):
         return NodeUnreachable(f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}", node=node)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -55,4 +60,17 @@ def connection_error(node: str, error: Exception) -> NodeError:
         return ConnectionLost("the stream fell silent", node=node)
     if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
         return BadReply(f"the reply is not one of a node ({type(error).__name__.lstrip('_')})", node=node)
-    return ConnectionLost(f"the connection broke before the answer was complete ({type(error).__name__})", node=node)
+    what = f"the connection broke before the answer was complete ({type(error).__name__})"
+    if node.startswith("https:") and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        # TLS 1.3: the client may send before the node has looked at its certificate, and seldom gets to see the alert.
+        what += "; a node with tls_client_ca ends connections so when client_cert is missing or not valid there"
+    return ConnectionLost(what, node=node)
+
+
+def _alert(error: BaseException) -> str | None:
+    """OpenSSL's name of the alert by which the other side ended the handshake; None for any other error."""
+    for found in (error, error.__cause__, getattr(error, "os_error", None)):
+        reason = found.reason if isinstance(found, ssl.SSLError) else None
+        if isinstance(reason, str) and "_ALERT_" in reason:
+            return reason
+    return None

@@ -11,14 +11,16 @@ from yarl import URL
 from backend_client._protocol.bodies import connection_error, events_of, payload, read_body
 from backend_client._protocol.identity import Identity
 from backend_client._protocol.node_api import NodeApi
+from backend_client._protocol.request_ids import RequestIds
 from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Reply, WireCall
-from backend_client._resilience.connector import WatchingConnector
+from backend_client._resilience.connector import WatchingConnector, break_connection
 from backend_client._resilience.resolver import RememberingResolver
 from backend_client.errors import BadReply, NPUError
 from backend_client.options import ClientOptions
 
 _EVENTS = "text/event-stream"
+_REQUEST_ID = "X-Request-ID"
 # /health of a node with dozens of models is a few kB; an error body is less.
 _SMALL = 1024 * 1024
 
@@ -35,6 +37,7 @@ class HttpTransport(NodeApi):
             total=None, sock_connect=options.timeouts.connect, sock_read=options.timeouts.idle
         )
         self._urls: dict[tuple[str, str], URL] = {}
+        self._ids = RequestIds()
         self._resolver = RememberingResolver()
         self._session = self._make_session(options.connections_per_node)
         # Probes have connections of their own: a probe that waits for one of 128 busy connections says nothing about
@@ -70,6 +73,7 @@ class HttpTransport(NodeApi):
             async with self._request(
                 self._session, node, call.method, call.path, call.encoded, call.headers(_EVENTS), self._stream_timeout
             ) as response:
+                self._check_id(node, call.request_id, response)
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
                     body = await read_body(response, _SMALL)
@@ -101,6 +105,7 @@ class HttpTransport(NodeApi):
         timeout: aiohttp.ClientTimeout,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """A request; entered, it is sent, and the head of its reply is there."""
+        self._ids.send(headers.get(_REQUEST_ID))
         if self._identity.node_keys:
             headers = {**self._identity.authorization(node), **headers}
         return session.request(
@@ -111,6 +116,14 @@ class HttpTransport(NodeApi):
             allow_redirects=False,
             timeout=timeout,
         )
+
+    def _check_id(self, node: str, sent: str | None, response: aiohttp.ClientResponse) -> None:
+        """Raises BadReply for a reply to another request, and closes its connection."""
+        try:
+            self._ids.check(node, sent, response.headers.get(_REQUEST_ID), answers=response.status == 200)
+        except BadReply:
+            break_connection()
+            raise
 
     def _url(self, node: str, path: str) -> URL:
         """Parsed once: parsing costs as much as everything else that is done to a request here."""
@@ -130,6 +143,7 @@ class HttpTransport(NodeApi):
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:
+                self._check_id(node, headers.get(_REQUEST_ID), response)
                 return response.status, response.headers, await read_body(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = connection_error(node, error)

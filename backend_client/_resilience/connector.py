@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -12,6 +14,16 @@ from backend_client._resilience.connection_watch import ConnectionWatch
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
+
+
+_used: ContextVar[asyncio.Transport | None] = ContextVar("connection", default=None)
+
+
+def break_connection() -> None:
+    """Close the connection of this task's last request, though it may be among the free ones by now."""
+    transport = _used.get()
+    if transport is not None:
+        transport.abort()
 
 
 class WatchingConnector(aiohttp.TCPConnector):
@@ -32,7 +44,9 @@ class WatchingConnector(aiohttp.TCPConnector):
         while True:
             steps = _Steps(self._connect_limit)
             try:
-                return await super().connect(req, [*traces, steps], timeout)
+                connection = await super().connect(req, [*traces, steps], timeout)
+                _used.set(connection.transport)
+                return connection
             except TimeoutError:
                 if not steps.was_blocked:
                     raise

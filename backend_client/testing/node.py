@@ -7,6 +7,7 @@ import email.policy
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from backend_client._protocol.images import writing_kind
@@ -74,6 +75,11 @@ class FakeNode:
     def take(self, path: str, headers: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         """A request: its step, and the reply, which a step may keep from the caller."""
         given = {name.lower(): value for name, value in headers.items()}
+        step, answer = self._take(path, given, content)
+        repeated = {"X-Request-ID": given["x-request-id"]} if "x-request-id" in given else {}
+        return step, replace(answer, headers={**answer.headers, **repeated})
+
+    def _take(self, path: str, given: Mapping[str, str], content: bytes) -> tuple[Step | None, Answer]:
         try:
             body = _form(given["content-type"], content) if path.startswith("/v1/audio/") else json.loads(content)
         except (KeyError, ValueError):

@@ -1,0 +1,182 @@
+"""A reply too many on a connection that is kept alive: it is never taken for the answer to the next request."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from backend_client import NPUClient
+from backend_client._protocol.request_ids import RequestIds
+from backend_client.errors import BadReply
+from tests.faults.chat_node import chunk
+from tests.faults.scripted_node import EMBEDDER, WRITER, choice, data_event, done_event, sse, vectors_for
+
+HEALTH = {
+    "status": "ready",
+    "models": [
+        {"id": EMBEDDER, "kind": "embedding", "state": "ready", "dimensions": 8, "space": "s", "placements": ["CPU"]},
+        {"id": WRITER, "kind": "generation", "state": "ready", "placements": ["CPU"]},
+    ],
+}
+# What a node does with the id of a request.
+REPEAT = "X-Request-ID: {}\r\n"
+NONE = ""
+OWN = "X-Request-ID: proxy-{}\r\n"
+
+
+class Doubling:
+    """A node that answers correctly, but puts its last reply on a connection once more before the next one there, as
+    often as `surplus` says. `identity` is what it does with request ids. `lags`: its own reply comes only with the next
+    request on the connection, so that nothing but the id tells that there was one too many.
+    """
+
+    def __init__(self, identity=REPEAT, *, lags=False):
+        self.identity = identity
+        self.lags = lags
+        self.surplus = 0
+        self.connections = 0
+        self.served = 0
+        self._writers, self._tasks = [], []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*self._tasks)
+
+    async def _serve(self, reader, writer):
+        self._writers.append(writer)
+        self._tasks.append(asyncio.current_task())
+        before = None
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                path = head[0].split()[1]
+                if path == "/health":
+                    writer.write(_reply("application/json", json.dumps(HEALTH).encode()))
+                    continue
+                self.connections += before is None
+                self.served += 1
+                own = _answer(path, json.loads(body), self.identity.format(headers["x-request-id"]))
+                doubled = before is not None and self.surplus > 0
+                if doubled:
+                    self.surplus -= 1
+                    writer.write(before)
+                if not doubled or not self.lags:
+                    writer.write(own)
+                before = own
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+def _reply(kind, body, more=""):
+    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _answer(path, asked, identity):
+    """Every answer repeats what was asked."""
+    if path == "/embeddings":
+        shape = f"{identity}X-Shape: {len(asked['texts'])},8\r\nX-Space: s\r\nX-Model: {EMBEDDER}\r\n"
+        return _reply("application/octet-stream", vectors_for(asked["texts"]).tobytes(), shape)
+    if path == "/inference":
+        return _reply(
+            "text/event-stream", sse("token", {"text": asked["prompt"]}) + sse("done", done_event()), identity
+        )
+    if path == "/tokenize":
+        return _reply("application/json", json.dumps({"count": len(asked["prompt"])}).encode(), identity)
+    chunks = [chunk([choice({"content": asked["messages"][0]["content"]})]), chunk([choice({}, "stop")])]
+    return _reply("text/event-stream", b"".join(map(data_event, chunks)) + b"data: [DONE]\n\n", identity)
+
+
+async def embed(client, text):
+    vector = await client.embed(text)
+    return "right" if np.array_equal(np.array(vector, "<f4"), vectors_for([text])[0]) else "wrong"
+
+
+async def generate(client, text):
+    return "right" if (await client.generate(text)).text == text else "wrong"
+
+
+async def stream(client, text):
+    return "right" if "".join([piece async for piece in client.stream(text)]) == text else "wrong"
+
+
+async def chat(client, text):
+    return "right" if (await client.chat([{"role": "user", "content": text}])).text == text else "wrong"
+
+
+async def count(client, text):
+    return "right" if await client.count_tokens(text) == len(text) else "wrong"
+
+
+@pytest.mark.parametrize("lags", [False, True])
+@pytest.mark.parametrize("call", [embed, generate, stream, chat, count])
+async def test_a_surplus_reply_is_refused_its_connection_closed_and_the_request_sent_again(call, lags):
+    async with Doubling(lags=lags) as node, NPUClient([node.url]) as client:
+        assert await call(client, "x") == "right"
+        for length in (2, 3):
+            node.surplus = 1
+            assert await call(client, "x" * length) == "right"
+        # Two calls were sent twice, the second time on a new connection; the node is as good as before.
+        assert (node.served, node.connections) == (5, 3)
+        assert client.status()[0].usable
+
+
+async def test_the_attempts_name_the_surplus_reply():
+    async with Doubling() as node, NPUClient([node.url]) as client:
+        await client.embed("one")
+        node.surplus = 1
+        result = await client.embed_result("two")
+        assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
+
+
+@pytest.mark.parametrize("identity", [NONE, OWN])
+async def test_nodes_that_repeat_no_ids_and_proxies_that_give_their_own_are_served(identity):
+    async with Doubling(identity) as node, NPUClient([node.url]) as client:
+        for index in range(8):
+            assert await embed(client, f"text {index}") == "right"
+        assert node.served == 8
+
+
+def test_an_id_that_nobody_sent_is_refused_only_where_ids_were_repeated_and_not_for_ever():
+    ids = RequestIds()
+
+    def accepts(sent, received, *, answers=True):
+        ids.send(sent)
+        try:
+            ids.check("node", sent, received, answers=answers)
+        except BadReply:
+            return False
+        return True
+
+    assert accepts("a", "of-the-proxy")
+    assert not accepts("b", "a")
+    assert accepts("c", None)
+    assert accepts("d", "d")
+    # The reply to another client's request.
+    assert not accepts("e", "foreign")
+    # A proxy's own refusal, which tells nothing of the pairing.
+    assert accepts("f", "foreign", answers=False)
+    assert not accepts("g", "f", answers=False)
+    assert accepts("h", "h")
+    # From now on a proxy gives requests ids of its own.
+    assert [accepts(f"i{index}", f"own-{index}") for index in range(6)] == [False] * 3 + [True] * 3
+    assert accepts("j", "j")
+    assert not accepts("k", "foreign")
+
+
+def test_the_memory_of_ids_is_bounded():
+    ids = RequestIds()
+    for index in range(10_000):
+        ids.send(str(index))
+    with pytest.raises(BadReply):
+        ids.check("node", "other", "9999", answers=True)
+    ids.check("node", "other", "0", answers=True)
