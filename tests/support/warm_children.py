@@ -69,6 +69,8 @@ class Forker:
             "environment": native_environment(),
             "directory": str(Path.cwd()),
             "cores": sorted(os.sched_getaffinity(0)),
+            # A command that a shell runs in the background ignores it, and so do its children.
+            "interruptible": signal.getsignal(signal.SIGINT) is not signal.SIG_IGN,
             "parent": os.getpid(),
         }
         with theirs, told, reading, self._one, _subreaper():
@@ -185,7 +187,7 @@ def _become(told, descriptors, middle):
     for target, descriptor in enumerate(outputs, 1):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler if told["interruptible"] else signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(told["environment"])
     os.chdir(told["directory"])

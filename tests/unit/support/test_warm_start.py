@@ -43,7 +43,9 @@ def test_signals_reach_it_and_its_end_is_noticed(tmp_path):
 def test_none_outlives_an_interrupted_run(tmp_path, kill):
     """SIGHUP reaches nodes too, and is no reason for them to end."""
     script = (
-        "import os\nfrom tests.support.warm_start import start_warm_piped\n"
+        "import os, signal\nfrom tests.support.warm_start import start_warm_piped\n"
+        # What is run by nohup ignores it.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "node = start_warm_piped(['serve', '--port', '0', '--log-level', 'error'], env=dict(os.environ))\n"
         "print(node.stdout.readline().split()[0], node.pid, flush=True)\ninput()\n"
     )
