@@ -51,6 +51,7 @@ class SimNode:
         self.alias_listed = alias_listed
         self.fault = None
         self._epoch = 0
+        self._kills = 0
         self._changed = asyncio.Event()
 
     def set(self, fault):
@@ -58,6 +59,7 @@ class SimNode:
         self.fault = fault
         if fault in {"dead", "cut"}:
             self._epoch += 1
+        self._kills += fault == f"killed {WRITER}"
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -78,7 +80,8 @@ class SimNode:
             }
             for name, space in self.spaces.items()
         ]
-        models.append({"id": WRITER, "kind": "generation", "state": "ready", **common})
+        restart = {"state": "loading", "ready_in_s": 2.0} if self.fault == f"killed {WRITER}" else {"state": "ready"}
+        models.append({"id": WRITER, "kind": "generation", **restart, **common})
         status = {"loading": "degraded", "draining": "draining"}.get(self.fault, "ready")
         return HealthReport.model_validate({"status": status, "models": models})
 
@@ -101,6 +104,10 @@ class SimNode:
     async def stream(self, call):
         """One POST /inference."""
         name = self._admit(call.model, {WRITER})
+        while self.fault == f"killed {WRITER}":
+            if not call.may_wait:
+                raise NodeNotServing("restarts", node=self.url, status=503, code="engine_unavailable", retry_after=2.0)
+            await self._until_changed()
         for piece in answer(call.texts[0]):
             await self._work(name, self.pace * self.rng.lognormvariate(0, 0.3))
             yield piece
@@ -138,8 +145,10 @@ class SimNode:
 
     async def _work(self, name, seconds):
         """Take that long, and longer or for ever while a fault says so."""
-        epoch, left = self._epoch, seconds
+        epoch, kills, left = self._epoch, self._kills, seconds
         while True:
+            if self._kills != kills and name == WRITER:
+                raise NodeNotServing("died", node=self.url, code="engine_unavailable")
             if self._epoch != epoch:
                 raise ConnectionLost("reset", node=self.url)
             if self.fault == "broken" and name != "health":

@@ -22,7 +22,7 @@ from tests.unit.backend_client.simulation.nodes import (
     answer,
     vector,
 )
-from tests.unit.backend_client.simulation.scenario import FAULTS, draw
+from tests.unit.backend_client.simulation.scenario import FAULTS, KILLED, draw
 from tests.unit.backend_client.virtual_time import VirtualLoop
 
 OVERRUN_S = 0.050
@@ -165,6 +165,7 @@ class _Run:
         if self.now() > limit + OVERRUN_S:
             self.violated(f"{call.kind} at {call.at:.3f} ended {self.now() - limit:.3f} s too late with {end}")
         self._check_available(call, end, began)
+        self._check_restart(call, end, began)
         if call.texts[0].startswith("steady"):
             self.steady.append(began)
 
@@ -224,6 +225,17 @@ class _Run:
             self.violated(
                 f"{call.kind} at {call.at:.3f} for {call.model} ended with {end} though every node was healthy"
             )
+
+    def _check_restart(self, call, end, began):
+        """A generation that leaves the time for the restart of the engines, and for a retry, outlives their death."""
+        faults = self.scenario.faults
+        if call.kind != "generate" or call.leaves_after is not None or {fault.kind for fault in faults} != {KILLED}:
+            return
+        back = max(fault.end for fault in faults)
+        # Each of them may need a retry, and the budget brings in at least one a second.
+        written = sum(other.kind in {"generate", "stream"} and other.at <= back for other in self.scenario.calls)
+        if began <= back and call.timeout / 2 >= back - began + written + 2 and end != "ok":
+            self.violated(f"generate at {call.at:.3f} ended with {end} though engines restarted at {back:.3f}")
 
     def _check_leaks(self):
         left = {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}

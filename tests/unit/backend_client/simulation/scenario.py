@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from tests.unit.backend_client.simulation.nodes import ALIAS, EMBEDDER, OTHER, SPACES, WRITER
 
 # How long after its end a fault may keep requests away: 5 s where probes or trials show its end, else a quarantine.
+KILLED = f"killed {WRITER}"
 FAULTS = {
+    KILLED: 5.0,
     "dead": 5.0,
     "unroutable": 5.0,
     "frozen": 5.0,
@@ -75,7 +77,7 @@ def draw(seed):
         at = rng.uniform(-3.0, duration)
         for _ in range(rng.randint(0, 3)):
             end = at + 10 ** rng.uniform(-2.0, 1.0)
-            faults.append(Fault(at, end, node, rng.choice(list(FAULTS))))
+            faults.append(Fault(at, end, node, rng.choice([kind for kind in FAULTS if kind != KILLED])))
             at = end + 10 ** rng.uniform(-2.0, 1.0)
     calls = [_call(rng, rng.uniform(0.0, duration), two_models=two_models) for _ in range(rng.randint(10, 50))]
     if rng.random() < 0.5:
@@ -98,6 +100,23 @@ def draw(seed):
         kind = rng.choice(["frozen", "slow", f"hung {EMBEDDER}"])
         faults = [Fault(close_at - rng.uniform(0.0, 1.5), close_at + 3.0, node, kind) for node in range(count)]
         calls += [_call(rng, close_at - rng.uniform(0.0, 0.3), two_models=two_models) for _ in range(5)]
+    # By numbers of its own, so that the other scenarios stay as they are.
+    kills = random.Random(f"kills {seed}")
+    if close_at is None and kills.random() < 0.2:
+        # The engines of one model are killed everywhere at once: nowhere is another node to go to.
+        at = kills.uniform(0.0, duration / 2)
+        faults = [Fault(at, at + kills.uniform(1.0, 12.0), node, KILLED) for node in range(count)]
+        calls += [
+            Call(
+                at + kills.uniform(-0.03, 0.3),
+                "generate",
+                kills.uniform(20.0, 90.0),
+                WRITER,
+                (f"killed {index}",),
+                None,
+            )
+            for index in range(8)
+        ]
     hedge = 0.9 if rng.random() < 0.25 else None
     calls.sort(key=lambda call: call.at)
     return Scenario(seed, tuple(nodes), tuple(faults), tuple(calls), hedge, close_at, duration)

@@ -14,6 +14,7 @@ from backend_client._fleet.liveness import Silence
 from backend_client._fleet.pool import Pool
 from backend_client._resilience.budget import RetryBudget
 from backend_client._resilience.closing import OpenCalls
+from backend_client._routing.dispatcher import Dispatcher
 from tests.unit.backend_client.simulation.run import simulate
 from tests.unit.backend_client.simulation.scenario import FAULTS, draw
 
@@ -51,6 +52,7 @@ async def _nothing():
 BREAKS = {
     "no traffic to a healthy node": (Pool, "probe_passed", lambda *_: None, SEEDS),
     "an unbounded retry budget": (RetryBudget, "withdraw", lambda _: True, [57, 112, 175, 220]),
+    "a call that waits for no restart": (Dispatcher, "later", lambda *_: False, [99, 102, 152]),
     "calls that survive closing": (OpenCalls, "close", lambda _: _nothing(), SEEDS),
     "a probe task that is left": (Prober, "close", lambda _: _nothing(), SEEDS),
     "a lease that is never returned": (Pool, "settle", lambda *_: None, SEEDS),
