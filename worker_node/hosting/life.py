@@ -27,6 +27,9 @@ from worker_node.hosting.slots import FREE
 
 log = logging.getLogger(__name__)
 
+# After a look that failed.
+_WATCH_AGAIN_S = 1.0
+
 Canary = Callable[[Engine], Awaitable[None]]
 # What a canary gives an engine to answer.
 CANARY_TIMEOUT_S = 120.0
@@ -194,8 +197,12 @@ class EngineLife:
     async def _watch(self, link: EngineLink) -> None:
         while True:
             now = time.monotonic()
-            link.kills.look(now, link.pid)
-            reason, pause = link.liveness.look(now)
+            try:
+                link.kills.look(now, link.pid)
+                reason, pause = link.liveness.look(now)
+            except Exception as error:  # noqa: BLE001  (an engine that nobody watches may hang for ever)
+                log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
+                reason, pause = None, _WATCH_AGAIN_S
             if reason is not None:
                 link.kill_hung(reason)
                 return

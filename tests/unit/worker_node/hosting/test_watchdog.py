@@ -83,3 +83,29 @@ def test_an_engine_is_killed_when_it_was_silent_for_the_watchdogs_time_and_not_b
     # Exactly then: the watchdog's next look is never later than the moment at which the time is up.
     assert link.killed_at == pytest.approx(last_heard + watchdog_s)
     assert outcome == (End.CRASHED, f"hung: no heartbeat for {watchdog_s:.0f} s")
+
+
+def test_a_watchdog_that_fails_looks_again(caplog):
+    class Broken(Link):
+        """The first look at it fails by an error that nobody foresaw."""
+
+        def __init__(self, loop, limits):
+            super().__init__(loop, limits)
+            sound, looks = self.liveness, iter([True])
+
+            def look(now):
+                if next(looks, False):
+                    raise ZeroDivisionError("what a request holds")
+                return sound.look(now)
+
+            self.liveness = SimpleNamespace(look=look)
+
+    async def live():
+        limits = HostingLimits(liveness=LivenessLimits(5.0))
+        link = Broken(asyncio.get_running_loop(), limits.liveness)
+        return await EngineLife(SPEC, limits, _nothing, lambda: None).run(link)
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        assert runner.run(live()) == (End.CRASHED, "hung: no heartbeat for 5 s")
+    assert "watching m on CPU failed: ZeroDivisionError" in caplog.text
+    assert "request" not in caplog.text
