@@ -37,7 +37,7 @@ async def test_what_fails_after_the_head_ends_the_connection(stream, error, tmp_
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 while True:
                     seen = await reader.readuntil(b"\r\n")
-                    assert b"500" not in seen
+                    assert b"HTTP/1.1 500" not in seen  # the id of a request may hold these digits
                     assert seen != b"0\r\n", "a cut reply that ends properly looks complete"
         finally:
             writer.close()
