@@ -28,8 +28,10 @@ class ModelFiles(ABC):
     def weights(self, source: Path) -> list[Path]:
         """The files whose hashes and sizes stand for the model."""
 
-    def of_repository(self, _architectures: Collection[str], _names: Collection[str]) -> Collection[str] | None:
-        """The files to fetch of a repository with these architectures and files at its top, small ones aside.
+    def of_repository(
+        self, _repository: str, _architectures: Collection[str], _names: Collection[str]
+    ) -> Collection[str] | None:
+        """The files to fetch of a repository of that name, architectures and files at its top, small ones aside.
 
         None for a repository that holds no such model. Raises SourceRejected for one that holds one and lacks files.
         """
@@ -53,13 +55,13 @@ class ModelFiles(ABC):
         return None
 
 
-def files_of_task(architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
+def files_of_task(repository: str, architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
     """What to fetch of a repository that a task recognises; None for what the node itself must know.
 
     Raises SourceRejected as `ModelFiles.of_repository`.
     """
     for _, files in _all():
-        if (wanted := files.of_repository(architectures, names)) is not None:
+        if (wanted := files.of_repository(repository, architectures, names)) is not None:
             return frozenset(wanted)
     return None
 

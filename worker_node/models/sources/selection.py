@@ -65,7 +65,7 @@ def select(listing: Listing, tag: str | None = None) -> Selection:
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
     if tag is not None or (ggufs and MODEL_FILE not in top):
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
-    if (wanted := files_of_task(listing.architectures, top)) is not None:
+    if (wanted := files_of_task(listing.name, listing.architectures, top)) is not None:
         return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
     if any(name.startswith("openvino_") and name.endswith(".xml") for name in top):
         return _openvino(listing, top)

@@ -45,7 +45,9 @@ class _Files(ModelFiles):
     def weights(self, source: Path) -> list[Path]:
         return [path for name in _NEEDED if (path := source / name).is_file()]
 
-    def of_repository(self, _architectures: Collection[str], names: Collection[str]) -> Collection[str] | None:
+    def of_repository(
+        self, _repository: str, _architectures: Collection[str], names: Collection[str]
+    ) -> Collection[str] | None:
         if LANGUAGE_FILE not in names or VISION_FILE not in names:
             return None
         if missing := [name for name in _NEEDED if name not in names]:

@@ -42,10 +42,10 @@ def test_what_is_missing_or_has_no_pipeline_is_named(tmp_path):
 
 def test_a_repository_is_fetched_whole_or_rejected():
     names = [*_NEEDED, "README.md", "chat_template.jinja"]
-    assert set(FILES.of_repository((), names)) == {*_NEEDED, "chat_template.jinja"}
-    assert FILES.of_repository((), ["openvino_model.xml"]) is None
+    assert set(FILES.of_repository("maker/model", (), names)) == {*_NEEDED, "chat_template.jinja"}
+    assert FILES.of_repository("maker/model", (), ["openvino_model.xml"]) is None
     with pytest.raises(SourceRejected, match=r"preprocessor_config\.json"):
-        FILES.of_repository((), [name for name in names if name != "preprocessor_config.json"])
+        FILES.of_repository("maker/model", (), [name for name in names if name != "preprocessor_config.json"])
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,12 @@ def is_ranking_decoder(directory: Path) -> bool:
     """Whether it is a decoder that ranks by its name: nothing else tells it from one that chats."""
     if not (architecture_of(directory) or "").endswith("ForCausalLM"):
         return False
-    names = (directory.resolve().name, str(_config(directory).get("_name_or_path", "")))
-    return any("rerank" in name.lower() for name in names)
+    return any(map(named_reranker, (directory.resolve().name, str(_config(directory).get("_name_or_path", "")))))
+
+
+def named_reranker(name: str) -> bool:
+    """Whether a directory or repository says in its name that it ranks."""
+    return "rerank" in name.lower()
 
 
 def _config(directory: Path) -> dict[str, Any]:

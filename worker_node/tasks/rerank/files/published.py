@@ -10,7 +10,13 @@ from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
-from worker_node.tasks.rerank.files.architectures import FAMILIES, architecture_of, is_ranking_decoder
+from worker_node.models.sources.export import export_command
+from worker_node.tasks.rerank.files.architectures import (
+    FAMILIES,
+    architecture_of,
+    is_ranking_decoder,
+    named_reranker,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -24,8 +30,12 @@ class _Rerankers(ModelFiles):
         names = (MODEL_FILE, WEIGHTS_FILE) if (source / MODEL_FILE).is_file() else ("model.safetensors",)
         return [source / name for name in (*names, "config.json", TOKENIZER_FILE) if (source / name).is_file()]
 
-    def of_repository(self, architectures: Collection[str], names: Collection[str]) -> Collection[str] | None:
+    def of_repository(
+        self, repository: str, architectures: Collection[str], names: Collection[str]
+    ) -> Collection[str] | None:
         """The weights in either form, and the tokenizer."""
+        if named_reranker(repository) and any(name.endswith("ForCausalLM") for name in architectures):
+            return self._of_decoder(repository, names)
         if not FAMILIES.keys() & set(architectures):
             return None
         # As published before as exported: exports on hubs are often of another precision than they say.
@@ -36,6 +46,17 @@ class _Rerankers(ModelFiles):
                 f"the repository holds a cross-encoder and lacks {', '.join(missing)}; look for one that has them"
             )
         return (*forms[0], TOKENIZER_FILE)
+
+    def _of_decoder(self, repository: str, names: Collection[str]) -> Collection[str]:
+        if MODEL_FILE not in names:
+            raise SourceRejected(
+                f"{repository} holds a decoder that ranks, which must be exported first: "
+                + export_command(repository, f"{repository.rpartition('/')[2].lower()}-ov")
+            )
+        wanted = (MODEL_FILE, WEIGHTS_FILE, "config.json", TOKENIZER_FILE)
+        if missing := sorted(set(wanted) - set(names)):
+            raise SourceRejected(f"{repository} holds a decoder that ranks and lacks {', '.join(missing)}")
+        return wanted
 
     def check(self, directory: Path) -> None:
         if is_ranking_decoder(directory):
