@@ -227,6 +227,58 @@ async def test_an_endless_image_ends_at_the_bound(server):
     assert sent < 50_000_000
 
 
+def flood(head, piece):
+    """An answer that goes on with the same few bytes until the other side has enough; it yields what it sent."""
+
+    async def answer(writer):
+        writer.write(head)
+        while True:
+            writer.write(piece * 10_000)
+            await writer.drain()
+
+    return answer
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"), (b"", b"HTTP/1.1 103\n\n"), (CHUNKED, b"1\r\n\x89\r\n")],
+    ids=["interim replies", "with bare line feeds", "chunks of a byte"],
+)
+async def test_framing_without_content_ends_the_connection(server, head, piece):
+    """Parsing it would hold the event loop; nothing else ends it before the image's 10 s are over."""
+    server.answer = flood(head, piece)
+    fetcher = allowing(f"http://127.0.0.1:{server.port}", limits=FetchLimits(timeout_s=3600))
+    with pytest.raises(BadRequest, match="cannot be fetched"):
+        await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1 << 40, seconds=3600)
+    await server.ended.wait()
+
+
+async def test_an_image_in_usual_chunks_arrives(server):
+    body = b"".join(b"200\r\n" + bytes([number % 256]) * 512 + b"\r\n" for number in range(4000)) + b"0\r\n\r\n"
+    server.answer = CHUNKED + body
+    fetcher = allowing(f"http://127.0.0.1:{server.port}")
+    assert len(await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1 << 22)) == 4000 * 512
+
+
+async def test_names_that_are_never_resolved_hold_up_no_other_image(server):
+    asked = asyncio.Event()
+
+    async def hanging(_host, _port):
+        asked.set()
+        await asyncio.Event().wait()
+
+    url = f"http://127.0.0.1:{server.port}"
+    fetcher = allowing(url, "https://slow.example", resolve=hanging, limits=FetchLimits(timeout_s=3600, at_once=1))
+    slow = asyncio.create_task(fetched(fetcher, "https://slow.example/a.png", seconds=3600))
+    await asked.wait()
+    assert await fetched(fetcher, f"{url}/") == PNG
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+
+
 async def stalling(writer):
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 5000\r\n\r\n\x89PNG")
     await writer.drain()

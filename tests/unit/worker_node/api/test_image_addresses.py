@@ -45,6 +45,11 @@ def test_addresses_of_the_internet_are_public(address):
         "2001:0:808:808::80ff:fffe",
         "64:ff9b::7f00:1",
         "64:ff9b:1::a00:1",
+        # For a site, for examples, and an IPv4 address as ISATAP writes it.
+        "fec0::1",
+        "3fff::1",
+        "2606:2800::5efe:7f00:1",
+        "2606:2800::200:5efe:a00:1",
         "localhost",
         "",
     ],

@@ -8,6 +8,11 @@ from ipaddress import IPv4Address, IPv6Address
 # Gateways of these networks send what comes to the IPv4 address in the last 32 bits.
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
+# All that is given out for the public internet, and in it what is for examples: Python 3.11 takes more for global.
+_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
+_EXAMPLES = ipaddress.IPv6Network("3fff::/20")
+# The third quarter of an ISATAP address; the IPv4 address that it is for comes after it.
+_ISATAP = {0x00005EFE, 0x02005EFE}
 
 
 def is_public(address: str) -> bool:
@@ -35,8 +40,12 @@ def _carried(address: IPv6Address) -> tuple[IPv4Address, ...]:
         return address.teredo
     if address in _COMPATIBLE or any(address in network for network in _TRANSLATED):
         return (IPv4Address(int(address) & 0xFFFFFFFF),)
+    if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
+        return (IPv4Address(int(address) & 0xFFFFFFFF),)
     return ()
 
 
 def _is_global(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address) and (address not in _GIVEN_OUT or address in _EXAMPLES):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -27,6 +28,7 @@ from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded, Payload
 from worker_node.settings import NodeSettings
 from worker_node.settings.image_hosts import ImageHost
 from worker_node.tasks.generate.api.remote_images.addresses import is_public
+from worker_node.tasks.generate.api.remote_images.framing import BoundedConnector
 from worker_node.tasks.generate.serving.picture_rules import FORMATS, PICTURE_TYPES
 
 SETTING = "allow_image_hosts"
@@ -36,6 +38,7 @@ _NOT_OF_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 _CHUNK = 1 << 16
 _HEADERS = {"Accept": ", ".join(sorted(PICTURE_TYPES)), "Accept-Encoding": "identity", "User-Agent": "npu-node"}
 
+T = TypeVar("T")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
@@ -89,17 +92,18 @@ class ImageFetcher:
         target, entry = self._allowed(url, where)
         if self._waiting >= self._limits.queue:
             raise Overloaded(f"{self._waiting} images wait to be fetched; the bound here is {self._limits.queue}")
-        left = deadline - time.monotonic()
         self._waiting += 1
         try:
-            async with asyncio.timeout(left):
+            # Before there is a place: names that are never resolved would take all of them.
+            addresses = await self._in_time(self._addresses(target, entry, where), target, where, deadline)
+            async with asyncio.timeout(deadline - time.monotonic()):
                 await self._places.acquire()
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request waited for an image") from None
         finally:
             self._waiting -= 1
         try:
-            return await self._in_time(target, entry, where, most, deadline)
+            return await self._in_time(self._get(target, addresses, where, most), target, where, deadline)
         finally:
             self._places.release()
 
@@ -128,12 +132,12 @@ class ImageFetcher:
             )
         return target, max(matching, key=lambda entry: entry.may_be_private)
 
-    async def _in_time(self, target: URL, entry: ImageHost, where: str, most: int, deadline: float) -> bytes:
+    async def _in_time(self, work: Awaitable[T], target: URL, where: str, deadline: float) -> T:
         host, limit = target.raw_host, self._limits.timeout_s
         left = deadline - time.monotonic()
         try:
             async with asyncio.timeout(min(left, limit)):
-                return await self._get(target, entry, where, most)
+                return await work
         except TimeoutError:
             if left <= limit:
                 raise DeadlineExceeded(f"the deadline passed while {where} was fetched", param=where) from None
@@ -143,9 +147,8 @@ class ImageFetcher:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _refused(where, f"the image cannot be fetched from {host} ({_brief(error)})") from None
 
-    async def _get(self, target: URL, entry: ImageHost, where: str, most: int) -> bytes:
-        addresses = await self._addresses(target, entry, where)
-        connector = aiohttp.TCPConnector(
+    async def _get(self, target: URL, addresses: Sequence[str], where: str, most: int) -> bytes:
+        connector = BoundedConnector(
             resolver=_Resolved(addresses), use_dns_cache=False, force_close=True, ssl=self._tls
         )
         async with (
