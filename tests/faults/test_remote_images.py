@@ -1,6 +1,7 @@
 """Images by URL, over real sockets on loopback: a scripted server that misbehaves, and a resolver that lies."""
 
 import asyncio
+import contextlib
 import io
 import logging
 import ssl
@@ -47,6 +48,7 @@ class Server:
         self.requests = []
         self.answer = reply()
         self.ended = asyncio.Event()
+        self._serving = set()
 
     @asynccontextmanager
     async def running(self, tls=None):
@@ -56,8 +58,12 @@ class Server:
             yield self
         finally:
             server.close()
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader, writer):
+        self._serving.add(asyncio.current_task())
         try:
             self.requests.append(await reader.readuntil(b"\r\n\r\n"))
             if callable(self.answer):
@@ -67,9 +73,14 @@ class Server:
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
             writer.close()
             self.ended.set()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @pytest.fixture
