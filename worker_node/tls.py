@@ -13,6 +13,7 @@ from worker_node.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 10.0
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 
 
 class ServerTls:
@@ -33,6 +34,8 @@ class ServerTls:
             self.context = self._load()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"tls_cert, tls_key or tls_client_ca cannot be used: {_why(error)}") from None
+        if has_expired(self._current, self._cert):
+            log.error("the certificate in %s has expired: clients that check it will refuse this node", self._cert)
         self.context.sni_callback = self._use_current
 
     async def follow(self) -> None:
@@ -48,7 +51,11 @@ class ServerTls:
             return False
         self._seen = state
         try:
-            self._current = self._load()
+            renewed = self._load()
+            if has_expired(renewed, self._cert):
+                log.error("the renewed TLS files are not used: the certificate in %s has expired", self._cert)
+                return False
+            self._current = renewed
             self._renewed = time.time()
         except (OSError, ValueError) as error:
             log.error("the renewed TLS files are not used: %s", _why(error))
@@ -79,6 +86,29 @@ class ServerTls:
 
     def _state(self) -> list[tuple[int, int] | None]:
         return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
+
+
+def has_expired(server: ssl.SSLContext, cert: Path) -> bool:
+    """Whether the certificate that the context shows, of that file, is past its last day.
+
+    Python reads no dates of a certificate that it does not verify, so a client that trusts it makes a handshake in
+    memory.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    # The client has seen the certificate when it has read what the server answered.
+    for side in (*sides, sides[0]):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_code == _EXPIRED
+    return False
 
 
 def _no_password() -> str:

@@ -26,7 +26,7 @@ def openssl(*arguments):
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
-def issue(directory, authority, name):
+def issue(directory, authority, name, *, dates=("-days", "2")):
     """A certificate of the authority for 127.0.0.1, with its key."""
     cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
     names = directory / "names.txt"
@@ -34,7 +34,7 @@ def issue(directory, authority, name):
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     openssl("req", *new_key, "-subj", f"/CN={name}", "-out", request)
     signed_by = ("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial")
-    openssl("x509", "-req", "-in", request, *signed_by, "-days", "2", "-extfile", names, "-out", cert)
+    openssl("x509", "-req", "-in", request, *signed_by, *dates, "-extfile", names, "-out", cert)
     return cert, key
 
 
@@ -156,6 +156,27 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         with pytest.raises(ConfigurationError) as caught:
             NPUClient(["https://127.0.0.1:1"], **wrong)
         assert "key'" not in str(caught.value)
+
+
+async def test_an_expired_certificate_replaces_none_and_is_told_at_the_start(pki, tmp_path, caplog):
+    directory, authority, (cert, key), _ = pki
+    # Its last day was yesterday.
+    old = issue(directory, authority, "old", dates=("-days", "-1"))
+    served = tmp_path / "node.pem", tmp_path / "node.key"
+    for target, source in zip(served, (cert, key), strict=True):
+        target.write_bytes(source.read_bytes())
+    tls = ServerTls(*served, authority)
+    assert "certificate" not in caplog.text
+    for target, source in zip(served, old, strict=True):
+        target.write_bytes(source.read_bytes())
+    assert not tls.reload_if_changed()
+    assert "are not used: the certificate in" in caplog.text
+    for target, source in zip(served, issue(directory, authority, "fresh"), strict=True):
+        target.write_bytes(source.read_bytes())
+    assert tls.reload_if_changed()
+    caplog.clear()
+    ServerTls(*old, None)
+    assert "has expired: clients that check it will refuse this node" in caplog.text
 
 
 def test_an_encrypted_key_is_refused_and_its_password_is_never_asked_for(pki, tmp_path):
