@@ -46,13 +46,19 @@ def _choice(choice: Mapping[str, Any]) -> ChatChoice:
     message = choice["message"]
     calls = tuple(_call(call) for call in message.get("tool_calls") or ())
     return ChatChoice(
-        text=message.get("content") or "",
+        text=_text(message.get("content")),
         tool_calls=calls,
-        finish_reason=str(choice.get("finish_reason") or ""),
-        reasoning=message.get("reasoning_content") or "",
+        finish_reason=_text(choice.get("finish_reason")),
+        reasoning=_text(message.get("reasoning_content")),
         logprobs=choice.get("logprobs"),
         message={name: value for name, value in message.items() if value is not None or name == "content"},
     )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | None):
+        raise TypeError
+    return value or ""
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:
