@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from backend_client.errors import ConfigurationError
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]
@@ -32,7 +32,8 @@ class BulkJob:
     """`source` is the pattern of the input, `listing` the digest of the files that it names.
 
     `column` holds the texts, prompts or messages. `space` and `dimensions` are those of the vectors; "" and 0 for
-    generation. `options` are those of each call: `truncate`, or the sampling.
+    generation. `options` are those of each call: `truncate`, or the sampling. `schema` is Arrow's of the input's
+    columns in every file of the output, in base64; `json_types` the types that their values have in JSON lines.
     """
 
     kind: Kind
@@ -48,6 +49,8 @@ class BulkJob:
     dimensions: int = 0
     require_device: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    schema: str = ""
+    json_types: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk import plan as plans
+from backend_client.bulk.columns import with_columns
 from backend_client.bulk.driver import Driver, Progress, TooManyRejected
 from backend_client.bulk.executors import Executor, LocalExecutor
 from backend_client.bulk.finish import SUCCESS, finish
@@ -144,13 +145,15 @@ async def _described(request: BulkRequest, store: Store, worker: Executor) -> Bu
     if data is None:
         probe = await worker.probe(None)
         job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
         await in_daemon_thread(lambda: store.create(JOB, job.dump()), "describe job")
         # Of two drivers that begin at once, both take what the first has written.
         data = await in_daemon_thread(lambda: store.read(JOB), "read job")
     stored = BulkJob.load(data or b"", f"{request.out}/{JOB}")
     model = request.model or stored.model
     wanted = request.job(listing, model=model, space=stored.space, dimensions=stored.dimensions)
-    if differences := stored.differences(wanted):
+    # Columns are found once: the listing says that the files are the same.
+    if differences := stored.differences(replace(wanted, schema=stored.schema, json_types=stored.json_types)):
         lines = "\n  ".join(differences)
         raise ConfigurationError(
             f"{request.out} holds another job:\n  {lines}\nrun it with what job.json says, or choose another output"

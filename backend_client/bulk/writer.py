@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backend_client.bulk.columns import conform, schema_of
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
@@ -26,6 +27,7 @@ class Writer:
         self.path = path
         self._fragment = fragment
         self._job = job
+        self._columns = schema_of(job)
         self._file: Any = None
         self._pending: list[Any] = []
         self._waiting = 0
@@ -42,7 +44,7 @@ class Writer:
             return
         pa = need("pyarrow")
         whole = len(kept) == chunk.table.num_rows
-        table = chunk.table if whole else chunk.table.take(pa.array(kept))
+        table = conform(chunk.table if whole else chunk.table.take(pa.array(kept)), self._columns)
         check_columns(table.column_names, self._job)
         indices = None if len(answered) == results.count else pa.array(answered)
         table = table.append_column(self._job.result_column, self._values(results, answered))
@@ -57,14 +59,17 @@ class Writer:
 
     def close(self, metadata: dict[str, str]) -> str:
         """Complete the file, with or without rows. Returns the SHA-256 of its content."""
-        pa = need("pyarrow")
         if self._pending:
             self._flush()
         if self._file is None:
+            pa = need("pyarrow")
+            check_columns(self._columns.names, self._job)
             types = {"embeddings": pa.list_(pa.float32(), max(1, self._job.dimensions)), "generated_text": pa.string()}
             column = self._job.result_column
-            schema = pa.schema([(column, types[column]), ("source_file", pa.string()), ("source_row", pa.int64())])
-            self._open(schema)
+            added = [(column, types[column])]
+            added += [(name, values.type) for name, values in Results(0).columns().items()]
+            added += [("source_file", pa.string()), ("source_row", pa.int64())]
+            self._open(pa.schema([*self._columns, *(pa.field(*each) for each in added)], self._columns.metadata))
         self._file.add_key_value_metadata(metadata)
         self._file.close()
         with self.path.open("rb") as file:

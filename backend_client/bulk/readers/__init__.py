@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import csv_rows, json_lines, parquet
 from backend_client.bulk.readers.source import check_unchanged
 from backend_client.bulk.rows import Chunk, Rejection
 
 _READERS = {"parquet": parquet.read, "jsonl": json_lines.read, "csv": csv_rows.read}
+_COLUMNS = {"parquet": parquet.columns, "jsonl": json_lines.columns, "csv": csv_rows.columns}
 CHUNK_ROWS = 1024
 
 
@@ -24,3 +26,13 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
     else:
         yield from _READERS[fragment.file.form](fragment, job, CHUNK_ROWS)
     check_unchanged(fragment.file)
+
+
+def columns_in(file: InputFile, job: BulkJob) -> Any:
+    """The columns of a file: their JSON types by name for JSON lines, otherwise an Arrow schema; empty if damaged.
+
+    Raises OSError when the store fails, InputChanged when the file is no longer the listed one.
+    """
+    found = _COLUMNS[file.form](file, job)
+    check_unchanged(file)
+    return found

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from typing import Any
 
-from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
@@ -21,9 +21,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     number = 0
     with opened(fragment.file) as source:
         rows = csv.reader(_text(lines(source, fragment), damage))
-        header = next(_checked(rows), None)
-        if isinstance(header, list) and header:
-            header[0] = header[0].removeprefix("\ufeff")
+        header = _header(rows)
         found: list[tuple[int, list[str]]] = []
         rejected: list[Rejection] = []
         for row in _checked(rows):
@@ -39,6 +37,23 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
         rejected += [Rejection(number, str(error)) for error in damage]
         if found or rejected:
             yield _chunk(found, rejected, header, job)
+
+
+def columns(file: InputFile, _: BulkJob) -> Any:
+    """The columns of the header."""
+    pa = need("pyarrow")
+    csv.field_size_limit(LONGEST_LINE)
+    with opened(file) as source:
+        header = _header(csv.reader(_text(lines(source, Fragment(file, 0, file.size)), [])))
+    names = header if isinstance(header, list) and not _problem(header, header) else []
+    return pa.schema([(name, pa.string()) for name in dict.fromkeys(names)])
+
+
+def _header(rows: Any) -> list[str] | str | None:
+    header = next(_checked(rows), None)
+    if isinstance(header, list) and header:
+        header[0] = header[0].removeprefix("\ufeff")
+    return header
 
 
 def _text(numbered: Iterator[tuple[int, bytes | None]], damage: list[Damaged]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Rows of JSON lines: objects, or plain strings, which are taken for the input itself.
 
-The columns of a fragment are found in a first pass, so that its file has one schema. A column whose values are nested
-or of several types is JSON text.
+The columns of all lines are found before the first is served, so that all files have one schema. A column whose values
+are nested or of several types is JSON text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
@@ -18,16 +18,17 @@ from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
 
 _INT64 = range(-(2**63), 2**63)
+# A float holds these exactly.
+_EXACT = range(-(2**53), 2**53 + 1)
 Row = dict[str, Any]
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
-    """The rows of the fragment. A line that is no row is rejected with its offset."""
-    types: dict[str, str] = {}
-    for _, row in _rows(fragment, job):
-        if not isinstance(row, Rejection):
-            for name, value in row.items():
-                types[name] = _wider(types.get(name, "null"), _type(value))
+    """The rows of the fragment. A line that is no row is rejected with its offset.
+
+    The columns are those of the job; of the fragment where the job has none yet, as in a dry run.
+    """
+    types = job.json_types or _types(fragment, job)
     if job.keep is not None:
         types = {name: types.get(name, "null") for name in job.keep}
     found: list[tuple[int, Row]] = []
@@ -42,6 +43,34 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             found, rejected = [], []
     if found or rejected:
         yield _chunk(found, rejected, types, job)
+
+
+def columns(file: InputFile, job: BulkJob) -> dict[str, str]:
+    """The JSON types of the columns of all lines, by name."""
+    return _types(Fragment(file, 0, file.size), job)
+
+
+def merge(types: dict[str, str], others: Mapping[str, str]) -> None:
+    """Widen `types` until they hold the values of the others too."""
+    for name, other in others.items():
+        types[name] = _wider(types.get(name, "null"), other)
+
+
+def schema(types: Mapping[str, str]) -> Any:
+    """The Arrow schema of columns of these types."""
+    pa = need("pyarrow")
+    integer = pa.int64()
+    known = {"null": pa.null(), "bool": pa.bool_(), "int": integer, "long": integer, "float": pa.float64()}
+    return pa.schema([(name, known.get(kind, pa.string())) for name, kind in types.items()])
+
+
+def _types(fragment: Fragment, job: BulkJob) -> dict[str, str]:
+    types: dict[str, str] = {}
+    for _, row in _rows(fragment, job):
+        if not isinstance(row, Rejection):
+            for name, value in row.items():
+                types[name] = _wider(types.get(name, "null"), _type(value))
+    return types
 
 
 def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejection]]:
@@ -91,7 +120,9 @@ def _type(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int" if value in _INT64 else "json"
+        if value in _EXACT:
+            return "int"
+        return "long" if value in _INT64 else "json"
     if isinstance(value, float):
         return "float"
     return "str" if isinstance(value, str) else "json"
@@ -103,19 +134,21 @@ def _wider(one: str, other: str) -> str:
         return other if one == "null" else one
     if one == other:
         return one
+    if {one, other} == {"int", "long"}:
+        return "long"
     return "float" if {one, other} == {"int", "float"} else "json"
 
 
 def _chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: Mapping[str, str], job: BulkJob) -> Chunk:
     pa = need("pyarrow")
-    known = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
-    columns = {
-        name: pa.array([_cell(row.get(name), kind) for _, row in found], known.get(kind, pa.string()))
-        for name, kind in types.items()
-    }
+    fields = schema(types)
+    arrays = [
+        pa.array([_cell(row.get(column.name), types[column.name]) for _, row in found], column.type)
+        for column in fields
+    ]
     inputs = [row.get(job.column) for _, row in found]
     ids = None if job.id_column is None else [row.get(job.id_column) for _, row in found]
-    return Chunk(pa.table(columns), [offset for offset, _ in found], inputs, rejected, ids)
+    return Chunk(pa.Table.from_arrays(arrays, schema=fields), [offset for offset, _ in found], inputs, rejected, ids)
 
 
 def _cell(value: Any, kind: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import opened
@@ -43,6 +43,19 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
 
 
+def columns(file: InputFile, _: BulkJob) -> Any:
+    """The schema in the file's footer."""
+    pa = need("pyarrow")
+    pq = need("pyarrow.parquet")
+    with opened(file) as source:
+        try:
+            return pq.ParquetFile(source).schema_arrow
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if source.failure is not None:
+                raise source.failure from error
+            return pa.schema([])
+
+
 def _needed(job: BulkJob) -> list[str]:
     return [job.column] if job.id_column is None else [job.column, job.id_column]
 
@@ -71,7 +84,7 @@ def _chunk(table: Any, position: int, job: BulkJob) -> Chunk:
     has_ids = job.id_column is not None and job.id_column in table.column_names
     ids = _values(table.column(job.id_column)) if has_ids else None
     if job.keep is not None:
-        table = table.select(list(job.keep))
+        table = table.select([name for name in job.keep if name in table.column_names])
     return Chunk(table, rows, inputs, [], ids)
 
 
