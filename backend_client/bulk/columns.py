@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from backend_client._resilience.threads import map_in_daemon_threads
 from backend_client.bulk.fragments import InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
@@ -25,8 +25,8 @@ def with_columns(job: BulkJob, files: Sequence[InputFile]) -> BulkJob:
     """
     pa = need("pyarrow")
     try:
-        with ThreadPoolExecutor(_FILES_AT_ONCE, "columns") as pool:
-            found = list(pool.map(lambda file: columns_in(file, job), files))
+        # Lines may be read for minutes: an interrupted process must not wait for that, as it does for an executor.
+        found = map_in_daemon_threads(lambda file: columns_in(file, job), files, _FILES_AT_ONCE, "columns")
     except InputChanged as error:
         raise ConfigurationError(str(error)) from None
     types: dict[str, str] = {}
