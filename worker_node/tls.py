@@ -13,7 +13,8 @@ from worker_node.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 10.0
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OUT_OF_DATE = {9: "is not valid yet", 10: "has expired"}
 
 
 class ServerTls:
@@ -26,6 +27,7 @@ class ServerTls:
     def __init__(self, cert: Path, key: Path | None, client_ca: Path | None) -> None:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self._seen = self._state()
+        self._told = self._seen
         self._renewed = 0.0
         try:
             self._current = self._load()
@@ -34,8 +36,8 @@ class ServerTls:
             self.context = self._load()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"tls_cert, tls_key or tls_client_ca cannot be used: {_why(error)}") from None
-        if has_expired(self._current, self._cert):
-            log.error("the certificate in %s has expired: clients that check it will refuse this node", self._cert)
+        if problem := out_of_date(self._current, self._cert):
+            log.error("the certificate in %s %s: clients that check it will refuse this node", self._cert, problem)
         self.context.sni_callback = self._use_current
 
     async def follow(self) -> None:
@@ -49,15 +51,19 @@ class ServerTls:
         state = self._state()
         if state == self._seen:
             return False
-        self._seen = state
+        told, self._told = self._told == state, state
         try:
             renewed = self._load()
-            if has_expired(renewed, self._cert):
-                log.error("the renewed TLS files are not used: the certificate in %s has expired", self._cert)
+            if problem := out_of_date(renewed, self._cert):
+                if not told:
+                    log.error("the renewed TLS files are not used: the certificate in %s %s", self._cert, problem)
+                # Looked at again: the day may come, or the clock be set.
                 return False
+            self._seen = state
             self._current = renewed
             self._renewed = time.time()
         except (OSError, ValueError) as error:
+            self._seen = state
             log.error("the renewed TLS files are not used: %s", _why(error))
             return False
         log.info("TLS files were renewed; new connections use them")
@@ -88,8 +94,8 @@ class ServerTls:
         return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
 
 
-def has_expired(server: ssl.SSLContext, cert: Path) -> bool:
-    """Whether the certificate that the context shows, of that file, is past its last day.
+def out_of_date(server: ssl.SSLContext, cert: Path) -> str | None:
+    """What is wrong with the dates of the certificate that the context shows, of that file; None if nothing is.
 
     Python reads no dates of a certificate that it does not verify, so a client that trusts it makes a handshake in
     memory.
@@ -107,8 +113,8 @@ def has_expired(server: ssl.SSLContext, cert: Path) -> bool:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as error:
-            return error.verify_code == _EXPIRED
-    return False
+            return _OUT_OF_DATE.get(error.verify_code)
+    return None
 
 
 def _no_password() -> str:

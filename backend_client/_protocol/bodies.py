@@ -52,10 +52,8 @@ def connection_error(node: str, error: Exception) -> NodeError:
     if alert is not None:
         kind = NodeUnreachable if isinstance(error, aiohttp.ClientConnectorError) else ConnectionLost
         return kind(f"the node refused the TLS handshake ({alert}); check client_cert and client_key", node=node)
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return NodeUnreachable(f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}", node=node)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return NodeUnreachable("cannot connect: no answer in time", node=node)
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return NodeUnreachable(_unreachable(error), node=node)
     if isinstance(error, aiohttp.SocketTimeoutError):
         return ConnectionLost("the stream fell silent", node=node)
     if isinstance(error, aiohttp.ClientResponseError | MalformedStream | _TooLong):
@@ -67,10 +65,20 @@ def connection_error(node: str, error: Exception) -> NodeError:
     return ConnectionLost(what, node=node)
 
 
+def _unreachable(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        # It has neither the reason nor the errno of the classes that it is derived from.
+        why = getattr(error.certificate_error, "verify_message", "") or type(error.certificate_error).__name__
+        return f"its certificate cannot be verified: {why}; see ca_file"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "cannot connect: no answer in time"
+    return f"cannot connect: {error.os_error.strerror or type(error.os_error).__name__}"
+
+
 def _alert(error: BaseException) -> str | None:
     """OpenSSL's name of the alert by which the other side ended the handshake; None for any other error."""
     for found in (error, error.__cause__, getattr(error, "os_error", None)):
-        reason = found.reason if isinstance(found, ssl.SSLError) else None
+        reason = getattr(found, "reason", None) if isinstance(found, ssl.SSLError) else None
         if isinstance(reason, str) and "_ALERT_" in reason:
             return reason
     return None

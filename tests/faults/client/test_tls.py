@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import subprocess
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -26,7 +27,7 @@ def openssl(*arguments):
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
-def issue(directory, authority, name, *, dates=("-days", "2")):
+def issue(directory, authority, name):
     """A certificate of the authority for 127.0.0.1, with its key."""
     cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
     names = directory / "names.txt"
@@ -34,7 +35,23 @@ def issue(directory, authority, name, *, dates=("-days", "2")):
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     openssl("req", *new_key, "-subj", f"/CN={name}", "-out", request)
     signed_by = ("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial")
-    openssl("x509", "-req", "-in", request, *signed_by, *dates, "-extfile", names, "-out", cert)
+    openssl("x509", "-req", "-in", request, *signed_by, "-days", "2", "-extfile", names, "-out", cert)
+    return cert, key
+
+
+def issue_dated(directory, authority, first_day, last_day):
+    """A certificate of the authority that is valid between two days, counted from today, with its key."""
+    cert, key, request, config = (directory / f"dated.{end}" for end in ("pem", "key", "csr", "cnf"))
+    config.write_text(
+        f"[ca]\ndefault_ca = own\n[own]\ndatabase = {directory}/index\nnew_certs_dir = {directory}\n"
+        "default_md = sha256\npolicy = any\nrand_serial = yes\n[any]\ncommonName = supplied\n"
+    )
+    (directory / "index").touch()
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
+    openssl("req", *new_key, "-subj", "/CN=dated", "-out", request)
+    days = [f"{datetime.now(UTC) + timedelta(days=day):%y%m%d%H%M%SZ}" for day in (first_day, last_day)]
+    signed_by = ("-cert", authority, "-keyfile", authority.with_suffix(".key"), "-config", config)
+    openssl("ca", "-batch", *signed_by, "-startdate", days[0], "-enddate", days[1], "-in", request, "-out", cert)
     return cert, key
 
 
@@ -64,9 +81,26 @@ async def test_a_node_with_a_certificate_of_the_authority_is_used(pki):
         async with NPUClient([node.url], ssl_context=context) as client:
             assert await client.embed("text")
         async with NPUClient([node.url]) as client:
-            with pytest.raises(NPUUnavailableError):
+            with pytest.raises(NPUUnavailableError, match=r"its certificate cannot be verified: .*; see ca_file"):
                 await client.embed("text", timeout=3)
     assert len(node.requests) == 3
+
+
+async def test_a_node_whose_certificate_turns_bad_is_a_dead_node(pki, tmp_path):
+    """Its connections that are open go on; each new one fails, and the work is done elsewhere."""
+    directory, authority, (cert, key), _ = pki
+    stranger = make_authority(tmp_path, "stranger")
+    tls = ServerTls(cert, key, None)
+    async with (
+        ScriptedNode().running(tls=tls.context) as turning,
+        ScriptedNode().running(tls=ServerTls(*issue(directory, authority, "other"), None).context) as good,
+        NPUClient([turning.url, good.url], ca_file=authority) as client,
+    ):
+        await client.health()
+        tls._current = ServerTls(*issue(tmp_path, stranger, "bad"), None).context
+        results = await asyncio.gather(*(client.embed_result(f"text {index}") for index in range(20)))
+        assert {result.attempts[-1].outcome for result in results} == {"ok"}
+        assert good.requests
 
 
 async def test_a_node_with_a_client_authority_admits_only_its_certificates(pki):
@@ -158,10 +192,10 @@ def test_files_that_cannot_be_used_are_said_at_the_start(pki, tmp_path):
         assert "key'" not in str(caught.value)
 
 
-async def test_an_expired_certificate_replaces_none_and_is_told_at_the_start(pki, tmp_path, caplog):
+@pytest.mark.parametrize(("days", "says"), [((-2, -1), "has expired"), ((1, 2), "is not valid yet")])
+async def test_a_certificate_out_of_its_dates_replaces_none_and_is_told_at_the_start(pki, tmp_path, caplog, days, says):
     directory, authority, (cert, key), _ = pki
-    # Its last day was yesterday.
-    old = issue(directory, authority, "old", dates=("-days", "-1"))
+    old = issue_dated(tmp_path, authority, *days)
     served = tmp_path / "node.pem", tmp_path / "node.key"
     for target, source in zip(served, (cert, key), strict=True):
         target.write_bytes(source.read_bytes())
@@ -170,13 +204,14 @@ async def test_an_expired_certificate_replaces_none_and_is_told_at_the_start(pki
     for target, source in zip(served, old, strict=True):
         target.write_bytes(source.read_bytes())
     assert not tls.reload_if_changed()
-    assert "are not used: the certificate in" in caplog.text
+    assert not tls.reload_if_changed()
+    assert caplog.text.count(f"are not used: the certificate in {served[0]} {says}") == 1, "told once, tried again"
     for target, source in zip(served, issue(directory, authority, "fresh"), strict=True):
         target.write_bytes(source.read_bytes())
     assert tls.reload_if_changed()
     caplog.clear()
     ServerTls(*old, None)
-    assert "has expired: clients that check it will refuse this node" in caplog.text
+    assert f"{says}: clients that check it will refuse this node" in caplog.text
 
 
 def test_an_encrypted_key_is_refused_and_its_password_is_never_asked_for(pki, tmp_path):

@@ -149,7 +149,7 @@ class ImageFetcher:
 
     async def _get(self, target: URL, addresses: Sequence[str], where: str, most: int) -> bytes:
         connector = BoundedConnector(
-            resolver=_Resolved(addresses), use_dns_cache=False, force_close=True, ssl=self._tls
+            most, resolver=_Resolved(addresses), use_dns_cache=False, force_close=True, ssl=self._tls
         )
         async with (
             aiohttp.ClientSession(
