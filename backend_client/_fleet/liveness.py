@@ -37,12 +37,15 @@ class Usual:
 
 
 class Silence:
-    """What one model on one node has left unanswered since its last sign of life; `since` is when that began."""
+    """What one model on one node has left unanswered since its last sign of life; `since` is when that began, and
+    `longest` the longest time that one of them waited, in seconds.
+    """
 
     def __init__(self) -> None:
         self.heard_at = float("-inf")
         self.weight = 0.0
         self.since: float | None = None
+        self.longest = 0.0
         self._excused = 0
 
     def heard(self, now: float) -> None:
@@ -50,6 +53,7 @@ class Silence:
         self.heard_at = now
         self.weight = 0.0
         self.since = None
+        self.longest = 0.0
         self._excused = 0
 
     def excuse(self) -> bool:
@@ -60,6 +64,7 @@ class Silence:
     def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
         """An attempt that began then got no answer. Returns whether that says anything about the model there."""
         silent = now - max(began, self.heard_at)
+        self.longest = max(self.longest, now - began)
         if self.since is None:
             self.since = now - silent
         if usual is None:

@@ -39,16 +39,21 @@ class RefusalReason(Enum):
 _LEAST_EVERY_S = 2.0
 # When to look whether the trial of an ejected node, or model, has ended.
 _TRIAL_S = 0.1
+# A call waits for a silent model to be tried again if it has so many times as long as those that it did not answer.
+_PATIENT = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
+    """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known, and
+    `patience` the seconds that a call must have left for it to be worth waiting for.
+    """
 
     node: str
     reason: RefusalReason
     why: str
     until: float | None = None
+    patience: float = 0.0
 
 
 def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
@@ -100,9 +105,11 @@ def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Ref
     """Why the node is to get no request for the model for a while, or None."""
     breaker = node.breakers.get(model.id)
     if breaker is not None and not breaker.admits():
-        # Why it was silent is known when its engine is being restarted.
-        until = now + max(breaker.opens_in, _TRIAL_S) if model.returning else None
-        return Refusal(node.url, RefusalReason.DOWN, f"has {model.id} ejected for {breaker.opens_in:.1f} s more", until)
+        why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more"
+        silence = node.silences.get(model.id)
+        # Why it was silent is known when its engine is being restarted; else it may need longer than it was given.
+        patience = 0.0 if model.returning or silence is None else _PATIENT * silence.longest
+        return Refusal(node.url, RefusalReason.DOWN, why, now + max(breaker.opens_in, _TRIAL_S), patience)
     hold = node.holds.get((model.id, need.device))
     if hold is None or hold.until <= now:
         return None

@@ -225,9 +225,9 @@ class Dispatcher:
         """Whether the call may wait, and some node could take it now or names a time at which it may."""
         if call.cloud_takes_over is not None and call.cloud_takes_over():
             return False
-        now = self._pool.clock()
+        now, left = self._pool.clock(), call.deadline.remaining()
         reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
-        return any(reason is None or reason.until is not None for reason in reasons)
+        return any(reason is None or (reason.until is not None and left > reason.patience) for reason in reasons)
 
 
 def _verdict(last: NodeError, attempts: int) -> NPUError:

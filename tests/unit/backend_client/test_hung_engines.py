@@ -103,6 +103,47 @@ async def test_a_fleet_whose_only_engine_hangs_is_unavailable_at_once_after_two_
 
 
 @in_virtual_time
+async def test_callers_with_short_limits_do_not_shut_out_patient_ones_of_the_only_node():
+    """It answers after five seconds, and two callers gave it one: that says little to one who gives it sixty."""
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        await embed(client, 1.0)
+
+        async def slow(call):
+            await asyncio.sleep(5.0)
+            return await node.vectors(call)
+
+        node.embed = slow
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await embed(client, 1.0)
+        with pytest.raises(NPUUnavailableError, match="ejected") as refused:
+            await embed(client, 1.0)
+        assert refused.value.retry_after is not None
+        began = now()
+        assert set(await asyncio.gather(*(embed(client, 60.0) for _ in range(4)))) == {node.url}
+        # The rest of its quarantine of a second, a trial, and those that waited for its end.
+        assert now() - began < 1.2 + 5.0 + 5.0 + 0.5
+
+
+@in_virtual_time
+async def test_patient_callers_of_a_hung_only_node_end_by_their_deadlines():
+    [node] = nodes = fleet(1)
+    async with warm(nodes) as client:
+        await embed(client, 1.0)
+        hang_engine(node)
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await embed(client, 1.0)
+        began, before = now(), len(node.requests)
+        ended = await asyncio.gather(*(embed(client, 20.0) for _ in range(10)), return_exceptions=True)
+        assert all(isinstance(error, NPUError) for error in ended)
+        assert now() - began <= 20.0 + 0.05
+        # One trial at a time, and each waits for half of what its caller has left.
+        assert len(node.requests) - before <= 6
+
+
+@in_virtual_time
 async def test_the_other_models_of_the_node_keep_their_traffic():
     nodes = fleet(2)
     async with warm(nodes) as client:
