@@ -10,6 +10,7 @@ from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.bulk.views import without_views
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
@@ -24,6 +25,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
             for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
                 table = pa.Table.from_batches([batch])
+                table = table.cast(without_views(table.schema))
                 if skip >= table.num_rows:
                     skip -= table.num_rows
                     continue
@@ -49,7 +51,7 @@ def columns(file: InputFile, _: BulkJob) -> Any:
     pq = need("pyarrow.parquet")
     with opened(file) as source:
         try:
-            return pq.ParquetFile(source).schema_arrow
+            return without_views(pq.ParquetFile(source).schema_arrow)
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error

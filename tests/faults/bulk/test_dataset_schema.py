@@ -91,6 +91,24 @@ def test_files_of_several_forms_damaged_and_without_good_rows_have_one_schema(tm
     }
 
 
+def test_views_of_strings_bear_a_rejected_row(tmp_path):
+    """pyarrow writes them, and has no way to pick rows of them."""
+    views = pa.array(["a", None, "c"], pa.string_view())
+    nested = pa.array([["x"], ["y"], None], pa.list_(pa.string_view()))
+    inside = pa.array([{"s": "1"}, {"s": "2"}, {"s": None}], pa.struct([("s", pa.string_view())]))
+    data = pa.array([b"1", b"2", b"3"], pa.binary_view())
+    pq.write_table(pa.table({"text": views, "nested": nested, "inside": inside, "data": data}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["d"], "nested": [["z"]]}), tmp_path / "b.parquet")
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    found = whole(out)
+    assert found.pop("d")["nested"] == ["z"]
+    assert {text: (row["nested"], row["inside"], row["data"]) for text, row in found.items()} == {
+        "a": (["x"], {"s": "1"}, b"1"),
+        "c": (None, {"s": None}, b"3"),
+    }
+
+
 def test_a_column_that_no_type_can_hold_is_refused_before_any_work_unless_it_is_left_out(tmp_path, capsys):
     source = tmp_path / "in"
     source.mkdir()
