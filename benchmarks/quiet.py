@@ -1,4 +1,4 @@
-"""Whether other work disturbs a measurement: the CPU that other processes and other guests take from this machine.
+"""Whether other work disturbs a measurement: the CPU that other processes and other guests take from its cores.
 
 A figure that was taken while others worked says little. So each measurement waits for a quiet machine, for a limited
 time in all, and is repeated when the machine was not quiet during it; what stayed disturbed is counted and shown.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-# The share of all cores that others may take.
+# The share of its cores that others may take.
 LIMIT = 0.05
 ATTEMPTS = 3
 _WINDOW_S = 1.0
@@ -21,7 +21,8 @@ _WINDOW_S = 1.0
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Seconds since some beginning: of the clock, and of CPU: all that ran here, other guests, and the benchmark."""
+    """Seconds since some beginning: of the clock, and of CPU on the benchmark's cores: all that ran, other guests, and
+    the benchmark itself."""
 
     at: float
     busy: float
@@ -29,10 +30,20 @@ class CpuReading:
     own: float
 
 
-def read_cpu():
-    """The CPU time until now; the benchmark's own is that of this process and of all that it started."""
-    times = psutil.cpu_times()
-    busy = times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0) + times.nice
+def own_cores():
+    """The cores that this process, and what it starts, may run on."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def read_cpu(cores=None):
+    """The CPU time until now of `cores` (own_cores() if None); the benchmark's own is that of this process and of all
+    that it started."""
+    cores = own_cores() if cores is None else cores
+    busy = stolen = 0.0
+    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+        if number in cores:
+            busy += times.user + times.system + times.nice + times.irq + times.softirq
+            stolen += times.steal
     this = psutil.Process()
     own = 0.0
     for process in (this, *this.children(recursive=True)):
@@ -41,11 +52,11 @@ def read_cpu():
             own += sum(process.cpu_times()[:4])
         except psutil.NoSuchProcess:
             continue
-    return CpuReading(time.monotonic(), busy, getattr(times, "steal", 0.0), own)
+    return CpuReading(time.monotonic(), busy, stolen, own)
 
 
 def disturbance(before, after, cores):
-    """The share of all cores (0 to 1) that others had between two readings."""
+    """The share of `cores` cores (0 to 1) that others had between two readings."""
     elapsed = after.at - before.at
     if elapsed <= 0:
         return 0.0
@@ -62,7 +73,7 @@ class QuietGuard:
 
     patience_s: float = 0.0
     limit: float = LIMIT
-    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+    cores: int = field(default_factory=lambda: len(own_cores()))
     read: Callable[[], CpuReading] = read_cpu
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     measured: int = 0
@@ -126,7 +137,8 @@ def describe_machine(cpuinfo=Path("/proc/cpuinfo")):
     system = os.uname()
     return {
         "cpu": fields["model name"] or system.machine,
-        "cores": os.cpu_count(),
+        "cores": len(own_cores()),
+        "cores_of_machine": os.cpu_count(),
         "features": [feature for feature in features if feature in flags],
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "kernel": system.release,

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,10 +25,15 @@ def batches(rows, size):
         yield {"input_ids": ids, "attention_mask": mask}
 
 
-class Embedding:
-    """AsyncInferQueue on the model, at the stream count and batch size that are best on this machine."""
+def stream_counts(cores):
+    """The numbers of streams that may be the best on so many cores: one over all, a core each, and between."""
+    return sorted({1, min(2, cores), max(1, cores // 2), cores})
 
-    SETTINGS = tuple((streams, size) for streams in (1, 2) for size in (1, 4, 8, 16, 32))
+
+class Embedding:
+    """AsyncInferQueue on the model, at the stream count and batch size that are best on the cores of this process."""
+
+    SIZES = (1, 4, 8, 16, 32)
 
     def __init__(self, directory):
         import openvino as ov
@@ -38,7 +44,7 @@ class Embedding:
         self._tokenizer.no_padding()
         core = ov.Core()
         self._queues = {}
-        for streams in {streams for streams, _ in self.SETTINGS}:
+        for streams in stream_counts(len(os.sched_getaffinity(0))):
             config = {"PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY", "NUM_STREAMS": str(streams)}
             compiled = core.compile_model(directory / "openvino_model.xml", "CPU", config)
             self._queues[streams] = ov.AsyncInferQueue(compiled, max(2, streams))
@@ -49,7 +55,8 @@ class Embedding:
 
     def run(self, texts, tune=False):
         if tune:
-            rates = {setting: max(self._rate(texts, *setting) for _ in range(2)) for setting in self.SETTINGS}
+            settings = [(streams, size) for streams in self._queues for size in self.SIZES]
+            rates = {setting: max(self._rate(texts, *setting) for _ in range(2)) for setting in settings}
             self._best = max(rates, key=rates.get)
             return {"best": self._best, "rates": {f"{s}x{n}": round(rate, 1) for (s, n), rate in rates.items()}}
         return {"per_second": self._rate(texts, *self._best)}

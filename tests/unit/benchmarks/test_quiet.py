@@ -1,10 +1,13 @@
 """A measurement waits for a quiet machine and is repeated where it was disturbed; over CPU times that the test sets."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import quiet
 from benchmarks.quiet import ATTEMPTS, CpuReading, QuietGuard, describe_machine, disturbance, read_cpu
+from benchmarks.raw import stream_counts
 
 
 class Machine:
@@ -107,6 +110,24 @@ def test_the_readings_of_this_machine_grow():
     assert after.at > before.at
     assert after.own >= before.own > 0
     assert after.busy >= before.busy > 0
+
+
+def _core(busy, steal=0.0):
+    return SimpleNamespace(user=busy, system=0.0, nice=0.0, irq=0.0, softirq=0.0, steal=steal)
+
+
+def test_only_the_cores_that_the_benchmark_may_use_are_watched(monkeypatch):
+    monkeypatch.setattr(quiet.os, "sched_getaffinity", lambda _pid: {2, 3})
+    idle = [_core(100.0, 7.0), _core(100.0), _core(1.0, 0.5), _core(2.0)]
+    monkeypatch.setattr(quiet.psutil, "cpu_times", lambda percpu: idle if percpu else pytest.fail("all cores"))
+    reading = read_cpu()
+    assert (reading.busy, reading.stolen) == (3.0, 0.5)
+    assert QuietGuard().cores == 2
+
+
+@pytest.mark.parametrize(("cores", "streams"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (8, [1, 2, 4, 8])])
+def test_the_raw_pipeline_is_tuned_for_the_cores_that_it_has(cores, streams):
+    assert stream_counts(cores) == streams
 
 
 def test_a_machine_is_described_by_what_its_figures_depend_on(tmp_path):
