@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk.columns import with_columns
 from backend_client.bulk.fragments import Fragment, of_shard
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.job import BulkJob
@@ -45,7 +46,10 @@ class Estimate:
 
 
 async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
-    """List, plan and serve a sample of the first fragment. Raises ConfigurationError, NPUError."""
+    """List, plan, find the columns and serve a sample of the first fragment.
+
+    Raises ConfigurationError for what a run would refuse, and NPUError.
+    """
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     fragments = await in_daemon_thread(lambda: plan(files, request.rows), "plan")
     mine = of_shard(fragments, request.shard)
@@ -53,6 +57,7 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
     try:
         probe = await worker.probe(None)
         job = request.job("", model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
         await worker.begin(job)
         chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
         inputs = chunk.inputs[: _SAMPLE[request.kind]]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from backend_client.errors import ConfigurationError
 
-FORMAT = 2
+FORMAT = 3
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]

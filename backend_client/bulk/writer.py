@@ -8,26 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from backend_client.bulk.columns import conform, schema_of
+from backend_client.bulk.columns import schema_of
+from backend_client.bulk.conform import conform
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.results import Results
 from backend_client.bulk.rows import Chunk
-from backend_client.errors import ConfigurationError
 
 # Row groups smaller than this make a file slow to scan; larger ones only cost memory here.
 _ROWS_PER_GROUP = 8192
 
 
 class Writer:
-    """Writes one file. Blocking. Raises OSError, ConfigurationError for columns that collide."""
+    """Writes one file. Blocking. Raises OSError."""
 
     def __init__(self, path: Path, fragment: Fragment, job: BulkJob) -> None:
         self.path = path
         self._fragment = fragment
         self._job = job
         self._columns = schema_of(job)
+        # Readers of JSON lines have made their text already.
+        mixed = fragment.file.form != "jsonl"
+        self._as_json = {name for name, kind in job.json_types.items() if kind == "json"} if mixed else set()
         self._file: Any = None
         self._pending: list[Any] = []
         self._waiting = 0
@@ -44,8 +47,7 @@ class Writer:
             return
         pa = need("pyarrow")
         whole = len(kept) == chunk.table.num_rows
-        table = conform(chunk.table if whole else chunk.table.take(pa.array(kept)), self._columns)
-        check_columns(table.column_names, self._job)
+        table = conform(chunk.table if whole else chunk.table.take(pa.array(kept)), self._columns, self._as_json)
         indices = None if len(answered) == results.count else pa.array(answered)
         table = table.append_column(self._job.result_column, self._values(results, answered))
         for name, column in results.columns().items():
@@ -63,7 +65,6 @@ class Writer:
             self._flush()
         if self._file is None:
             pa = need("pyarrow")
-            check_columns(self._columns.names, self._job)
             types = {"embeddings": pa.list_(pa.float32(), max(1, self._job.dimensions)), "generated_text": pa.string()}
             column = self._job.result_column
             added = [(column, types[column])]
@@ -124,13 +125,3 @@ def _leaves(schema: Any) -> list[str]:
     pq.write_metadata(schema, sink)
     parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
     return [parquet.column(index).path for index in range(len(parquet.names))]
-
-
-def check_columns(names: list[str], job: BulkJob) -> None:
-    """Raise ConfigurationError when the input has a column that the output adds."""
-    taken = [name for name in job.added_columns if name in names]
-    if taken:
-        raise ConfigurationError(
-            f"the input has columns that the output adds: {', '.join(taken)}; rename them, or choose the columns to "
-            "keep with --keep-columns, and another output: this one is of a job that keeps them all"
-        )

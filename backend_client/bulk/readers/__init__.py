@@ -29,9 +29,10 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
 
 
 def columns_in(file: InputFile, job: BulkJob) -> Any:
-    """The columns of a file: their JSON types by name for JSON lines, otherwise an Arrow schema; empty if damaged.
+    """The columns of a file: their JSON types by name for JSON lines, otherwise Arrow's schema and the kind of each.
 
-    Raises OSError when the store fails, InputChanged when the file is no longer the listed one.
+    None where nothing can be read. Raises ConfigurationError for a CSV file whose header makes no sense,
+    OSError when the store fails, InputChanged when the file is no longer the listed one.
     """
     found = _COLUMNS[file.form](file, job)
     check_unchanged(file)

@@ -6,12 +6,14 @@ import csv
 from collections.abc import Iterator
 from typing import Any
 
+from backend_client.bulk.common_type import Kind
 from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.errors import ConfigurationError
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
@@ -39,14 +41,19 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             yield _chunk(found, rejected, header, job)
 
 
-def columns(file: InputFile, _: BulkJob) -> Any:
-    """The columns of the header."""
+def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:
+    """The columns of the header. Raises ConfigurationError for a file whose header cannot be read."""
     pa = need("pyarrow")
     csv.field_size_limit(LONGEST_LINE)
     with opened(file) as source:
         header = _header(csv.reader(_text(lines(source, Fragment(file, 0, file.size)), [])))
-    names = header if isinstance(header, list) and not _problem(header, header) else []
-    return pa.schema([(name, pa.string()) for name in dict.fromkeys(names)])
+    problem = "" if header is None else header if isinstance(header, str) else _problem(header, header)
+    if "new-line character" in problem:
+        problem = "its lines end with CR alone, convert them to LF"
+    if problem:
+        raise ConfigurationError(f"the header of {file.url} cannot be read: {problem}")
+    names = header if isinstance(header, list) else []
+    return pa.schema([(name, pa.string()) for name in names]), [Kind(pa.string()) for _ in names]
 
 
 def _header(rows: Any) -> list[str] | str | None:

@@ -6,10 +6,14 @@ are nested or of several types is JSON text.
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backend_client.bulk.common_type import Kind
 from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
@@ -20,6 +24,13 @@ from backend_client.bulk.rows import Chunk, Rejection
 _INT64 = range(-(2**63), 2**63)
 # A float holds these exactly.
 _EXACT = range(-(2**53), 2**53 + 1)
+# What a number needs to be beyond a double; strings that look so only cost a second look.
+_LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")
+_REASONS = {
+    UnicodeDecodeError: "invalid UTF-8",
+    OverflowError: "a number that is larger than any double",
+    Exception: "not JSON",
+}
 Row = dict[str, Any]
 
 
@@ -56,6 +67,13 @@ def merge(types: dict[str, str], others: Mapping[str, str]) -> None:
         types[name] = _wider(types.get(name, "null"), other)
 
 
+def kinds(types: Mapping[str, str]) -> tuple[Any, list[Kind]]:
+    """The Arrow schema of columns of these types, and what is known of each."""
+    made = schema(types)
+    bounds = {"int": (_EXACT[0], _EXACT[-1])}
+    return made, [Kind(column.type, bounds.get(types[column.name])) for column in made]
+
+
 def schema(types: Mapping[str, str]) -> Any:
     """The Arrow schema of columns of these types."""
     pa = need("pyarrow")
@@ -87,11 +105,9 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     if line is None:
         return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
     try:
-        value = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return Rejection(offset, "invalid UTF-8")
-    except (ValueError, RecursionError):
-        return Rejection(offset, "not JSON")
+        value = _parsed(line if offset else line.removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError, OverflowError) as error:
+        return Rejection(offset, next(why for kind, why in _REASONS.items() if isinstance(error, kind)))
     if isinstance(value, str):
         value = {job.column: value}
     if not isinstance(value, dict):
@@ -99,6 +115,21 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
     # A surrogate can stand only where JSON has an escape.
     if b"\\u" in line and not _encodable(value):
         return Rejection(offset, "a lone surrogate, which is not valid Unicode", _plain_id(value, job))
+    return value
+
+
+def _parsed(line: bytes) -> Any:
+    """The value of a line. Raises one of `_REASONS`."""
+    value = json.loads(line.decode())
+    if _LARGE_NUMBER.search(line):
+        json.loads(line, parse_float=_finite)
+    return value
+
+
+def _finite(digits: str) -> float:
+    """The number. Raises OverflowError where it would become infinite."""
+    if math.isinf(value := float(digits)):
+        raise OverflowError
     return value
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from backend_client.bulk.common_type import Kind
 from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
+from backend_client.bulk.mapped_types import without_views
 from backend_client.bulk.optional import need
+from backend_client.bulk.readers.parquet_statistics import kinds_in
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import Chunk, Rejection
-from backend_client.bulk.views import without_views
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
@@ -45,17 +47,19 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
 
 
-def columns(file: InputFile, _: BulkJob) -> Any:
-    """The schema in the file's footer."""
+def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:
+    """The schema in the file's footer, and what its statistics tell of each column."""
     pa = need("pyarrow")
     pq = need("pyarrow.parquet")
     with opened(file) as source:
         try:
-            return without_views(pq.ParquetFile(source).schema_arrow)
+            parquet = pq.ParquetFile(source)
+            schema = without_views(parquet.schema_arrow)
+            return schema, kinds_in(schema, parquet)
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error
-            return pa.schema([])
+            return pa.schema([]), []
 
 
 def _needed(job: BulkJob) -> list[str]:

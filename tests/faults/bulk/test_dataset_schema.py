@@ -1,6 +1,7 @@
 """All files of an output have one schema, which is that of the whole input, wherever it is cut."""
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -118,8 +119,8 @@ def test_a_column_that_no_type_can_hold_is_refused_before_any_work_unless_it_is_
     assert main(["embed-dataset", str(source), str(out), *ARGUMENTS]) == 1
     assert "the column tags is list<" in capsys.readouterr().err
     assert not (out / "job.json").exists()
-    assert main(["embed-dataset", str(source), str(out), *ARGUMENTS, "--keep-columns", "text,absent"]) == 0
-    assert {row["absent"] for row in whole(out).values()} == {None}
+    assert main(["embed-dataset", str(source), str(out), *ARGUMENTS, "--keep-columns", "text"]) == 0
+    assert set(whole(out)) == {"a", "b"}
 
 
 def test_a_job_that_an_earlier_version_began_is_refused(tmp_path, capsys):
@@ -132,3 +133,93 @@ def test_a_job_that_an_earlier_version_began_is_refused(tmp_path, capsys):
     job.write_text(json.dumps(values | {"format": 1}))
     assert main(command) == 1
     assert "continue with the version that began it" in capsys.readouterr().err
+
+
+def test_numbers_of_several_types_are_exact_and_no_fragment_fails_for_its_column(tmp_path):
+    """Statistics tell that a double holds the numbers of `safe`; `n`, `u` and `tags` need another type."""
+    source = tmp_path / "in"
+    source.mkdir()
+    one = {"text": ["a"], "n": [2**53 + 1], "safe": [2**53], "tags": [[2**60 + 1]]}
+    other = {"text": ["b"], "n": [1.5], "safe": [0.5], "tags": [[0.5]]}
+    pq.write_table(pa.table({**one, "u": pa.array([2**64 - 1], pa.uint64())}), source / "a.parquet")
+    pq.write_table(pa.table({**other, "u": [-1]}), source / "b.parquet")
+    late = pa.array([2**35], pa.int64()).cast(pa.timestamp("s"))
+    pq.write_table(pa.table({"text": ["c"], "t": late, "safe": pa.nulls(1, pa.float64())}), source / "c.parquet")
+    fine = pa.array([1], pa.int64()).cast(pa.timestamp("ns"))
+    amount = pa.array([Decimal("12345678901234567890.12")])
+    pq.write_table(pa.table({"text": ["d"], "t": fine, "n": amount}), source / "d.parquet")
+    write_lines(source / "e.jsonl", [{"text": "e", "safe": 3, "n": 2**60 + 1}])
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(source), str(out), *ARGUMENTS]) == 0
+    found = {text: {name: row[name] for name in ("n", "u", "safe", "tags", "t")} for text, row in whole(out).items()}
+    nothing = dict.fromkeys(("n", "u", "safe", "tags", "t"))
+    assert found == {
+        "a": nothing | {"n": "9007199254740993", "u": Decimal(2**64 - 1), "safe": 2.0**53, "tags": [str(2**60 + 1)]},
+        "b": nothing | {"n": "1.5", "u": Decimal(-1), "safe": 0.5, "tags": ["0.5"]},
+        "c": nothing | {"t": "3058-10-26 03:46:08.000"},
+        "d": nothing | {"t": "1970-01-01 00:00:00.000000001", "n": "12345678901234567890.12"},
+        "e": nothing | {"safe": 3.0, "n": str(2**60 + 1)},
+    }
+
+
+def test_a_column_of_json_lines_that_is_json_text_is_that_in_all_files(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    write_lines(source / "a.jsonl", [{"text": "a", "x": "1"}, {"text": "b", "x": 1}])
+    (source / "b.csv").write_text("text,x\nc,1\n")
+    pq.write_table(pa.table({"text": ["d"], "x": [1]}), source / "c.parquet")
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(source), str(out), *ARGUMENTS]) == 0
+    assert {text: row["x"] for text, row in whole(out).items()} == {"a": '"1"', "b": "1", "c": '"1"', "d": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "more", "message"),
+    [
+        ("in.csv", "text,n,n\na,1,2\n", [], "more than one column 'n'"),
+        ("in.csv", "text,text\na,1\n", ["--keep-columns", "text"], "more than one column 'text'"),
+        ("in.csv", "text,n\ra,1\rb,2\r", [], "its lines end with CR alone"),
+        ("in.csv", "text,n\na,1\n", ["--keep-columns", "text,noet"], "no file of the input has a column 'noet'"),
+        ("in.csv", "text,n\na,1\n", ["--text-column", "txt"], "no file of the input has a column 'txt'"),
+        (
+            "in.jsonl",
+            '{"text": "a"}\n',
+            ["--id-column", "key"],
+            "no file of the input has a column 'key'; it has: text",
+        ),
+        ("in.jsonl", '{"text": "a", "space": 1}\n', [], "columns that the output adds: space"),
+    ],
+)
+def test_columns_that_are_wrong_are_refused_by_name_before_any_work(tmp_path, capsys, name, content, more, message):
+    (tmp_path / name).write_bytes(content.encode())
+    command = ["embed-dataset", str(tmp_path / name), str(tmp_path / "out"), *ARGUMENTS, *more]
+    assert main(command) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "job.json").exists()
+    assert main([*command, "--dry-run"]) == 1
+
+
+def test_columns_that_a_parquet_file_has_twice_are_refused_unless_they_are_left_out(tmp_path, capsys):
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "n", "n"])
+    pq.write_table(twice, tmp_path / "in.parquet")
+    command = ["embed-dataset", str(tmp_path / "in.parquet"), str(tmp_path / "out"), *ARGUMENTS]
+    assert main(command) == 1
+    assert "more than one column 'n'" in capsys.readouterr().err
+    assert main([*command, "--keep-columns", "text"]) == 0
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line_and_numbers_that_no_double_holds_are_rejected(tmp_path):
+    lines = [
+        '{"text": "a", "n": 1}',
+        '{"text": "b", "n": 1e999}',
+        '{"text": "1e999 c", "n": NaN}',
+        '{"text": "d", "n": -Infinity}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(tmp_path / "in.jsonl"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    (path,) = out.glob("part-*.parquet")
+    rows = {row["text"]: str(row["n"]) for row in pq.read_table(path).to_pylist()}
+    assert rows == {"a": "1.0", "1e999 c": "nan", "d": "-inf"}
+    (rejected,) = (out / "rejected").iterdir()
+    assert json.loads(rejected.read_text())["reason"] == "a number that is larger than any double"
