@@ -14,19 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from backend_client._api.npu_client import NPUClient
 from backend_client._resilience.threads import in_daemon_thread
+from backend_client.bulk.actor import Actor
 from backend_client.bulk.executors import WorkerLost
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
-from backend_client.bulk.tied_node import TiedNode
-from backend_client.bulk.worker import Probe, Worker
+from backend_client.bulk.worker import Probe
 from backend_client.errors import ConfigurationError, NPUUnavailableError
 from backend_client.settings import ClientSettings
-from backend_client.settings.variables import CONFIG_VARIABLE
 
 RESOURCE = "intel_npu"
 """The custom resource of machines with a node. Not `NPU`: to Ray that is another maker's."""
@@ -37,61 +35,9 @@ OPTIONS = {"num_cpus": 0, "resources": {RESOURCE: 1}, "max_restarts": -1, "max_t
 # How often the cluster is looked at for machines that came or went.
 _LOOK_S = 2.0
 _READY_S = 300.0
-
-
-class Actor:
-    """Runs in a process of the cluster: a worker, and its own node if it was told to start one."""
-
-    def __init__(self, request: BulkRequest, nodes: tuple[str, ...], *, start_node: bool) -> None:
-        self._request = request
-        self._nodes = nodes
-        self._start_node = start_node
-        self._one = asyncio.Lock()
-        self._node: TiedNode | None = None
-        self._worker: Worker | None = None
-        self._job: BulkJob | None = None
-
-    async def ready(self, job: BulkJob | None) -> int:
-        """Make ready for a job; returns the process id. Started again by Ray, an actor knows nothing of its past."""
-        if self._worker is None:
-            self._worker = Worker(self._request, await self._settings())
-        if job is not None and self._job != job:
-            await self._worker.begin(job)
-            self._job = job
-        return os.getpid()
-
-    async def probe(self, job: BulkJob | None) -> Probe:
-        """See Executor."""
-        await self.ready(None)
-        return await self._used.probe(job)
-
-    async def process(self, fragment: Fragment) -> Receipt:
-        """See Executor: one after another, so that one death loses the work of one fragment."""
-        async with self._one:
-            return await self._used.process(fragment)
-
-    async def close(self) -> None:
-        """End the node and the client."""
-        if self._worker is not None:
-            await self._worker.close()
-        if self._node is not None:
-            self._node.stop()
-
-    async def _settings(self) -> ClientSettings:
-        """The client's settings of this machine, keys among them; the driver's nodes where it names none."""
-        if self._start_node:
-            self._node = await in_daemon_thread(TiedNode.start, "start node")
-            settings = ClientSettings.load(nodes=(self._node.url,))
-            await _until_usable(settings)
-            return settings
-        own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
-        return ClientSettings.load() if own else ClientSettings.load(nodes=self._nodes)
-
-    @property
-    def _used(self) -> Worker:
-        if self._worker is None:
-            raise WorkerLost("the actor was started again and has no job yet")
-        return self._worker
+# Pauses before an actor that failed to make ready is asked again: doubled from the first up to the last.
+_FIRST_PAUSE_S = 0.5
+_LAST_PAUSE_S = 15.0
 
 
 class _NotBegun(Exception):
@@ -112,10 +58,17 @@ class _Handle:
 
 
 class RayExecutor:
-    """See Executor. `per_actor` fragments are given to each actor, so that it never waits for the driver."""
+    """See Executor. `per_actor` fragments are given to each actor, so that it never waits for the driver.
 
-    def __init__(self, make: Callable[[], Any], count: Callable[[], int], per_actor: int) -> None:
+    While no actor is ready for `patience` seconds, it raises NPUUnavailableError.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], count: Callable[[], int], per_actor: int, patience: float = 600.0
+    ) -> None:
         self.lost = 0
+        self._patience = patience
+        self._problem = f"no machine of the cluster has a free {RESOURCE}"
         self._make = make
         self.count = count
         self._per_actor = per_actor
@@ -149,6 +102,7 @@ class RayExecutor:
                 lambda: remote.remote(request, settings.nodes, start_node=start_nodes),
                 lambda: round(ray.cluster_resources().get(RESOURCE, 0)),
                 request.window,
+                request.patience,
             )
         raise ConfigurationError(problem)
 
@@ -198,8 +152,16 @@ class RayExecutor:
                 return receipt
 
     async def changed(self) -> None:
-        """See Executor."""
-        await self._changed.wait()
+        """See Executor. Raises NPUUnavailableError when no actor was ready for as long as the patience says."""
+        if any(handle.ready for handle in self._actors):
+            await self._changed.wait()
+            return
+        try:
+            await asyncio.wait_for(self._changed.wait(), self._patience)
+        except TimeoutError:
+            raise NPUUnavailableError(
+                f"no actor of the Ray cluster was ready within {self._patience:.0f} s: {self._problem}"
+            ) from None
 
     async def close(self) -> None:
         """See Executor: nodes that actors started end with them."""
@@ -244,15 +206,28 @@ class RayExecutor:
     async def _ready(self, handle: _Handle) -> None:
         """Ask until the actor answers: it may be starting, or waiting for a machine."""
         ray = need("ray", "ray")
+        pause = _FIRST_PAUSE_S
         while True:
             try:
                 await asyncio.wait_for(handle.actor.ready.remote(self._job), _READY_S)
-            except (ray.exceptions.RayError, TimeoutError, NPUUnavailableError):
-                await asyncio.sleep(_LOOK_S / 4)
+            except TimeoutError:
+                self._problem = f"an actor was not placed, or its node served no model, for {_READY_S:.0f} s"
+            except (ray.exceptions.RayError, NPUUnavailableError) as error:
+                self._note(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE_S)
             else:
                 handle.ready = True
                 self._notify()
                 return
+
+    def _note(self, error: Exception) -> None:
+        """Say once why an actor is not ready: the job goes on without it, or waits for it."""
+        cause = getattr(error, "cause", None) or error
+        problem = str(cause).strip().splitlines()[-1:] or [type(cause).__name__]
+        if problem[0] != self._problem:
+            self._problem = problem[0]
+            logging.getLogger(__name__).warning("an actor is not ready: %s", self._problem)
 
     def _least(self) -> _Handle | None:
         ready = [handle for handle in self._actors if handle.ready]
@@ -294,11 +269,3 @@ class RayExecutor:
 
 def _join(ray: Any, address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=None)
-
-
-async def _until_usable(settings: ClientSettings) -> None:
-    """Wait until the node that was started serves a model."""
-    async with NPUClient.from_settings(settings) as client:
-        await client.health()
-        while not any(node.usable for node in client.status()):  # noqa: ASYNC110  (a client has no event for this)
-            await asyncio.sleep(_LOOK_S / 4)
