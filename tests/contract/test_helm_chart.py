@@ -17,6 +17,7 @@ CHART = Path(__file__).parents[2] / "config" / "helm" / "npu-node"
 TEMPLATES = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
 TEXT = "\n".join(TEMPLATES.values())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # What must be given: the chart has no default for keys.
 GIVEN = {"apiKeys": {"keys": ["a-key"]}}
 EVERYTHING = {
@@ -59,8 +60,38 @@ def test_every_value_is_used_and_every_used_value_exists():
     assert sorted(leaf for leaf in leaves - used - prefixes if leaf.split(".")[0] not in used) == []
 
 
+def test_the_schema_has_each_value_and_no_other():
+    def compare(values, schema, path=""):
+        assert schema["additionalProperties"] is False, path
+        assert set(schema["properties"]) - {"global"} == set(values), path
+        for name, value in values.items():
+            part = schema["properties"][name]
+            if isinstance(value, dict) and "properties" in part and name not in {"resources", "headResources"}:
+                compare(value, part, f"{path}.{name}")
+
+    compare(VALUES, SCHEMA)
+
+
+def test_nodes_get_as_long_to_drain_as_they_may_ask_for_and_then_some():
+    (limit,) = [part.le for part in NodeSettings.model_fields["drain_timeout_s"].metadata if hasattr(part, "le")]
+    assert SCHEMA["properties"]["drainSeconds"]["maximum"] == limit
+    assert VALUES["drainSeconds"] <= limit
+    # A node ends its engines within 5 s of the drain: `worker_node.server.run`.
+    (more,) = re.findall(r"terminationGracePeriodSeconds: \{\{ add \.Values\.drainSeconds (\d+) \}\}", TEXT)
+    assert int(more) > 5
+
+
+def test_the_user_and_the_directories_are_those_of_the_image():
+    image = (CHART.parents[1] / "container" / "Containerfile").read_text()
+    assert re.findall(r"^USER (\d+):(\d+)$", image, re.MULTILINE) == [(str(VALUES["user"]),) * 2]
+    # What the image says of directories is not writable in the pod: the chart says another.
+    written = set(re.findall(r"(NPU_NODE_\w+)=/", image))
+    assert written
+    assert written <= set(re.findall(r"name: (NPU_NODE_\w+)\n +value: /models/", TEXT))
+
+
 def test_probes_ask_what_answers_without_a_key():
-    paths = re.findall(r"path: (/health\S*)", TEXT)
+    paths = re.findall(r'"path" "(/health[^"]*)"', TEXT)
     assert sorted(paths) == ["/health/live", "/health/ready"]
     assert set(paths) <= OPEN_PATHS
 

@@ -9,7 +9,9 @@ import yaml
 
 from tests.contract.test_helm_chart import CHART, EVERYTHING, GIVEN
 from tests.ops.containers import run
+from tests.ops.kubernetes import Authority
 from tests.support.foreign import environment, npm_packages
+from tests.support.nodes import start_node
 
 # What they run is fetched once and kept; an index may be slow.
 pytestmark = pytest.mark.timeout(2400)
@@ -63,3 +65,47 @@ def test_without_a_key_or_on_an_old_kubernetes_it_is_not_rendered(helm):
     assert "apiKeys" in done.stderr
     done = run(helm, "template", "r", CHART, "--set", "apiKeys.keys[0]=a", "--kube-version", "v1.28.0", check=False)
     assert "incompatible with Kubernetes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("drainSeconds=26", "drainSeconds"),
+        ("image.tga=1", "tga"),
+        ("models.volume=hostpath", "models.volume"),
+        ("podDisruptionBudget.maxUnavailable=1", "maxUnavailable"),
+        ("tls.clientSecret=x", "tls.existingSecret"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
+    keys = ("--set", "apiKeys.keys[0]=a", "--kube-version", "v1.31.0")
+    done = run(helm, "template", "r", CHART, *keys, "--set", given, check=False)
+    assert done.returncode != 0
+    assert problem in done.stderr
+
+
+def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):
+    given = ("apiKeys.keys[0]=a", "port=PORT", "tls.existingSecret=x", "tls.clientSecret=y")
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("node", "/CN=node", "DNS:*.r-npu-node.default.svc.cluster.local")
+    for secret in ("x", "y"):
+        (tmp_path / secret).mkdir()
+        for name, source in (("tls.crt", cert), ("tls.key", key), ("ca.crt", authority.cert)):
+            (tmp_path / secret / name).write_bytes(source.read_bytes())
+    tls = {"NPU_NODE_TLS_CERT": "tls.crt", "NPU_NODE_TLS_KEY": "tls.key", "NPU_NODE_TLS_CLIENT_CA": "ca.crt"}
+    environment = {name: str(tmp_path / "x" / file) for name, file in tls.items()}
+    with start_node(ready=False, NPU_NODE_MODELS="[]", **environment) as node:
+        port = node.url.rsplit(":", 1)[-1]
+        values = [part for value in given for part in ("--set", value.replace("PORT", port))]
+        rendered = run(helm, "template", "r", CHART, *values, "--kube-version", "v1.31.0").stdout
+        (daemonset,) = [part for part in yaml.safe_load_all(rendered) if part and part["kind"] == "DaemonSet"]
+        (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+        for probe in ("readinessProbe", "livenessProbe"):
+            python, option, program = container[probe]["exec"]["command"]
+            here = program.replace("/etc/npu-node-tls", f"{tmp_path}/x").replace(
+                "/etc/npu-node-caller", f"{tmp_path}/y"
+            )
+            run(python, option, here)
+        without = "import urllib.request, ssl; urllib.request.urlopen(URL, context=ssl._create_unverified_context())"
+        refused = run(python, option, without.replace("URL", repr(f"{node.url}/health/live")), check=False)
+        assert refused.returncode != 0

@@ -1,18 +1,22 @@
 {{- define "npu-node.name" -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default (printf "%s-%s" .Release.Name .Chart.Name) | trunc 48 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "npu-node.labels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "npu-node.instance" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{- define "npu-node.selector" -}}
+{{/* What does not change with the version of the chart: for selectors, and for what Kubernetes does not let change. */}}
+{{- define "npu-node.instance" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "npu-node.selector" -}}
+{{ include "npu-node.instance" . }}
 app.kubernetes.io/component: node
 {{- end -}}
 
@@ -24,6 +28,17 @@ app.kubernetes.io/component: node
 {{- end -}}
 {{- end -}}
 
+{{- define "npu-node.bulkImage" -}}
+{{- $image := .Values.bulk.image -}}
+{{- if not $image.repository -}}
+{{ include "npu-node.image" . }}
+{{- else if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
 {{- define "npu-node.keysSecret" -}}
 {{- if .Values.apiKeys.existingSecret -}}
 {{ .Values.apiKeys.existingSecret }}
@@ -32,24 +47,52 @@ app.kubernetes.io/component: node
 {{- end -}}
 {{- end -}}
 
+{{/* Where callers find the nodes. Certificates are for names, so https takes those that the Service's SRV records have. */}}
+{{- define "npu-node.nodes" -}}
+{{- if .Values.tls.existingSecret -}}
+srv+https://_http._tcp.{{ include "npu-node.name" . }}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
+{{- else -}}
+dns://{{ include "npu-node.name" . }}:{{ .Values.port }}
+{{- end -}}
+{{- end -}}
+
 {{/* As strict as the systemd unit: no privilege, no capability, nothing writable but what is mounted. */}}
 {{- define "npu-node.containerSecurity" -}}
-allowPrivilegeEscalation: false
+{{ include "npu-node.unprivileged" . }}
 readOnlyRootFilesystem: true
+{{- end -}}
+
+{{- define "npu-node.unprivileged" -}}
+allowPrivilegeEscalation: false
 privileged: false
 capabilities:
   drop: [ALL]
 {{- end -}}
 
 {{- define "npu-node.podSecurity" -}}
+{{ include "npu-node.user" . }}
+supplementalGroups: [{{ int64 .Values.deviceGroup }}]
+{{- end -}}
+
+{{- define "npu-node.user" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
+runAsUser: {{ int64 .Values.user }}
+runAsGroup: {{ int64 .Values.user }}
+fsGroup: {{ int64 .Values.user }}
 fsGroupChangePolicy: OnRootMismatch
-supplementalGroups: [{{ .Values.deviceGroup }}]
 seccompProfile:
   type: RuntimeDefault
+{{- end -}}
+
+{{- define "npu-node.directories" -}}
+- name: NPU_NODE_MODEL_STORE
+  value: /models/store
+- name: NPU_NODE_COMPILE_CACHE
+  value: /models/compiled
+- name: XDG_CACHE_HOME
+  value: /models/cache
+- name: HOME
+  value: /tmp
 {{- end -}}
 
 {{- define "npu-node.environment" -}}
@@ -59,17 +102,22 @@ seccompProfile:
   value: {{ .Values.port | quote }}
 - name: NPU_NODE_DRAIN_TIMEOUT_S
   value: {{ .Values.drainSeconds | quote }}
-- name: NPU_NODE_MODEL_STORE
-  value: /models/store
-- name: XDG_CACHE_HOME
-  value: /models/cache
-- name: HOME
-  value: /tmp
+{{ include "npu-node.directories" . }}
 - name: PYTHONDONTWRITEBYTECODE
   value: "1"
 {{- if include "npu-node.keysSecret" . }}
 - name: NPU_NODE_API_KEYS_FILE
   value: /etc/npu-node-keys/api_keys
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: NPU_NODE_TLS_CERT
+  value: /etc/npu-node-tls/tls.crt
+- name: NPU_NODE_TLS_KEY
+  value: /etc/npu-node-tls/tls.key
+{{- if .Values.tls.clientSecret }}
+- name: NPU_NODE_TLS_CLIENT_CA
+  value: /etc/npu-node-tls/ca.crt
+{{- end }}
 {{- end }}
 {{- if .Values.allowUnauthenticated }}
 - name: NPU_NODE_ALLOW_UNAUTHENTICATED
@@ -81,5 +129,76 @@ seccompProfile:
 {{- end }}
 {{- with .Values.env }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Asks a path of /health. A kubelet has no certificate to show, so a program of the pod asks where one is needed. */}}
+{{- define "npu-node.probe" -}}
+{{- if .root.Values.tls.clientSecret -}}
+exec:
+  command:
+    - python3
+    - -c
+    - >-
+      import ssl, urllib.request;
+      tls = ssl.create_default_context(cafile="/etc/npu-node-tls/ca.crt");
+      tls.check_hostname = False;
+      tls.load_cert_chain("/etc/npu-node-caller/tls.crt", "/etc/npu-node-caller/tls.key");
+      urllib.request.urlopen("https://127.0.0.1:{{ .root.Values.port }}{{ .path }}", timeout=4, context=tls)
+{{- else -}}
+httpGet:
+  path: {{ .path }}
+  port: http
+  {{- if .root.Values.tls.existingSecret }}
+  scheme: HTTPS
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "npu-node.modelsVolume" -}}
+- name: models
+  {{- if eq .Values.models.volume "hostPath" }}
+  hostPath:
+    path: {{ .Values.models.path }}
+    type: DirectoryOrCreate
+  {{- else if eq .Values.models.volume "pvc" }}
+  persistentVolumeClaim:
+    claimName: {{ required "models.claim names the claim of models.volume: pvc" .Values.models.claim }}
+  {{- else if .Values.models.size }}
+  emptyDir:
+    sizeLimit: {{ .Values.models.size }}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- end -}}
+
+{{- define "npu-node.resources" -}}
+requests:
+  {{- toYaml .Values.resources.requests | nindent 2 }}
+  {{- with .Values.resourceKey }}
+  {{ . }}: "1"
+  {{- end }}
+limits:
+  {{- toYaml .Values.resources.limits | nindent 2 }}
+  {{- with .Values.resourceKey }}
+  {{ . }}: "1"
+  {{- end }}
+{{- end -}}
+
+{{/* Where the pods of nodes and of Ray's workers may run. */}}
+{{- define "npu-node.placement" -}}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
 {{- end }}
 {{- end -}}
