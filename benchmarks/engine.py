@@ -28,9 +28,8 @@ async def _unexamined(_engine):
 @contextlib.asynccontextmanager
 async def running(installed):
     """A ready engine process for an installed model on the CPU, with the node's own defaults."""
-    spec = EngineSpec(
-        installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options={}
-    )
+    options = {"context_limit": installed.context_limit} if installed.kind == ModelKind.EMBEDDING else {}
+    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options)
     engine = SupervisedEngine(spec, _unexamined, HostingLimits())
     engine.start()
     try:

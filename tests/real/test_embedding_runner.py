@@ -29,7 +29,7 @@ def job(number, rows):
 @pytest.fixture(scope="module", params=[0, 1], ids=["as the device likes", "one stream"])
 def runner(request, store):
     installed = store.get("all-minilm-l6-v2")
-    options = {"streams": request.param}
+    options = {"streams": request.param, "context_limit": installed.context_limit, "length_multiple": 16}
     spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
     runner = EmbeddingRunner(spec)
     runner.load()
@@ -58,6 +58,41 @@ def test_a_text_has_the_same_vector_alone_and_among_others(runner):
     alone = np.concatenate([embed(runner, job(number, [row])) for number, row in enumerate(ROWS)])
     together = embed(runner, job(10, ROWS[:2]), job(11, ROWS[2:]))
     np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def _lengths_run(store, options):
+    """The lengths of the runs of one text of 3 tokens alone, and of that and one of 62 tokens together."""
+    installed = store.get("all-minilm-l6-v2")
+    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, "embedding", options)
+    runner, ran = EmbeddingRunner(spec), set()
+    inputs = runner.inputs
+    runner.inputs = lambda batch, shape: ran.add(shape[1]) or inputs(batch, shape)
+    runner.load()
+    try:
+        embed(runner, job(1, ROWS[:1]))
+        embed(runner, job(2, [ROWS[0], ROWS[2]]))
+    finally:
+        runner.close()
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({"context_limit": 512, "length_multiple": 16}, {16, 64}),
+        ({"context_limit": 62, "length_multiple": 16}, {16, 62}),
+        ({"length_multiple": 16}, {3, 62}),
+        ({"context_limit": 512, "precision": "f32"}, {3, 62}),
+    ],
+    ids=["set", "not beyond the model's limit", "the limit is unknown", "f32"],
+)
+def test_runs_have_round_lengths_that_the_model_can_take(store, options, lengths):
+    assert _lengths_run(store, options) == lengths
+
+
+def test_lengths_are_rounded_where_the_device_computes_in_half_precision(store):
+    halves = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {3, 62})
 
 
 def test_packed_texts_have_the_vectors_of_these_weights(store):

@@ -14,7 +14,10 @@ from worker_node.options.declaration import EngineOptions, Option
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicEncoderOptions(EngineOptions):
-    """Precision, streams and batches. `max_batch_tokens` None takes what was measured to be best for the device."""
+    """Precision, streams and batches. `max_batch_tokens` and `length_multiple` None take what was measured to be best.
+
+    `context_limit` is the model's, in tokens; the node sets it. Lengths are not rounded up where it is unknown.
+    """
 
     devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
 
@@ -28,6 +31,16 @@ class DynamicEncoderOptions(EngineOptions):
         int | None, Gt(0), Option("tokens of one batch, padding included", default="512 on a CPU, 8192 on a GPU")
     ] = None
     max_batch_rows: Annotated[int, Gt(0), Option("texts of one batch")] = 64
+    length_multiple: Annotated[
+        int | None,
+        Ge(1),
+        Le(256),
+        Option(
+            "batches are padded to lengths that are multiples of this, in tokens, but not beyond the model's limit",
+            default="16 on a CPU that computes in bf16 or f16, else 1",
+        ),
+    ] = None
+    context_limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,16 +38,24 @@ class BatchLimits:
     """`max_tokens` bounds rows times longest (padding counts); `max_rows` bounds the rows.
 
     A run costs about as much as `run_overhead_tokens` more tokens would, whatever is in it: a text joins a batch only
-    if the padding that it causes is less.
+    if the padding that it causes is less. Runs have lengths that are multiples of `multiple`, and at most
+    `longest_text` tokens unless a text has more.
     """
 
     max_tokens: int = 2048
     max_rows: int = 64
     run_overhead_tokens: float = math.inf
+    multiple: int = 1
+    longest_text: int | None = None
+
+    def padded(self, length: int) -> int:
+        """The length of a run whose longest text has `length` tokens."""
+        padded = -(-length // self.multiple) * self.multiple
+        return padded if self.longest_text is None else max(length, min(padded, self.longest_text))
 
     def computed(self, texts: Sequence[Waiting]) -> int:
         """The tokens of a run of these texts, padding included; the longest is the last of them."""
-        return len(texts) * texts[-1].length
+        return len(texts) * self.padded(texts[-1].length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +161,24 @@ class LengthBuckets:
         over `max_tokens` runs alone.
         """
         anchor = self._next()
-        budget = limits.max_tokens
+        budget, padded = limits.max_tokens, limits.padded
         if free_slots > 1:
-            budget = min(budget, max(-(-self.tokens // free_slots), anchor.length))
+            budget = min(budget, max(-(-self.tokens // free_slots), padded(anchor.length)))
         position = bisect.bisect_left(self._lengths, anchor.length)
         shorter = self._in_order(range(position, -1, -1), anchor)
         longer = self._in_order(range(position + 1, len(self._lengths)), anchor)
-        chosen, longest = [anchor], anchor.length
+        chosen, longest = [anchor], padded(anchor.length)
         below, above = next(shorter, None), next(longer, None)
         while len(chosen) < limits.max_rows:
             rows = len(chosen)
             # A side that does not fit now will not fit later: batches only grow, and its next texts are further away.
             if below is not None and not (
-                longest - below.length <= limits.run_overhead_tokens and longest * (rows + 1) <= budget
+                longest - padded(below.length) <= limits.run_overhead_tokens and longest * (rows + 1) <= budget
             ):
                 below = None
             if above is not None and not (
-                (above.length - longest) * rows <= limits.run_overhead_tokens and above.length * (rows + 1) <= budget
+                (padded(above.length) - longest) * rows <= limits.run_overhead_tokens
+                and padded(above.length) * (rows + 1) <= budget
             ):
                 above = None
             if below is not None and (above is None or anchor.length - below.length <= above.length - anchor.length):
@@ -177,7 +186,7 @@ class LengthBuckets:
                 below = next(shorter, None)
             elif above is not None:
                 chosen.append(above)
-                longest = above.length
+                longest = padded(above.length)
                 above = next(longer, None)
             else:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from worker_node.domain import Device
@@ -52,6 +53,18 @@ class EncoderTask(ServedTask):
                     MAX_OUTSTANDING_TEXTS, parallel=16, capacity=Capacity(step_tokens=tokens or BATCH_TOKENS)
                 )
         raise TypeError(f"{type(options).__name__} is no encoder engine's")
+
+    def complete(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,  # noqa: ARG002
+        values: dict[str, Any],
+        device: Device,  # noqa: ARG002
+        memory: int | None,  # noqa: ARG002
+        store: Path,  # noqa: ARG002
+    ) -> None:
+        """See `ServedTask.complete`."""
+        values["context_limit"] = installed.context_limit
 
     def static_shapes(
         self,

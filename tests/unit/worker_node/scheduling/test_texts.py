@@ -10,7 +10,12 @@ LIMITS = BatchLimits(max_tokens=512, max_rows=16)
 
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=80)
 limits = st.builds(
-    BatchLimits, max_tokens=st.integers(1, 600), max_rows=st.integers(1, 20), run_overhead_tokens=st.floats(0, 100)
+    BatchLimits,
+    max_tokens=st.integers(1, 600),
+    max_rows=st.integers(1, 20),
+    run_overhead_tokens=st.floats(0, 100),
+    multiple=st.integers(1, 40),
+    longest_text=st.none() | st.integers(1, 400),
 )
 
 
@@ -29,13 +34,23 @@ def taken(queue, limits, free_slots=1):
 def test_a_batch_keeps_its_bounds_and_serves_the_oldest(values, limits, free):
     batch = queue_of(values).take(limits, free)
     assert 0 in [text.row for text in batch]
-    padded = len(batch) * batch[-1].length
+    padded = limits.computed(batch)
+    assert padded >= len(batch) * batch[-1].length
     assert len(batch) == 1 or padded <= limits.max_tokens
     assert len(batch) <= limits.max_rows
     assert [text.length for text in batch] == sorted(text.length for text in batch)
     # No text is padded by more than a run of its own would cost.
-    anchor = values[0]
-    assert all(batch[-1].length - text.length <= limits.run_overhead_tokens for text in batch if text.length < anchor)
+    anchor, run = values[0], padded // len(batch)
+    shorter = [limits.padded(text.length) for text in batch if text.length < anchor]
+    assert all(run - length <= limits.run_overhead_tokens for length in shorter)
+
+
+@given(st.integers(1, 600), st.integers(1, 40), st.none() | st.integers(1, 400))
+def test_a_run_is_as_long_as_its_longest_text_rounded_up_but_not_beyond_the_limit(length, multiple, limit):
+    padded = BatchLimits(multiple=multiple, longest_text=limit).padded(length)
+    assert length <= padded < length + multiple
+    assert padded % multiple == 0 or padded in (length, limit)
+    assert limit is None or padded <= max(limit, length)
 
 
 @given(lengths, limits, st.integers(1, 4))
@@ -74,6 +89,11 @@ def test_texts_of_like_length_run_together():
 
 def test_a_text_that_would_cost_more_padding_than_a_run_of_its_own_waits():
     assert taken(queue_of([10, 60, 12, 40]), BatchLimits(run_overhead_tokens=16)) == [10, 12]
+
+
+def test_texts_that_run_at_one_length_anyway_cause_each_other_no_padding():
+    assert taken(queue_of([33, 48, 50]), BatchLimits(run_overhead_tokens=0, multiple=16)) == [33, 48]
+    assert taken(queue_of([33, 48]), BatchLimits(run_overhead_tokens=0)) == [33]
 
 
 def test_free_slots_share_the_queue():
