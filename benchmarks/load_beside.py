@@ -1,10 +1,11 @@
-"""What reranking and transcription beside it cost a chat: its first-token and inter-token latency with and without.
+"""What reranking and transcription beside it cost a chat, and what the chat costs them, by `share_beside_generation`.
 
-    python -m benchmarks.load_beside --seconds 20 --rounds 3
+    python -m benchmarks.load_beside --seconds 8 --rounds 2 --shares 1,0.2
 
-One node with SmolLM2, a cross-encoder over MiniLM's body and Whisper tiny.en on the CPU. One caller streams answers all
-the time; beside it, in turn, is nothing, callers that rerank, callers that transcribe. Printed: the medians, and their
-ratio to the mean of the rounds without load before and after. At most 1.20 is wanted.
+For each share a node with SmolLM2, a cross-encoder over MiniLM's body and Whisper tiny.en on the CPU. One caller
+streams answers all the time; beside it, in turn, are callers that rerank, and callers that transcribe. Printed:
+medians of the first token, the time between tokens and the whole answer, their ratio to those without load just before
+and after (at most 1.20 is wanted), and the requests a second of the load, beside the chat and without it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from worker_node.models.store import ModelStore
 
 WRITER, EMBEDDER, HEARER = "smollm2-135m-instruct", "all-minilm-l6-v2", "whisper-tiny.en"
 WANTED = 1.20
+PARTS = ("first", "between", "answer")
+Work = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
 _ANSWER = {
     "model": WRITER,
     "prompt": "Write a story about the sea.",
@@ -41,11 +44,17 @@ _ANSWER = {
 
 @dataclass
 class Latencies:
-    """Seconds to the first token of each answer, and between its tokens; what the load beside it had done."""
+    """Seconds to the first token of each answer, between its tokens, and of the whole; what was done beside it."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
+    answer: list[float] = field(default_factory=list)
     beside: int = 0
+    seconds: float = 0.0
+
+    def median(self, part: str) -> float:
+        """The median of one of the lists."""
+        return statistics.median(getattr(self, part))
 
 
 async def _stream(http: aiohttp.ClientSession, url: str, found: Latencies) -> None:
@@ -63,6 +72,7 @@ async def _stream(http: aiohttp.ClientSession, url: str, found: Latencies) -> No
             else:
                 found.first.append(now - began)
             count, last = count + 1, now
+    found.answer.append(last - began)
 
 
 async def _rerank(http: aiohttp.ClientSession, url: str) -> None:
@@ -82,7 +92,7 @@ async def _transcribe(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def _measure(
-    http: aiohttp.ClientSession, url: str, seconds: float, work: Callable[..., Awaitable[None]] | None, callers: int
+    http: aiohttp.ClientSession, url: str, seconds: float, work: Work | None, callers: int, *, chat: bool = True
 ) -> Latencies:
     found = Latencies()
 
@@ -95,48 +105,67 @@ async def _measure(
         for _ in range(callers if work else 0):
             task = asyncio.create_task(beside())
             stack.callback(task.cancel)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until or not found.first:
+        began = time.monotonic()
+        while chat and (time.monotonic() < began + seconds or not found.first):
             await _stream(http, url, found)
+        if not chat:
+            await asyncio.sleep(seconds)
+        found.seconds = time.monotonic() - began
     return found
 
 
-def _line(name: str, found: list[Latencies], ratios: dict[str, list[float]]) -> str:
-    first = statistics.median(value for each in found for value in each.first)
-    between = statistics.median(value for each in found for value in each.between)
-    text = f"{name:12}{first * 1e3:9.1f} ms{between * 1e3:9.2f} ms{sum(each.beside for each in found):8}"
-    for part, values in ratios.items():
-        ratio = statistics.median(values)
-        text += f"   {part} ÷ alone {ratio:.2f} {'reached' if ratio <= WANTED else 'MISSED'}"
-    return text
+@dataclass
+class Results:
+    """Of one share and one load: the ratios of each round, and the load's requests a second."""
+
+    ratios: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    medians: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    rates: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+
+    def line(self) -> str:
+        """All of it."""
+        text = ""
+        for part in PARTS:
+            ratio = statistics.median(self.ratios[part])
+            seen = statistics.median(self.medians[part]) * 1e3
+            text += f"{seen:9.1f} ms ×{ratio:.2f} {'ok    ' if ratio <= WANTED else 'MISSED'}"
+        rate, alone = statistics.median(self.rates), statistics.median(self.alone)
+        return f"{text}{rate:8.2f}/s of {alone:.2f} ({rate / alone:.0%})"
 
 
-async def _run(url: str, seconds: float, rounds: int, callers: int) -> None:
+async def _round(
+    http: aiohttp.ClientSession, url: str, work: Work, seconds: float, callers: int, results: Results
+) -> None:
+    alone = await _measure(http, url, seconds / 2, work, callers, chat=False)
+    results.alone.append(alone.beside / alone.seconds)
+    before = await _measure(http, url, seconds / 2, None, 0)
+    loaded = await _measure(http, url, seconds, work, callers)
+    after = await _measure(http, url, seconds / 2, None, 0)
+    results.rates.append(loaded.beside / loaded.seconds)
+    for part in PARTS:
+        base = statistics.mean(each.median(part) for each in (before, after))
+        results.medians[part].append(loaded.median(part))
+        results.ratios[part].append(loaded.median(part) / base)
+
+
+async def _run(urls: dict[str, str], seconds: float, rounds: int, callers: int) -> None:
     loads = {"rerank": _rerank, "transcribe": _transcribe}
-    alone: list[Latencies] = []
-    found: dict[str, list[Latencies]] = {name: [] for name in loads}
-    ratios: dict[str, dict[str, list[float]]] = {name: {"first": [], "between": []} for name in loads}
+    found = {(name, share): Results() for name in loads for share in urls}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(300)) as http:
-        for work in (None, *loads.values()):
-            await _measure(http, url, 0.0, work, 1)
+        for url in urls.values():
+            for work in (None, *loads.values()):
+                await _measure(http, url, 0.0, work, 1)
         for _ in range(rounds):
-            for name, work in loads.items():
-                before = await _measure(http, url, seconds / 2, None, 0)
-                loaded = await _measure(http, url, seconds, work, callers)
-                after = await _measure(http, url, seconds / 2, None, 0)
-                alone += [before, after]
-                found[name].append(loaded)
-                for part, values in ratios[name].items():
-                    base = statistics.mean(statistics.median(getattr(each, part)) for each in (before, after))
-                    values.append(statistics.median(getattr(loaded, part)) / base)
-    print(f"{'':12}{'first token':>12}{'between':>12}{'beside':>8}")
-    print(_line("alone", alone, {}))
-    for name in loads:
-        print(_line(name, found[name], ratios[name]))
+            for (name, share), results in found.items():
+                await _round(http, urls[share], loads[name], seconds, callers, results)
+    print(f"{'beside':11} share  {'first token':22}{'between tokens':24}{'whole answer':24}load beside")
+    for (name, share), results in found.items():
+        print(f"{name:11} {share:5}{results.line()}")
 
 
 @contextlib.asynccontextmanager
-async def _node() -> AsyncIterator[str]:
+async def _node(share: str) -> AsyncIterator[str]:
     store = ModelStore()
     store.pull(HEARER)
     with tempfile.TemporaryDirectory() as scratch:
@@ -146,21 +175,24 @@ async def _node() -> AsyncIterator[str]:
         environment = {
             "NPU_NODE_MODELS": json.dumps([table | {"placements": ["CPU"]} for table in tables]),
             "NPU_NODE_COMPILE_CACHE": str(root / "cache"),
+            "NPU_NODE_SHARE_BESIDE_GENERATION": share,
         }
         with start_node("--log-level", "warning", **environment) as node:
             yield node.url
 
 
-async def _main(seconds: float, rounds: int, callers: int) -> None:
+async def _main(shares: list[str], seconds: float, rounds: int, callers: int) -> None:
     print(", ".join(f"{name}: {value}" for name, value in describe_machine().items()), flush=True)
-    async with _node() as url:
-        await _run(url, seconds, rounds, callers)
+    async with contextlib.AsyncExitStack() as stack:
+        urls = {share: await stack.enter_async_context(_node(share)) for share in shares}
+        await _run(urls, seconds, rounds, callers)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of one measurement under load")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement under load")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--callers", type=int, default=2, help="that rerank, or transcribe, at the same time")
+    parser.add_argument("--shares", default="1,0.2", help="values of share_beside_generation")
     given = parser.parse_args()
-    asyncio.run(_main(given.seconds, given.rounds, given.callers))
+    asyncio.run(_main(given.shares.split(","), given.seconds, given.rounds, given.callers))

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from worker_node.environment import native_environment
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Stoppable(Protocol):
+    """What `subprocess.Popen` is of."""
+
+    def send_signal(self, sig: int, /) -> None: ...
 
 
 def end_with_parent(parent: int) -> None:
@@ -55,6 +61,16 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
             ours.close()
             raise
     return process, ours
+
+
+def stop_process(process: Stoppable) -> None:
+    """Have none of a child's threads run until `continue_process`."""
+    process.send_signal(signal.SIGSTOP)
+
+
+def continue_process(process: Stoppable) -> None:
+    """End a `stop_process`."""
+    process.send_signal(signal.SIGCONT)
 
 
 def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], None]:

@@ -7,6 +7,7 @@ interrupted. Should the process die of it, that job is to blame, and not those t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from worker_node.engines.messages import EngineSpec, Heartbeat, Job, NativeCall, Result
@@ -35,10 +36,16 @@ class _Held:
 
 
 class HeldJobs:
-    """Jobs by id, each with the sink of its results. `blame` is known when the engine has ended."""
+    """Jobs by id, each with the sink of its results. `blame` is known when the engine has ended.
 
-    def __init__(self, spec: EngineSpec, suspects: Suspects) -> None:
+    `ended` is called with the id of each job that the engine holds no longer, while the engine lives.
+    """
+
+    def __init__(
+        self, spec: EngineSpec, suspects: Suspects, ended: Callable[[int], object] = lambda _job_id: None
+    ) -> None:
         self._spec = spec
+        self._ended = ended
         self._suspects = suspects
         self._jobs: dict[int, _Held] = {}
         self._left: dict[int, _Held] = {}
@@ -91,6 +98,8 @@ class HeldJobs:
         held = self._jobs.pop(job_id, None)
         if not self._jobs:
             self._idle.set()
+        if held is not None:
+            self._ended(job_id)
         return held
 
     def deliver(self, result: Result) -> None:

@@ -199,7 +199,7 @@ class EngineLife:
             now = time.monotonic()
             try:
                 link.kills.look(now, link.pid)
-                reason, pause = link.liveness.look(now)
+                reason, pause = link.liveness.look(link.seat.ran_until(now))
             except Exception as error:  # noqa: BLE001  (an engine that nobody watches may hang for ever)
                 log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
                 reason, pause = None, _WATCH_AGAIN_S

@@ -32,6 +32,7 @@ from worker_node.engines.messages import (
     submission,
 )
 from worker_node.errors import EngineUnavailable, NodeError
+from worker_node.hosting.cpu_turns import ALONE, CpuPlace
 from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.liveness import Liveness
@@ -63,12 +64,15 @@ _STATUS_LOOK_S = 0.001
 class EngineLink(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`."""
 
-    def __init__(self, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch) -> None:
+    def __init__(
+        self, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch, cpu: CpuPlace = ALONE
+    ) -> None:
         self._spec = spec
+        self.seat = cpu.seat()
         self.liveness = liveness
         self.kills = kills
         self._buffer = FrameBuffer()
-        self._jobs = HeldJobs(spec, suspects)
+        self._jobs = HeldJobs(spec, suspects, self.seat.ended)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -83,10 +87,13 @@ class EngineLink(asyncio.Protocol):
         self.stats = EngineStats()
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch) -> EngineLink:
+    async def spawn(
+        cls, spec: EngineSpec, liveness: Liveness, suspects: Suspects, kills: KillWatch, cpu: CpuPlace = ALONE
+    ) -> EngineLink:
         """Start the engine process, which loads its model after `begin`."""
-        link = cls(spec, liveness, suspects, kills)
+        link = cls(spec, liveness, suspects, kills, cpu)
         link._process, ours = start_module("worker_node.hosting.child")
+        link.seat.process = link._process
         ours.setblocking(False)
         link._socket = ours.dup()
         try:
@@ -128,6 +135,7 @@ class EngineLink(asyncio.Protocol):
         self.send(submission(job))
         self.accepted += 1
         self._jobs.add(job, sink, suspect=suspect)
+        self.seat.began(job)
 
     def send(self, command: Command) -> None:
         """Send a command. Raises EngineUnavailable when the link is down."""
@@ -155,7 +163,7 @@ class EngineLink(asyncio.Protocol):
 
     def kill_hung(self, reason: str) -> None:
         """As `kill`, for a process that is silent. One that was stopped from outside is as one that was killed so."""
-        self.killed_from_outside = stopped(self.pid)
+        self.killed_from_outside = stopped(self.pid) and not self.seat.paused
         if self.killed_from_outside:
             reason += "; the process was stopped from outside (SIGSTOP)"
         self.kill(reason, blameless=self.killed_from_outside)
@@ -163,6 +171,7 @@ class EngineLink(asyncio.Protocol):
     async def shut_down(self, timeout: float) -> None:
         """Ask the engine to end, and kill it if it has not within `timeout` seconds."""
         self._blameless = True
+        self.seat.closed()
         with contextlib.suppress(EngineUnavailable):
             self.send(Shutdown())
         try:
@@ -203,13 +212,14 @@ class EngineLink(asyncio.Protocol):
         try:
             for body in self._buffer.feed(data):
                 event = decode_event(body)
-                self.liveness.heard(now)
+                self.liveness.heard(self.seat.ran_until(now))
                 self._dispatch(event)
         except CorruptFrame as error:
             self.kill(f"sent a corrupt frame ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
+        self.seat.closed()
         self._read_last_words()
         reason = self._kill_reason or "the engine process died"
         if not self.loaded.done():
@@ -272,11 +282,13 @@ class EngineLink(asyncio.Protocol):
                 self.kill(event.message)
             case Heartbeat():
                 self.stats = event.stats
-                self.liveness.beat(event.stats.oldest_run, event.stats.last_run)
-                self._jobs.beat(event, time.monotonic())
+                now, oldest = time.monotonic(), event.stats.oldest_run
+                ran = None if oldest is None else (oldest[0], self.seat.ran_of(oldest[1], now))
+                self.liveness.beat(ran, event.stats.last_run)
+                self._jobs.beat(event, now)
             case NativeCall():
                 self._jobs.called(event)
-                self.liveness.called(event.stage, event.units, time.monotonic())
+                self.liveness.called(event.stage, event.units, self.seat.ran_until(time.monotonic()))
 
 
 class LoadRefused(Exception):

@@ -20,6 +20,7 @@ from worker_node.engines.base import EngineState, EngineStatus, R
 from worker_node.engines.messages import EngineSpec, EngineStats, Job
 from worker_node.errors import EngineUnavailable
 from worker_node.hosting.calls import JobResults
+from worker_node.hosting.cpu_turns import ALONE, CpuPlace
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.life import Canary, End, HostingLimits
 from worker_node.hosting.link import EngineLink
@@ -54,8 +55,10 @@ class SupervisedEngine:
         slot: AbstractAsyncContextManager[object] = FREE,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
+        cpu: CpuPlace = ALONE,
     ) -> None:
         self.spec = spec
+        self._cpu = cpu
         self.lazy = lazy
         self._slot = slot
         self._memory = memory
@@ -211,7 +214,7 @@ class SupervisedEngine:
 
     async def _spawn(self) -> EngineProcess:
         liveness = Liveness(self._limits.liveness, self._times, time.monotonic())
-        link = await EngineLink.spawn(self.spec, liveness, self._suspects, KillWatch(self._memory))
+        link = await EngineLink.spawn(self.spec, liveness, self._suspects, KillWatch(self._memory), self._cpu)
         return EngineProcess(self.spec, self._limits, link, self._examine, self._succession.became_ready, self._slot)
 
     async def _examine(self, link: EngineLink) -> None:

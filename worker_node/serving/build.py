@@ -13,6 +13,7 @@ from worker_node.devices.probe import Probe
 from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.hosting.cpu_turns import CpuPlace, CpuRole, CpuTurns
 from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits
@@ -50,6 +51,7 @@ class Machine:
     npu: NpuSource
     slots: LoadingSlots = field(default_factory=LoadingSlots)
     export_blobs: Path | None = None
+    turns: CpuTurns = field(default_factory=CpuTurns)
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in the order of preference."""
@@ -168,9 +170,12 @@ def _placement(
     )
     lazy = place.load == "lazy" or (place.load is None and not first)
     slot = machine.slots.slot(place.device.value)
+    cpu = CpuPlace(machine.turns, task.cpu_role if place.device is Device.CPU else CpuRole.APART)
     return Placement(
         device=place.device,
-        engine=SupervisedEngine(spec, canary(plan.prompt_limit), hosting, lazy=True, slot=slot, suspects=suspects),
+        engine=SupervisedEngine(
+            spec, canary(plan.prompt_limit), hosting, lazy=True, slot=slot, suspects=suspects, cpu=cpu
+        ),
         admission=Admission(f"{installed.id} on {place.device}", admission_limits(plan, wanted.max_outstanding)),
         prompt_limit=plan.prompt_limit,
         total_limit=plan.total_limit,

@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from worker_node.domain import Device
+from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.hosting.life import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
@@ -72,6 +73,8 @@ class ModelParts:
 
 class ServedTask(ABC):
     """One task, as the path of a request knows it. Its objects have no state."""
+
+    cpu_role: ClassVar[CpuRole] = CpuRole.APART
 
     @abstractmethod
     def build(self, parts: ModelParts) -> ServedModel:

@@ -199,6 +199,13 @@ class NodeSettings(BaseSettings):
         description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
         "does not wait for a core until they pause (docs/performance.md)",
     )
+    share_beside_generation: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="share of the time that reranking and speech engines on the CPU run while one there answers "
+        "interactive chats; 1: all of it (docs/performance.md)",
+    )
     memory_budget: int | None = Field(
         default=None,
         gt=0,

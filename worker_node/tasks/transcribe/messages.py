@@ -17,7 +17,8 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
     """Write down the speech in `samples`, mono 16-bit PCM of 16 kHz, at most 30 s.
 
     `language` is a code such as "en", None to detect it; `translate` asks for English. `segments` and `words` ask for
-    times. `prompt` is the text before this window, or names to expect.
+    times. `prompt` is the text before this window, or names to expect. `since` is when its request came
+    (monotonic seconds).
     """
 
     id: int
@@ -30,6 +31,7 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
     prompt: str = ""
     temperature: float = 0.0
     interactive: bool = True
+    since: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -42,7 +44,7 @@ class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=Tr
 
     def timeless(self) -> TranscribeJob:
         """See `engines.messages.Job`."""
-        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True)
+        return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, since=0.0)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.jumping import JumpingLoop
 from worker_node.engines.messages import EngineStats, Loaded
 from worker_node.hosting import life
+from worker_node.hosting.cpu_turns import ALONE
 from worker_node.hosting.killing import KillWatch
 from worker_node.hosting.life import End, EngineLife, HostingLimits
 from worker_node.hosting.liveness import CallTimes, Liveness, LivenessLimits
@@ -29,6 +30,7 @@ class Link:
         self._loop = loop
         self.liveness = Liveness(limits, CallTimes(), loop.time())
         self.kills = KillWatch()
+        self.seat = ALONE.seat()
         self.loaded = loop.create_future()
         self.loaded.set_result(Loaded(0.0, "scripted", "0"))
         self._closed = loop.create_future()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.domain import Device, Message
+from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
@@ -51,6 +52,8 @@ _USUAL_TOKENS = 2048
 
 
 class _Generate(ServedTask):
+    cpu_role = CpuRole.FIRST
+
     def build(self, parts: ModelParts) -> GenerationModel:
         installed, wanted = parts.installed, parts.wanted
         chat = ChatTokenizer(installed.path, installed.context_limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.hosting.life import Canary
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.encoders import EncoderTask, known_that_fit
@@ -23,6 +24,8 @@ _DECODER_BUCKETS = (512,)
 
 
 class _Rerank(EncoderTask):
+    cpu_role = CpuRole.YIELDS
+
     def build(self, parts: ModelParts) -> RerankModel:
         installed, options = parts.installed, parts.wanted.of(RerankOptions)
         prompt = read_prompt(installed.path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from worker_node.domain import Device
 from worker_node.errors import ConfigurationError
+from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
@@ -51,6 +52,8 @@ class TranscriptionModel(ServedModel):
 
 
 class _Transcribe(ServedTask):
+    cpu_role = CpuRole.YIELDS
+
     def build(self, parts: ModelParts) -> TranscriptionModel:
         installed, limits = parts.installed, parts.wanted.of(AudioOptions)
         store = ModelStore(parts.settings.model_store)

@@ -247,6 +247,7 @@ def _job(wanted: TranscriptionRequest, samples: bytes, context: RequestContext, 
         prompt=wanted.prompt,
         temperature=wanted.temperature,
         interactive=context.interactive,
+        since=context.arrived,
     )
 
 

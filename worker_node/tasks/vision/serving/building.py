@@ -8,6 +8,7 @@ from typing import Any
 
 from worker_node.domain import Device
 from worker_node.errors import ConfigurationError
+from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.options.declaration import EngineOptions
@@ -28,6 +29,8 @@ _MAX_OUTSTANDING = 64
 
 
 class _VisionChat(ServedTask):
+    cpu_role = CpuRole.FIRST
+
     def build(self, parts: ModelParts) -> GenerationModel:
         if find_spec("PIL") is None:
             raise ConfigurationError(
