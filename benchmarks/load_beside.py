@@ -1,4 +1,4 @@
-"""What reranking and transcription beside it cost a chat, and what the chat costs them, by `share_beside_generation`.
+"""What reranking and transcription beside it cost a chat, and what the chat costs them, by `share_beside_chats`.
 
     python -m benchmarks.load_beside --seconds 8 --rounds 2 --shares 1,0.2
 
@@ -175,7 +175,7 @@ async def _node(share: str) -> AsyncIterator[str]:
         environment = {
             "NPU_NODE_MODELS": json.dumps([table | {"placements": ["CPU"]} for table in tables]),
             "NPU_NODE_COMPILE_CACHE": str(root / "cache"),
-            "NPU_NODE_SHARE_BESIDE_GENERATION": share,
+            "NPU_NODE_SHARE_BESIDE_CHATS": share,
         }
         with start_node("--log-level", "warning", **environment) as node:
             yield node.url
@@ -193,6 +193,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement under load")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--callers", type=int, default=2, help="that rerank, or transcribe, at the same time")
-    parser.add_argument("--shares", default="1,0.2", help="values of share_beside_generation")
+    parser.add_argument("--shares", default="1,0.2", help="values of share_beside_chats")
     given = parser.parse_args()
     asyncio.run(_main(given.shares.split(","), given.seconds, given.rounds, given.callers))

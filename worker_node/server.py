@@ -25,7 +25,6 @@ from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
 from worker_node.errors import ConfigurationError
-from worker_node.hosting.cpu_turns import CpuTurns
 from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
@@ -149,7 +148,7 @@ async def hosted_node(
         if profile.starts_parts:
             for kind in tasks():
                 await served_task(kind).start(parts)
-        machine = Machine(settings, found, npu, turns=CpuTurns(settings.share_beside_generation))
+        machine = Machine(settings, found, npu)
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             profile.models(machine),

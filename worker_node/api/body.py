@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
@@ -10,11 +9,12 @@ from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
+from worker_node.api.arrival import arrival, silence
 from worker_node.api.keys import DRY_RUN, IGNORED, NODE, DryRun
 from worker_node.api.leniency import Ignored, Table, sift
 from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
-from worker_node.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
 from worker_node.node import Node
 
 # Of a list whose one item may stand without a list around it.
@@ -77,7 +77,7 @@ B = TypeVar("B", bound=Body)
 
 
 async def read_body(request: web.Request, model: type[B]) -> B:
-    """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout."""
+    """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded."""
     data = await read_bytes(request, _most_bytes(request.app[NODE], images=model.takes_images))
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
@@ -136,10 +136,9 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        # The whole body has a deadline too, so that a byte now and then does not hold the connection for hours.
-        async with asyncio.timeout(settings.request_timeout_s):
+        async with arrival(request):
             while True:
-                async with asyncio.timeout(settings.body_timeout_s):
+                async with silence(request):
                     chunk = await request.content.readany()
                 if not chunk:
                     return b"".join(chunks)
@@ -147,8 +146,6 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
                 size += len(chunk)
                 if size > limit:
                     raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
-    except TimeoutError:
-        raise RequestTimeout(f"the body stopped arriving for {settings.body_timeout_s:g} s") from None
     except RuntimeError:
         if request.transport is not None:
             raise

@@ -11,16 +11,16 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from worker_node.api.arrival import deadline_of
 from worker_node.api.body import limited
 from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, DryRun
 from worker_node.domain import Device, Priority, RequestContext, Route
-from worker_node.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
+from worker_node.errors import BadRequest, UnsupportedParameter
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
 _TOKENS = re.compile(r"[0-9]{1,9}")
-_MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -39,14 +39,6 @@ def route_template(request: web.Request) -> str:
     """The route that serves the request, as it was declared, or `-`: never anything that the caller wrote."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else "-"
-
-
-def deadline_of(request: web.Request) -> float:
-    """When the request's time is up, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    dry_run: DryRun | None = request.get(DRY_RUN)
-    headers = request.headers if dry_run is None else dry_run.headers
-    arrived: float = request[ARRIVED]
-    return arrived + _timeout_s(headers, request.app[NODE].settings.request_timeout_s)
 
 
 def request_context(request: web.Request) -> RequestContext:
@@ -82,19 +74,6 @@ def _note_limited(request: web.Request, name: str, most: int) -> None:
     """List a field as limited, or refuse it where the node is strict. A body that nobody sifts lists nothing."""
     if IGNORED in request:
         limited(request, name, most + 1, most)
-
-
-def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
-    header = headers.get("X-Request-Timeout-Ms")
-    if header is None:
-        return longest
-    if not _MILLISECONDS.fullmatch(header):
-        raise BadRequest(
-            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
-        )
-    if int(header) <= 0:
-        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
-    return min(int(header) / 1000, longest)
 
 
 def _min_new_tokens(headers: Mapping[str, str]) -> int:

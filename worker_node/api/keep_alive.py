@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from worker_node.api.context import deadline_of
+from worker_node.api.arrival import deadline_of
 from worker_node.api.keys import DRY_RUN, NODE
 from worker_node.errors import BadRequest
 from worker_node.manager.served import ServedModel

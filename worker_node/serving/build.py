@@ -51,7 +51,10 @@ class Machine:
     npu: NpuSource
     slots: LoadingSlots = field(default_factory=LoadingSlots)
     export_blobs: Path | None = None
-    turns: CpuTurns = field(default_factory=CpuTurns)
+    turns: CpuTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", CpuTurns(self.settings.share_beside_chats))
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in the order of preference."""

@@ -199,7 +199,7 @@ class NodeSettings(BaseSettings):
         description="how much lower than the edge's the priority of engine processes is: on a full machine the edge "
         "does not wait for a core until they pause (docs/performance.md)",
     )
-    share_beside_generation: float = Field(
+    share_beside_chats: float = Field(
         default=0.2,
         gt=0,
         le=1,

@@ -12,8 +12,8 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
+from worker_node.api.arrival import deadline_of
 from worker_node.api.body import Body, read_body
-from worker_node.api.context import deadline_of
 from worker_node.api.errors import describe
 from worker_node.api.keys import NODE
 from worker_node.api.sse import EventStream

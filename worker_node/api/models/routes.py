@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from worker_node.api.context import deadline_of
+from worker_node.api.arrival import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.models.describe import describe_installed, describe_served
 from worker_node.errors import BadRequest, InsufficientMemory

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from worker_node.api.arrival import deadline_of
 from worker_node.api.body import DialectBody, read_body
 from worker_node.api.capabilities import capabilities, chat_first
-from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama import OLLAMA_API_VERSION
 from worker_node.api.ollama.errors import message, not_found

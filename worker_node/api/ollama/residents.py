@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from worker_node.api.context import deadline_of
+from worker_node.api.arrival import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama.errors import not_found
 from worker_node.api.ollama.frames import Loading

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from worker_node.api.arrival import deadline_of
 from worker_node.api.capabilities import capabilities, chat_first
-from worker_node.api.context import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel

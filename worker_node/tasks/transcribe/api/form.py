@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
 import re
@@ -14,9 +13,10 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiDict
 
+from worker_node.api.arrival import arrival, silence
 from worker_node.api.keys import IGNORED, NODE
 from worker_node.api.leniency import Ignored
-from worker_node.errors import BadRequest, InsufficientStorage, PayloadTooLarge, RequestTimeout, UnsupportedParameter
+from worker_node.errors import BadRequest, InsufficientStorage, PayloadTooLarge, UnsupportedParameter
 from worker_node.tasks.transcribe.api import voice
 from worker_node.tasks.transcribe.serving.service import TranscriptionRequest
 
@@ -134,29 +134,26 @@ class UploadForm:
 async def read_form(request: web.Request, path: Path, most_bytes: int) -> UploadForm:
     """Read the upload; its file, of at most `most_bytes`, goes to `path`.
 
-    Raises BadRequest, PayloadTooLarge, RequestTimeout, InsufficientStorage.
+    Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded, InsufficientStorage.
     """
     if not request.content_type.startswith("multipart/"):
         raise BadRequest("send the audio as multipart/form-data, with the fields file and model")
-    settings = request.app[NODE].settings
     # Fields and the frames between them take some room beside the file.
     if (request.content_length or 0) > most_bytes + (1 << 20):
         raise PayloadTooLarge(f"the body has {request.content_length} bytes; the file may have {most_bytes}")
     form = UploadForm(path)
     try:
-        async with asyncio.timeout(settings.request_timeout_s):
+        async with arrival(request):
             reader = await request.multipart()
             while (part := await reader.next()) is not None:
                 if not isinstance(part, BodyPartReader):
                     raise BadRequest("parts of multipart/form-data must not be multipart themselves")
                 if part.name == "file" and form.size is None:
-                    form.size = await _store(part, path, most_bytes, settings.body_timeout_s)
+                    form.size = await _store(part, path, most_bytes, request)
                 elif part.name == "file":
                     raise BadRequest("file: one file a request", param="file")
                 else:
-                    await _field(part, form, settings.body_timeout_s)
-    except TimeoutError:
-        raise RequestTimeout(f"the body stopped arriving for {settings.body_timeout_s:g} s") from None
+                    await _field(part, form, request)
     except _MALFORMED:
         if request.transport is None:
             raise ConnectionResetError("the client left before its body was read") from None
@@ -168,13 +165,13 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> Upload
     return form
 
 
-async def _field(part: BodyPartReader, form: UploadForm, timeout_s: float) -> None:
+async def _field(part: BodyPartReader, form: UploadForm, request: web.Request) -> None:
     if part.name is None:
         raise BadRequest("a part of the body has no name")
     if len(form.fields) >= _MOST_FIELDS:
         raise BadRequest(f"more than {_MOST_FIELDS} fields")
     data = bytearray()
-    while chunk := await _chunk(part, timeout_s):
+    while chunk := await _chunk(part, request):
         data += chunk
         if len(data) > _LONGEST_FIELD:
             raise BadRequest(f"{part.name[:80]}: more than {_LONGEST_FIELD} bytes", param=part.name[:80])
@@ -184,11 +181,11 @@ async def _field(part: BodyPartReader, form: UploadForm, timeout_s: float) -> No
         raise BadRequest(f"{part.name[:80]}: not UTF-8", param=part.name[:80]) from None
 
 
-async def _store(part: BodyPartReader, path: Path, most_bytes: int, timeout_s: float) -> int:
+async def _store(part: BodyPartReader, path: Path, most_bytes: int, request: web.Request) -> int:
     size = 0
     try:
         with path.open("wb") as file:
-            while chunk := await _chunk(part, timeout_s):
+            while chunk := await _chunk(part, request):
                 size += len(chunk)
                 if size > most_bytes:
                     raise PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
@@ -201,6 +198,6 @@ async def _store(part: BodyPartReader, path: Path, most_bytes: int, timeout_s: f
     return size
 
 
-async def _chunk(part: BodyPartReader, timeout_s: float) -> bytes:
-    async with asyncio.timeout(timeout_s):
+async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
+    async with silence(request):
         return await part.read_chunk(_CHUNK)

@@ -1,0 +1,60 @@
+"""How long a request may take: all of it, and the arrival of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from worker_node.api.keys import ARRIVED, DRY_RUN, NODE, DryRun
+from worker_node.errors import BadRequest, DeadlineExceeded, RequestTimeout
+
+_MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
+
+
+def deadline_of(request: web.Request) -> float:
+    """When the request's time is up, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    dry_run: DryRun | None = request.get(DRY_RUN)
+    headers = request.headers if dry_run is None else dry_run.headers
+    arrived: float = request[ARRIVED]
+    return arrived + _timeout_s(headers, request.app[NODE].settings.request_timeout_s)
+
+
+@asynccontextmanager
+async def arrival(request: web.Request) -> AsyncIterator[None]:
+    """The body is read in this block, a piece of it within each `silence`.
+
+    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's time is up first: a byte
+    now and then does not hold a connection for hours, nor a caller beyond its deadline.
+    """
+    deadline = deadline_of(request)
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            yield
+    except TimeoutError:
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded("the request's time was up before its body had arrived") from None
+        limit = request.app[NODE].settings.body_timeout_s
+        raise RequestTimeout(f"the body stopped arriving for {limit:g} s") from None
+
+
+def silence(request: web.Request) -> asyncio.Timeout:
+    """What limits the wait for the next piece of a body."""
+    return asyncio.timeout(request.app[NODE].settings.body_timeout_s)
+
+
+def _timeout_s(headers: Mapping[str, str], longest: float) -> float:
+    header = headers.get("X-Request-Timeout-Ms")
+    if header is None:
+        return longest
+    if not _MILLISECONDS.fullmatch(header):
+        raise BadRequest(
+            "X-Request-Timeout-Ms is the remaining time in whole milliseconds", param="X-Request-Timeout-Ms"
+        )
+    if int(header) <= 0:
+        raise DeadlineExceeded("the request's time was up when it arrived", param="X-Request-Timeout-Ms")
+    return min(int(header) / 1000, longest)
