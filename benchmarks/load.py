@@ -25,14 +25,19 @@ async def embed_one_by_one(http, url, texts, callers):
     return len(texts) / (time.perf_counter() - began)
 
 
-async def embed_in_batches(http, url, texts, size):
-    """Texts per second, `size` texts a request, one request at a time."""
+async def embed_in_batches(http, url, texts, size, callers=1):
+    """Texts per second, `size` texts a request, `callers` requests at a time."""
+    waiting = iter(range(0, len(texts), size))
+
+    async def caller():
+        for start in waiting:
+            body = {"texts": texts[start : start + size]}
+            async with http.post(url + "/embeddings", json=body, headers=BINARY) as reply:
+                assert reply.status == 200, await reply.text()
+                await reply.read()
+
     began = time.perf_counter()
-    for start in range(0, len(texts), size):
-        body = {"texts": texts[start : start + size]}
-        async with http.post(url + "/embeddings", json=body, headers=BINARY) as reply:
-            assert reply.status == 200, await reply.text()
-            await reply.read()
+    await asyncio.gather(*(caller() for _ in range(callers)))
     return len(texts) / (time.perf_counter() - began)
 
 

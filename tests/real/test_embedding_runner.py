@@ -1,5 +1,6 @@
 """The embedding runner by itself: a text that comes alone has a copy of the model to itself, many share the streams."""
 
+import itertools
 import multiprocessing
 import os
 import select
@@ -12,7 +13,7 @@ import pytest
 
 from worker_node.domain import Device, ModelKind
 from worker_node.encoders.packing import packed_encoder
-from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec
+from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec, results_of
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.embed.runners import EmbeddingRunner
 
@@ -50,7 +51,7 @@ def embed_rest(runner, jobs, unsent):
     while len(done) < len(jobs):
         if not runner.has_work:
             assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda event: done.setdefault(event.id, event), lambda: None)
+        runner.step(lambda outcome: done.update((part.id, part) for part in outcome.parts()), lambda: None)
     return np.concatenate([np.frombuffer(done[each.id].vectors, VECTOR_DTYPE).reshape(-1, 384) for each in jobs])
 
 
@@ -161,7 +162,7 @@ def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner
     while len(done) < 3:
         if not runner.has_work:
             assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda event: done.append(event.id), lambda: None)
+        runner.step(lambda outcome: done.extend(part.id for part in outcome.parts()), lambda: None)
         if len(asked) < 3 and len(runs) >= 6 * (len(asked) + 1):
             asked.append((200 + len(asked), len(runs)))
             runner.submit(job(asked[-1][0], [ROWS[1]]))
@@ -172,6 +173,19 @@ def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner
     while runner.stats().running:
         assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
         runner.step(lambda event: pytest.fail(f"a cancelled job said {event}"), lambda: None)
+
+
+def test_jobs_that_end_by_one_run_are_sent_together(runner):
+    before = runner.stats().runs
+    for number in range(40, 60):
+        runner.submit(job(number, [ROWS[1]]))
+    sent = []
+    while sum(map(len, sent)) < 20:
+        if not runner.has_work:
+            assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
+        runner.step(lambda outcome: sent.append([part.id for part in results_of(outcome).results]), lambda: None)
+    assert sorted(itertools.chain.from_iterable(sent)) == list(range(40, 60))
+    assert len(sent) <= runner.stats().runs - before < 20
 
 
 def test_texts_are_taken_while_one_that_came_alone_still_runs(runner):

@@ -22,7 +22,7 @@ from worker_node.domain import Device
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import DynamicEncoderOptions
 from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, Outcome
+from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, Outcome, Together
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,
@@ -181,16 +181,18 @@ class DynamicEncoder:
             os.eventfd_read(self._wake)
         except BlockingIOError:
             return
+        outcomes: list[Outcome] = []
         while self._finished:
             slot = self._finished.popleft()
             slot.request.wait()
             self._last_run = (slot.tokens, time.monotonic() - slot.started)
             output = slot.request.get_tensor(self.output).data
-            for event in self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic()):
-                emit(event)
+            outcomes += self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic())
             slot.batch = []
             if slot is not self._lone:
                 self._idle.append(slot)
+        if outcomes:
+            emit(outcomes[0] if len(outcomes) == 1 else Together(outcomes))
 
     def close(self) -> None:
         for slot in (*self._slots, self._lone):

@@ -112,6 +112,16 @@ class Outcome(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
 
+class Together(Outcome, frozen=True):
+    """Outcomes of jobs that ended by the same run: they travel in one frame, so that the edge is woken once for all."""
+
+    outcomes: Sequence[Outcome]
+
+    def parts(self) -> Sequence[JobResult]:
+        """See `Outcome.parts`."""
+        return [part for outcome in self.outcomes for part in outcome.parts()]
+
+
 def results_of(outcome: Outcome) -> Results:
     """Return the event that delivers `outcome`."""
     return Results([Result(part.id, msgspec.Raw(_encoder.encode(part)), part.last) for part in outcome.parts()])

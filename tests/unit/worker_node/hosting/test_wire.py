@@ -18,6 +18,7 @@ from worker_node.engines.messages import (
     Loaded,
     LoadFailed,
     Shutdown,
+    Together,
     results_of,
     submission,
 )
@@ -42,6 +43,7 @@ JOBS = [
 OUTCOMES = [
     Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
     Embedded(4, b"\x00" * 8, 1.0, 0.5),
+    Together([Embedded(6, b"\x00" * 8, 1.0, 0.5), Step([TokenDelta(7, [3])])]),
 ]
 COMMANDS = [
     *map(submission, JOBS),
@@ -77,12 +79,15 @@ def test_a_job_comes_back_equal(job):
 
 
 def test_results_are_delivered_by_job_and_the_last_is_known():
-    step, embedded = (decode_event(FrameBuffer().feed(encode(results_of(outcome)))[0]) for outcome in OUTCOMES)
+    step, embedded, together = (
+        decode_event(FrameBuffer().feed(encode(results_of(outcome)))[0]) for outcome in OUTCOMES
+    )
     assert [(result.id, result.last) for result in step.results] == [(1, True), (2, False)]
     assert [msgspec.msgpack.decode(result.body, type=TokenDelta) for result in step.results] == OUTCOMES[0].deltas
     (result,) = embedded.results
     assert (result.id, result.last) == (4, True)
     assert msgspec.msgpack.decode(result.body, type=Embedded) == OUTCOMES[1]
+    assert [(result.id, result.last) for result in together.results] == [(6, True), (7, False)]
 
 
 def test_a_specification_comes_back_equal():
