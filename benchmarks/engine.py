@@ -26,10 +26,12 @@ async def _unexamined(_engine):
 
 
 @contextlib.asynccontextmanager
-async def running(installed):
-    """A ready engine process for an installed model on the CPU, with the node's own defaults."""
+async def running(installed, **set_options):
+    """A ready engine process for an installed model on the CPU, with the node's own defaults where nothing is set."""
     options = {"context_limit": installed.context_limit} if installed.kind == ModelKind.EMBEDDING else {}
-    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options)
+    spec = EngineSpec(
+        installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options | set_options
+    )
     engine = SupervisedEngine(spec, _unexamined, HostingLimits())
     engine.start()
     try:
