@@ -18,14 +18,17 @@ from worker_node.models.sources.reference import HubReference, Reference, UrlRef
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to make: a model called `model_id`; None is what the source says. `insecure_no_hash` takes a URL's file
-    unverified."""
+    """What to make: a model called `model_id`, which the user chose if `named`; None is what the source says.
+
+    `insecure_no_hash` takes a URL's file unverified.
+    """
 
     reference: Reference
     model_id: str
     kind: str | None = None
     quantization: Quantization | None = None
     insecure_no_hash: bool = False
+    named: bool = False
 
     @property
     def spelling(self) -> str:

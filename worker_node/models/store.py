@@ -18,8 +18,9 @@ from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_aliases
 from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
+from worker_node.models.sources.arrival import has_changed
 from worker_node.models.sources.disk import storage_problem
-from worker_node.models.sources.reference import alias_of, is_foreign, parse_reference
+from worker_node.models.sources.reference import LocalReference, alias_of, is_foreign, parse_reference
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
 
@@ -138,7 +139,7 @@ class ModelStore:
                 f"the name {chosen} belongs to a model of the catalog; choose another with npu-node pull --name",
                 param="name",
             )
-        return Wish(reference, chosen, kind, quantization, insecure_no_hash)
+        return Wish(reference, chosen, kind, quantization, insecure_no_hash, named=model_id is not None)
 
     def is_installed(self, wish: Wish) -> bool:
         """Whether a pull would find the model there. Raises ConversionFailed when its name is another model's."""
@@ -229,9 +230,27 @@ class ModelStore:
         if isinstance(wish.reference, CatalogEntry):
             if (target / MANIFEST_FILE).exists():
                 return read_directory(target)
-        elif (known := self._by_alias(wish.reference.alias)) is not None:
-            return read_directory(known)
+        elif (made := self._made_of(wish)) is not None:
+            return made
         self._require_free(wish)
+        return None
+
+    def _made_of(self, wish: Wish) -> InstalledModel | None:
+        """The model of the wish's source that is in the form and under the name that is wished.
+
+        Raises ConversionFailed where the source's files are not those that it was made of.
+        """
+        alias = wish.reference.alias if not isinstance(wish.reference, CatalogEntry) else ""
+        for directory in (path for path in self.directories() if alias in read_aliases(path)):
+            model = read_directory(directory)
+            if (wish.named and model.id != wish.model_id) or wish.quantization not in {None, model.quantization}:
+                continue
+            if isinstance(wish.reference, LocalReference) and has_changed(wish.reference, model):
+                raise ConversionFailed(
+                    f"{wish.reference.path} has changed since {model.id} was made of it; pull it under another name "
+                    f"with --name, or remove that one first: npu-node rm {model.id}"
+                )
+            return model
         return None
 
     def _require_free(self, wish: Wish) -> None:

@@ -10,7 +10,7 @@ from worker_node.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.download import file_sha256
 from worker_node.models.files import ModelFiles, recognised, special_file
-from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
+from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.disk import require_space
 from worker_node.models.sources.gguf_header import HEADER_BYTES, parse_header, require_known_architecture
@@ -148,6 +148,21 @@ def find_local(reference: LocalReference, into: Path, progress: Progress, *, has
     progress.stage("hashing the files")
     hashes = {name: file_sha256(room / name) for name in _DECISIVE if (room / name).is_file()}
     return Arrived(room, source_format, hashes, str(reference), movable=False)
+
+
+def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
+    """Whether local files are not those any more that a model was made of; False where they are gone."""
+    source = reference.path.resolve()
+    for name, known in model.source_sha256.items():
+        file = source if source.is_file() else source / name
+        try:
+            status = file.stat()
+            touched = max(status.st_mtime, status.st_ctime) > model.installed_at
+            if touched and file.is_file() and file_sha256(file) != known:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _found_by_task(

@@ -31,6 +31,8 @@ _FORMATS = (
 _CLOSED = {"format_whitelist": _FORMATS, "protocol_whitelist": "none", "probesize": "5000000"}
 # More damaged packets than this, and the rest of the file is not worth the time.
 _DAMAGED_PACKETS = 50
+_SHORTEST_GAP_S, _LONGEST_GAP_S = 0.5, 3600.0
+_SECOND_OF_SILENCE = bytes(2 * RATE)
 # A full disk, a quota, and the largest file that a process may write.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -66,8 +68,11 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
 
 def _check_length(container: InputContainer, max_seconds: float) -> None:
     """Raise BadRequest if header or packets say that there is more audio; they are never enough to accept it."""
-    if container.duration is not None and container.duration / av.time_base > max_seconds:
-        raise _too_long(max_seconds)
+    if container.duration is not None:
+        # Some headers have the time of the end: pieces of a live stream begin late.
+        begin = max(0, container.start_time or 0)
+        if (container.duration - begin) / av.time_base > max_seconds:
+            raise _too_long(max_seconds)
     if not container.streams.audio:
         return  # said by `_decode`
     stream = container.streams.audio[0]
@@ -93,6 +98,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     codec.thread_type = "NONE"
     resampler = _Resampler()
     most, written, damaged = int(max_seconds * RATE), 0, 0
+    clock = _Clock()
     for packet in container.demux(stream):
         try:
             frames = packet.decode()
@@ -102,6 +108,10 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
                 break
             continue
         for frame in frames:
+            gap = clock.gap(frame)
+            if written + gap > most:
+                raise _too_long(max_seconds)
+            written += _write_silence(gap, output)
             written += _write(resampler.resample(frame), output)
             if written > most:
                 raise _too_long(max_seconds)
@@ -109,6 +119,25 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
     return written / RATE
+
+
+class _Clock:
+    """Finds the pauses in the times of frames: of a recorder that was stopped for a while, or of lost packets.
+
+    Times of words count from the beginning of the recording, with its pauses.
+    """
+
+    def __init__(self) -> None:
+        self._next: float | None = None
+
+    def gap(self, frame: AudioFrame) -> int:
+        """Samples of silence before a frame."""
+        if frame.time is None or not frame.sample_rate:
+            return 0
+        expected, self._next = self._next, frame.time + frame.samples / frame.sample_rate
+        missing = 0.0 if expected is None else frame.time - expected
+        # Shorter ones are imprecise times. What jumps further has a new clock, as recordings that were put together.
+        return round(missing * RATE) if _SHORTEST_GAP_S <= missing <= _LONGEST_GAP_S else 0
 
 
 class _Resampler:
@@ -135,6 +164,11 @@ def _write(frames: list[AudioFrame], output: BinaryIO) -> int:
         output.write(samples.astype("<i2", copy=False).tobytes())
         written += samples.size
     return written
+
+
+def _write_silence(samples: int, output: BinaryIO) -> int:
+    output.writelines(_SECOND_OF_SILENCE[: 2 * (samples - begin)] for begin in range(0, samples, RATE))
+    return samples
 
 
 def _too_long(max_seconds: float) -> BadRequest:

@@ -18,6 +18,7 @@ from worker_node.errors import (
     ModelNotFound,
     SourceRejected,
 )
+from worker_node.models.catalog import Quantization
 from worker_node.models.in_place import open_directory
 from worker_node.models.pulling import requested
 from worker_node.models.store import ModelStore
@@ -140,6 +141,33 @@ def test_local_files_are_copied_and_found_by_their_path(store_root, make_bert):
     assert store.pull(str(directory)) == model
     assert (directory / "model.safetensors").is_file()
     assert not (model.path / "openvino_model.bin").is_symlink()
+
+
+def test_a_source_that_was_pulled_before_comes_in_another_form_under_another_name(store_root, make_bert):
+    directory, _ = make_bert()
+    store = ModelStore()
+    first = store.pull(str(directory))
+    second = store.pull(store.wish(str(directory), model_id="small", quantization=Quantization.INT8_SYM))
+    assert (second.id, second.quantization) == ("small", "int8_sym")
+    assert store.pull(store.wish(str(directory), model_id="small")) == second
+    assert store.pull(str(directory)) in (first, second)
+    with pytest.raises(ConversionFailed, match=r"choose another name with --name"):
+        store.pull(store.wish(str(directory), model_id=first.id, quantization=Quantization.INT8_SYM))
+
+
+def test_a_source_that_has_changed_since_it_was_pulled_is_not_called_ready(store_root, make_bert):
+    directory, _ = make_bert()
+    store = ModelStore()
+    first = store.pull(str(directory))
+    with (directory / "model.safetensors").open("r+b") as weights:
+        weights.seek(-4, os.SEEK_END)
+        weights.write(b"\0\0\0\0")
+    with pytest.raises(ConversionFailed, match=f"has changed since {first.id} was made"):
+        store.pull(str(directory))
+    again = store.pull(store.wish(str(directory), model_id="again"))
+    assert again.source_sha256["model.safetensors"] != first.source_sha256["model.safetensors"]
+    (directory / "model.safetensors").touch()
+    assert store.pull(store.wish(str(directory), model_id="again")) == again, "touched, and the same"
 
 
 def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_root, make_gguf, monkeypatch):

@@ -1,9 +1,13 @@
 """Streaming text equals the text of all tokens at once, whatever the cuts; stop sequences are found across pieces."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker_node.domain import Sampling
+from worker_node.tasks.generate.serving.answer_text import AnswerText
 from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
@@ -102,3 +106,18 @@ def test_after_a_match_nothing_follows():
     assert matcher.push("three") == ""
     assert matcher.flush() == ""
     assert matcher.matched == "\n\n"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"min_tokens": 1}, {"stop_token_ids": (5,)}])
+def test_tokens_behind_the_end_of_an_answer_are_not_counted(at_once, options):
+    """With guessed tokens several arrive at once."""
+    table = [b"a", b"b", b"c", b"END", b"d", b"e"]
+    tokenizer = SimpleNamespace(detokenizer=lambda **_: ByteDetokenizer(table), end_tokens=frozenset())
+    answer = AnswerText(tokenizer, Sampling(stop=("END",), **options))
+    sent, text = [0, 1, 2, 3, 4, 4, 0, 1], ""
+    for place in range(0, len(sent), at_once):
+        text += answer.push(sent[place : place + at_once])
+        if answer.ended:
+            break
+    assert (text, answer.tokens, answer.matched) == ("abc", 4, "END")

@@ -51,8 +51,8 @@ def test_a_repository_is_fetched_whole_or_rejected():
 @pytest.mark.parametrize(
     ("config", "preprocessor", "size", "tokens", "shortest"),
     [
-        (LLAVA, {"crop_size": {"height": 336, "width": 336}}, (1000, 500), 576, 336),
-        (LLAVA, {"size": {"shortest_edge": 336}}, (10, 10), 576, 336),
+        (LLAVA, {"crop_size": {"height": 336, "width": 336}}, (1000, 500), 577, 336),
+        (LLAVA, {"size": {"shortest_edge": 336}}, (10, 10), 577, 336),
         ({"model_type": "gemma3", "mm_tokens_per_image": 256}, {}, (1000, 500), 256, None),
         ({"model_type": "internvl_chat", "force_image_size": 448}, {}, (448, 448), 258, None),
         ({"model_type": "internvl_chat", "max_dynamic_patch": 6}, {}, (1000, 500), 7 * 256 + 2, None),

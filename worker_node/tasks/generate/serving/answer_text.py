@@ -26,6 +26,7 @@ class AnswerText:
         ends_itself = not sampling.ignore_eos and not sampling.include_stop
         self._hidden = tokenizer.end_tokens if ends_itself and not sampling.skip_special_tokens else frozenset()
         self._plain = not self._stop_tokens and not self._hidden and (not self._least or not sampling.stop)
+        self._stops = bool(sampling.stop)
         self._count = 0
         self._stopped = False
 
@@ -39,9 +40,16 @@ class AnswerText:
         """Whether the answer is complete, whatever the engine still sends."""
         return self._stopped or self._stop.matched is not None
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answer has so far; those behind its end are not counted."""
+        return self._count
+
     def push(self, tokens: Sequence[int]) -> str:
         """Add tokens; return the text that is now certain."""
-        if self._plain:
+        # With guessed tokens several come at once, and those behind a stop sequence are none of the answer.
+        if self._plain and (len(tokens) == 1 or not self._stops):
+            self._count += len(tokens)
             return self._stop.push(self._detokenizer.push(tokens))
         text = ""
         for token in tokens:

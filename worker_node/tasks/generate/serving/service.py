@@ -157,10 +157,12 @@ class _Answer:
 
     def push(self, delta: TokenDelta) -> Iterator[Piece]:
         """Add tokens; yields the pieces that are certain now."""
-        self.tokens += len(delta.tokens)
+        before = self._text.tokens
+        text = self._text.push(delta.tokens)
+        self.tokens = self._text.tokens
         logprobs = _logprobs(self._model, delta) if delta.logprobs else ()
-        yield from self._reader.read(self._text.push(delta.tokens), logprobs)
-        self._reasoning_tokens += len(delta.tokens) if self._reader.reasoning else 0
+        yield from self._reader.read(text, logprobs)
+        self._reasoning_tokens += self.tokens - before if self._reader.reasoning else 0
         self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
         if delta.finish is not None and not self.stopped:
@@ -224,6 +226,7 @@ async def _run(
             runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
             watch.progress.tokens = answer.tokens + len(delta.tokens)
             for piece in answer.push(delta):
+                watch.progress.tokens = answer.tokens
                 if whole:
                     held.append(piece)
                 else:

@@ -31,8 +31,9 @@ from worker_node.tasks.transcribe.task import KIND
 from worker_node.tasks.transcribe.windows import RATE, Window
 from worker_node.tracing.base import Operation
 
-# A passage whose loudest tenth of a second stays below this (of 32,768) has no speech; models invent some.
-_SILENCE = 60.0
+# A passage whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
+# rounding to 16 bits. Models invent words for it.
+_SILENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def picture_rules(directory: Path) -> PictureRules:
     if kind in {"llava", "llava-qwen2"}:
         side = _side(preprocessor, 384)
         patch = _number(config.get("vision_config"), "patch_size", 14)
-        tokens = max(1, side // patch) ** 2
+        # GenAI puts a line break behind each picture.
+        tokens = max(1, side // patch) ** 2 + 1
         return PictureRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
     if kind == "internvl_chat":
         return _internvl(config, marks)
