@@ -12,6 +12,7 @@ from backend_client._protocol.sse import Event, EventParser, MalformedStream
 from backend_client.errors import BadReply, ConnectionLost, NodeError, NodeUnreachable
 
 _LARGE = 512 * 1024
+_SMALL = 64 * 1024
 
 
 def payload(body: bytes) -> bytes | io.BytesIO:
@@ -31,6 +32,19 @@ async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
             raise _TooLong
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def read_numbers(response: aiohttp.ClientResponse, limit: int) -> bytes | bytearray:
+    """As `read_body`; a large one in memory that can be written, so that an array can lie in it without a copy."""
+    length = response.content_length
+    if length is None or not _SMALL < length <= limit:
+        return await read_body(response, limit)
+    whole = bytearray(length)
+    size = 0
+    async for chunk in response.content.iter_any():
+        whole[size : size + len(chunk)] = chunk
+        size += len(chunk)
+    return whole
 
 
 async def events_of(content: aiohttp.StreamReader) -> AsyncIterator[Event]:

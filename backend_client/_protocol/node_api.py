@@ -16,7 +16,7 @@ from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
 from backend_client._protocol.wire_errors import event_error, status_error
 from backend_client.errors import BadReply, ConnectionLost, NPUError
 
-_BINARY = "application/octet-stream"
+BINARY = "application/octet-stream"
 _KNOWN_EVENTS = frozenset({"token", "done", "error"})
 
 
@@ -58,8 +58,10 @@ class NodeApi(ABC):
     @abstractmethod
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
         """Send a request; returns the status, headers (their names in any case) and body of its reply.
+
+        Of raw numbers (`BINARY`) the body may be memory that can be written.
 
         A `probe` never waits for requests. Raises NodeError.
         """
@@ -79,7 +81,7 @@ class NodeApi(ABC):
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
         status, _, body = await self.request(node, "GET", "/health", None, {}, probe=True)
-        data = wire.parse_json(node, body)
+        data = wire.parse_json(node, bytes(body))
         try:
             return HealthReport.model_validate(data)
         except ValidationError:
@@ -88,9 +90,9 @@ class NodeApi(ABC):
 
     async def embed(self, node: str, call: WireCall) -> EmbedReply:
         """POST /embeddings, with the vectors as raw float32."""
-        status, headers, body = await self.request(node, "POST", "/embeddings", call.encoded, call.headers(_BINARY))
+        status, headers, body = await self.request(node, "POST", "/embeddings", call.encoded, call.headers(BINARY))
         if status != 200:
-            raise self.refusal(node, status, headers, body, call)
+            raise self.refusal(node, status, headers, bytes(body), call)
         return wire.embed_reply(node, headers, body, len(call.texts))
 
     async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
@@ -119,7 +121,7 @@ class NodeApi(ABC):
         status, headers, body = await self.request(
             node, call.method, call.path, call.encoded or None, call.headers("*/*")
         )
-        return Reply(status, {name.lower(): value for name, value in headers.items()}, body, self.has_key(node))
+        return Reply(status, {name.lower(): value for name, value in headers.items()}, bytes(body), self.has_key(node))
 
     def has_key(self, node: str) -> bool | None:  # noqa: ARG002  (for those that know)
         """Whether requests to a node carry an API key; None where that is not known."""

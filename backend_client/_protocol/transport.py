@@ -8,9 +8,9 @@ from contextlib import AbstractAsyncContextManager
 import aiohttp
 from yarl import URL
 
-from backend_client._protocol.bodies import connection_error, events_of, payload, read_body
+from backend_client._protocol.bodies import connection_error, events_of, payload, read_body, read_numbers
 from backend_client._protocol.identity import Identity
-from backend_client._protocol.node_api import NodeApi
+from backend_client._protocol.node_api import BINARY, NodeApi
 from backend_client._protocol.request_ids import RequestIds
 from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Reply, WireCall
@@ -138,13 +138,14 @@ class HttpTransport(NodeApi):
 
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> tuple[int, Mapping[str, str], bytes | bytearray]:
         """See NodeApi."""
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with self._request(session, node, method, path, body, headers, self._timeout) as response:
                 self._check_id(node, headers.get(_REQUEST_ID), response)
-                return response.status, response.headers, await read_body(response, limit)
+                read = read_numbers if response.status == 200 and headers.get("Accept") == BINARY else read_body
+                return response.status, response.headers, await read(response, limit)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = connection_error(node, error)
         # As above: out here the original, with the request's headers, is not the context.

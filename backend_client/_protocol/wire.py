@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -162,8 +163,8 @@ def route_info(headers: Mapping[str, str]) -> RouteInfo:
     )
 
 
-def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: int) -> EmbedReply:
-    """The vectors of a binary reply to `expected` texts. Raises BadReply."""
+def embed_reply(node: str, headers: Mapping[str, str], body: bytes | bytearray, expected: int) -> EmbedReply:
+    """The vectors of a binary reply to `expected` texts, in its memory where that can be written. Raises BadReply."""
     rows, _, columns = headers.get("X-Shape", "").partition(",")
     count, dimensions = integer(rows), integer(columns)
     space = headers.get("X-Space")
@@ -173,8 +174,8 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
         raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
     if len(body) != count * dimensions * 4:
         raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
-    # Copied: an array over `bytes` is read-only, and callers normalise in place.
-    vectors = np.ndarray((count, dimensions), _FLOAT32, bytearray(body))
+    # Bytes are copied: an array over them is read-only, and callers normalise in place.
+    vectors = np.ndarray((count, dimensions), _FLOAT32, body if isinstance(body, bytearray) else bytearray(body))
     if not _finite(vectors, body):
         raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
     if _any_zero(vectors, body):
@@ -182,15 +183,19 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes, expected: in
     return EmbedReply(vectors, space, route_info(headers))
 
 
-def _finite(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
+def _finite(vectors: npt.NDArray[np.float32], body: bytes | bytearray) -> bool:
     """Whether none of the numbers, whose bytes are `body`, is NaN or infinite."""
+    if len(vectors) > _FEW_ROWS:
+        # One of those makes the sum so; large numbers may, too, and are then looked at one by one.
+        with np.errstate(all="ignore"):
+            return math.isfinite(vectors.sum()) or bool(np.isfinite(vectors).all())
     # Sign and most of the exponent: 7f or ff for those, and for numbers beyond 10^38. Only to tell which of the two it
     # is, numpy is begun: for one text that would be the dearest part of a call.
     exponents = body[3::4]
     return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
 
 
-def _any_zero(vectors: npt.NDArray[np.float32], body: bytes) -> bool:
+def _any_zero(vectors: npt.NDArray[np.float32], body: bytes | bytearray) -> bool:
     """Whether a row is all zeros, of either sign; `body` holds the bytes of the rows."""
     width = 4 * vectors.shape[1]
     if len(vectors) > _FEW_ROWS:

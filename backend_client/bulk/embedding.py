@@ -7,29 +7,32 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from backend_client._api.batching import cut
 from backend_client._api.inference_client import InferenceClient
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.patience import Patience
 from backend_client.bulk.results import Results
 from backend_client.bulk.together import together
+from backend_client.bulk.vectors import Vectors
+from backend_client.errors import PayloadTooLarge
 from backend_client.results import EmbedOptions
 
 # A request that took less may be doubled; one that took more is halved. Well below the limit of an attempt, 10 s.
 _QUICK_S, _SLOW_S = 1.0, 4.0
-_MOST_TEXTS = 256
+# In one request, and on their way in all: with many nodes, requests stay smaller.
+_MOST_TEXTS, _MOST_UNDER_WAY = 1024, 8192
+_FEW_TEXTS = 256
 
 
 class BatchSize:
     """How many texts a request should have: half the requests cost the client a quarter less CPU for each text.
 
-    Grows from `least` while the fleet answers at once, and shrinks back when it does not.
+    Grows from `least` while the fleet answers at once, and shrinks back when it does not. `slots`: requests at once.
     """
 
-    def __init__(self, least: int) -> None:
+    def __init__(self, least: int, slots: int = 1) -> None:
         self._least = least
+        self._most = min(_MOST_TEXTS, max(_FEW_TEXTS, _MOST_UNDER_WAY // slots))
         self.texts = least
 
     def observe(self, texts: int, seconds: float) -> None:
@@ -37,7 +40,12 @@ class BatchSize:
         if seconds > _SLOW_S:
             self.texts = max(self._least, self.texts // 2)
         elif seconds < _QUICK_S and texts == self.texts:
-            self.texts = max(self.texts, min(2 * self.texts, _MOST_TEXTS))
+            self.texts = max(self.texts, min(2 * self.texts, self._most))
+
+    def refused(self, texts: int) -> None:
+        """Take in that a node takes no request of so many texts."""
+        if texts > self._least:
+            self._most = self.texts = max(self._least, texts // 2)
 
 
 class Embedding:
@@ -50,10 +58,15 @@ class Embedding:
         self._job = job
         self._options = options
         self._slots = asyncio.Semaphore(slots)
+        self._count = slots
         self._patience = Patience(lambda: client.embed("canary", **options), patience)
         self._batch = client.npu.options.batch
-        self._size = BatchSize(self._batch.texts)
-        self.rows_ahead = 2 * slots * self._batch.texts
+        self._size = BatchSize(self._batch.texts, slots)
+
+    @property
+    def rows_ahead(self) -> int:
+        """See Work: two requests for each that may be on its way; large ones need not wait for each other."""
+        return self._count * max(2 * self._batch.texts, self._size.texts)
 
     def problems(self, values: Sequence[Any]) -> dict[int, str]:
         """Which values cannot be sent, and why."""
@@ -66,14 +79,19 @@ class Embedding:
 
     async def run(self, inputs: Sequence[Any]) -> Results:
         """The vectors of the texts. Raises what `Patience.serve` raises."""
-        results = Results(len(inputs), np.zeros((len(inputs), self._job.dimensions), np.float32))
+        vectors = Vectors(len(inputs), self._job.dimensions)
+        results = Results(len(inputs), vectors)
 
         async def serve(rows: Sequence[int]) -> None:
             start, stop = rows[0], rows[-1] + 1
             began = time.monotonic()
-            batch = await self._client.embed_batch(inputs[start:stop], **self._options)
+            try:
+                batch = await self._client.embed_batch(inputs[start:stop], **self._options)
+            except PayloadTooLarge:
+                self._size.refused(stop - start)
+                raise
             self._size.observe(stop - start, time.monotonic() - began)
-            results.values[start:stop] = batch.vectors
+            vectors.put(start, batch.vectors)
             results.tokens += batch.usage.prompt_tokens
             results.put_origin(start, stop, batch)
             results.space[start:stop] = [batch.space] * (stop - start)
@@ -94,7 +112,9 @@ class Embedding:
         length = sum(map(len, texts)) / max(1, len(texts))
         if length * self._batch.texts > limit:
             return cut(texts, self._batch)
-        size = min(self._size.texts, max(self._batch.texts, int(limit / max(1.0, length))))
+        # As many bytes more as texts: it is quick with those, too.
+        grown = limit * self._size.texts / self._batch.texts
+        size = min(self._size.texts, max(self._batch.texts, int(grown / max(1.0, length))))
         return [(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
 
 

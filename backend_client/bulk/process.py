@@ -37,8 +37,10 @@ _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 class Work(Protocol):
     """What is done with the inputs of rows."""
 
-    rows_ahead: int
-    """So many rows should be under way for the nodes never to wait."""
+    @property
+    def rows_ahead(self) -> int:
+        """So many rows should be under way for the nodes never to wait; may change."""
+        ...
 
     def problems(self, values: Sequence[Any]) -> dict[int, str]:
         """Which values cannot be sent, and why."""
@@ -106,13 +108,12 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
 async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> _Sums:
     """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
     sums = _Sums()
-    ahead = 1 + -(-work.rows_ahead // CHUNK_ROWS)
     pending: deque[asyncio.Task[_Served]] = deque()
     # The reader opens the file when it is first asked: in the thread, and not here.
     chunks = await in_daemon_thread(lambda: read(fragment, job), "open input")
     try:
         while (chunk := await in_daemon_thread(lambda: _next(chunks), "read input")) is not None:
-            if len(pending) == ahead:
+            while len(pending) > -(-work.rows_ahead // CHUNK_ROWS):
                 await _write(await pending.popleft(), writer, sums)
             pending.append(asyncio.create_task(_serve(chunk, work)))
         reached("rows read")
@@ -134,12 +135,18 @@ async def _serve(chunk: Chunk, work: Work) -> _Served:
     rejected = list(chunk.rejected)
     problems = work.problems(chunk.inputs)
     rejected += [Rejection(chunk.rows[row], problem, chunk.id_of(row)) for row, problem in problems.items()]
-    sent = [row for row in range(len(chunk.inputs)) if row not in problems]
-    results = await work.run([chunk.inputs[row] for row in sent])
+    sent = list(range(len(chunk.inputs)))
+    inputs = chunk.inputs
+    if problems:
+        sent = [row for row in sent if row not in problems]
+        inputs = [inputs[row] for row in sent]
+    results = await work.run(inputs)
     for place, reason in results.refused.items():
         rejected.append(Rejection(chunk.rows[sent[place]], reason, chunk.id_of(sent[place])))
-    answered = [place for place in range(len(sent)) if place not in results.refused]
     rejected.sort(key=lambda rejection: rejection.row)
+    if not results.refused:
+        return _Served(chunk, results, sent, list(range(len(sent))), rejected)
+    answered = [place for place in range(len(sent)) if place not in results.refused]
     return _Served(chunk, results, [sent[place] for place in answered], answered, rejected)
 
 

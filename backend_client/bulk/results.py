@@ -12,7 +12,7 @@ from backend_client.results import Origin
 
 @dataclass(slots=True)
 class Results:
-    """Results of `count` rows, filled part by part. `values` is float32 (n, d) of vectors, or a list of texts.
+    """Results of `count` rows, filled part by part. `values` are Vectors, or a list of texts.
 
     `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
     """
@@ -54,7 +54,15 @@ class Results:
         pa = need("pyarrow")
         integers = ("num_input_tokens", "num_generated_tokens", "npu_busy_us")
         texts = ("finish_reason", "device", "space", "error")
-        made = {name: pa.array(getattr(self, name), pa.int64()) for name in integers}
-        made |= {name: pa.array(getattr(self, name), pa.string()) for name in texts}
-        made["emulated"] = pa.array(self.emulated, pa.bool_())
+        made = {name: _array(getattr(self, name), pa.int64()) for name in integers}
+        made |= {name: _array(getattr(self, name), pa.string()) for name in texts}
+        made["emulated"] = _array(self.emulated, pa.bool_())
         return made
+
+
+def _array(values: list[Any], kind: Any) -> Any:
+    """The Arrow array. Most columns of a chunk have one value, which need not be converted row by row."""
+    pa = need("pyarrow")
+    if values and values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(values[0], kind), len(values))
+    return pa.array(values, kind)

@@ -6,8 +6,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from backend_client.bulk.columns import schema_of
 from backend_client.bulk.conform import conform
 from backend_client.bulk.fragments import Fragment
@@ -18,6 +16,9 @@ from backend_client.bulk.rows import Chunk
 
 # Row groups smaller than this make a file slow to scan; larger ones only cost memory here.
 _ROWS_PER_GROUP = 8192
+_BYTES_PER_GROUP = 64 * 1024 * 1024
+# Pages that fit into the processor's cache cost a fifth less to write than those of 1 MiB.
+_PAGE_BYTES = 256 * 1024
 
 
 class Writer:
@@ -33,7 +34,7 @@ class Writer:
         self._as_json = {name for name, kind in job.json_types.items() if kind == "json"} if mixed else set()
         self._file: Any = None
         self._pending: list[Any] = []
-        self._waiting = 0
+        self._waiting = self._bytes = 0
         self._written = 0
 
     @property
@@ -52,11 +53,14 @@ class Writer:
         table = table.append_column(self._job.result_column, self._values(results, answered))
         for name, column in results.columns().items():
             table = table.append_column(name, column if indices is None else column.take(indices))
-        table = table.append_column("source_file", pa.array([self._fragment.file.url] * len(kept), pa.string()))
-        table = table.append_column("source_row", pa.array([chunk.rows[row] for row in kept], pa.int64()))
+        source = pa.repeat(pa.scalar(self._fragment.file.url, pa.string()), len(kept))
+        table = table.append_column("source_file", source)
+        rows = chunk.rows if whole else [chunk.rows[row] for row in kept]
+        table = table.append_column("source_row", pa.array(rows, pa.int64()))
         self._pending.append(table)
         self._waiting += len(kept)
-        if self._waiting >= _ROWS_PER_GROUP:
+        self._bytes += table.nbytes
+        if self._waiting >= _ROWS_PER_GROUP or self._bytes >= _BYTES_PER_GROUP:
             self._flush()
 
     def close(self, metadata: dict[str, str]) -> str:
@@ -91,14 +95,12 @@ class Writer:
         pa = need("pyarrow")
         if self._job.kind == "generate":
             return pa.array([results.values[row] for row in answered], pa.string())
-        vectors = results.values if len(answered) == results.count else results.values[answered]
-        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1), pa.float32())
-        return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        return results.values.column(answered)
 
     def _flush(self) -> None:
         pa = need("pyarrow")
         table = pa.concat_tables(self._pending)
-        self._pending, self._waiting = [], 0
+        self._pending, self._waiting, self._bytes = [], 0, 0
         if self._file is None:
             self._open(table.schema)
         self._file.write_table(table, row_group_size=len(table))
@@ -112,6 +114,7 @@ class Writer:
             self.path,
             schema,
             compression={**dict.fromkeys(_leaves(schema), "zstd"), **vectors},
+            data_page_size=_PAGE_BYTES,
             use_dictionary=["device", "space", "error", "source_file", "finish_reason"],
             write_statistics=[name for name in schema.names if name in {"source_row", self._job.id_column}],
         )
