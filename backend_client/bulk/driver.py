@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from backend_client.bulk.executors import Executor, WorkerLost
 from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.quarantine import Quarantined
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.stores import OutputFailed
@@ -26,15 +26,6 @@ _FATAL = (AuthenticationFailed, ConfigurationError, NPUUnavailableError, OutputF
 # Before a fragment that failed is tried again; doubled each time.
 _FIRST_PAUSE_S = 1.0
 _LAST_PAUSE_S = 30.0
-
-
-@dataclass(slots=True)
-class Quarantined:
-    """A fragment that is given up for this run, and why."""
-
-    fragment: Fragment
-    attempts: int
-    reason: str
 
 
 class Progress:
@@ -69,8 +60,8 @@ class TooManyRejected(NPUError):
 class Driver:
     """One run over the fragments that have no file yet.
 
-    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included. `report` is called
-    after each change. `check` raises TooManyRejected.
+    `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included, and `keep` is
+    called with it. `report` is called after each change. `check` raises TooManyRejected.
     """
 
     def __init__(
@@ -81,6 +72,7 @@ class Driver:
         attempts: int,
         report: Callable[[Progress], None],
         check: Callable[[Progress], None],
+        keep: Callable[[Quarantined], Awaitable[None]] | None = None,
         history: History | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -91,6 +83,8 @@ class Driver:
         self._attempts = attempts
         self._report = report
         self._check = check
+        self._keep = keep
+        self._kept = 0
         self._sleep = sleep
         self._failed: Counter[str] = Counter()
 
@@ -100,6 +94,7 @@ class Driver:
         running: dict[asyncio.Task[Receipt], Fragment] = {}
         changed = asyncio.create_task(self._executor.changed())
         try:
+            await self._keep_quarantined()
             while waiting or running:
                 while waiting and len(running) < self._executor.slots:
                     fragment = waiting.popleft()
@@ -115,9 +110,17 @@ class Driver:
                         waiting.append(fragment)
                 self._progress.lost = self._history.lost + self._executor.lost
                 self._report(self._progress)
+                await self._keep_quarantined()
         finally:
             await cancelled([*running, changed])
             self._progress.running = 0
+
+    async def _keep_quarantined(self) -> None:
+        new = self._progress.quarantined[self._kept :]
+        self._kept = len(self._progress.quarantined)
+        if self._keep is not None:
+            for given_up in new:
+                await self._keep(given_up)
 
     def _deadly(self, fragment: Fragment) -> bool:
         """Whether it has killed its process as often as it may fail; then it is quarantined."""

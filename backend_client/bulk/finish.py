@@ -9,6 +9,7 @@ from typing import Any
 
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import FORMAT
+from backend_client.bulk.quarantine import forget
 from backend_client.bulk.receipts import REJECTED, Receipt, read_receipts, rebuilt, totals
 from backend_client.bulk.steps import reached
 from backend_client.bulk.stores import Store
@@ -41,6 +42,7 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     # Files of rejected rows whose attempt did not win, and what processes that died left.
     referred = {receipt.rejected_file for receipt in every}
     store.remove(f"{REJECTED}/{name}" for name in store.names(REJECTED) if name not in referred)
+    forget(store)
     store.sweep(every=True)
     return content
 

@@ -19,6 +19,8 @@ class ExitCode(IntEnum):
     """Everything has a file but the fragments that are listed."""
     TOO_MANY_REJECTED = 4
     """More rows were rejected than `max_rejected` allows."""
+    INCOMPLETE = 5
+    """Of `status`: there are fragments to do yet, and none is quarantined."""
     INTERRUPTED = 130
     """Stopped by a signal; run the same command to continue."""
 

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+CHUNK_BYTES = 8 * 1024 * 1024
+"""A chunk of so many bytes is full, however few rows it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

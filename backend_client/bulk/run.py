@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk import plan as plans
@@ -16,6 +16,7 @@ from backend_client.bulk.finish import SUCCESS, finish
 from backend_client.bulk.fragments import Fragment, listing_digest, of_shard
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.job import BulkJob
+from backend_client.bulk.quarantine import Quarantined, record, recorded
 from backend_client.bulk.receipts import Receipt, read_receipts
 from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
@@ -27,6 +28,7 @@ from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 
 JOB, PLAN = "job.json", "_plan.json"
+_QUARANTINED = "{} fragments are quarantined: the same command tries them again"
 OnProgress = Callable[[Progress], None]
 
 
@@ -76,7 +78,10 @@ async def run_job(
             excluded = (await worker.probe(job)).excluded
             await worker.begin(job)
             check = _rejection_check(request.max_rejected, begun.mine)
-            driver = Driver(worker, progress, attempts=request.attempts, report=report, check=check, history=history)
+            keep = _keeper(begun.store)
+            driver = Driver(
+                worker, progress, attempts=request.attempts, report=report, check=check, keep=keep, history=history
+            )
             try:
                 check(progress)
                 for together in _apart(begun.todo, history):
@@ -87,7 +92,7 @@ async def run_job(
         await worker.close()
     if code is ExitCode.COMPLETE and progress.quarantined:
         code = ExitCode.QUARANTINED
-        message = f"{len(progress.quarantined)} fragments are quarantined: the same command tries them again"
+        message = _QUARANTINED.format(len(progress.quarantined))
     success = code is ExitCode.COMPLETE and await in_daemon_thread(lambda: _finished(begun), "finish")
     if success:
         # A job that is complete may still have more rejections than this run allows.
@@ -100,9 +105,7 @@ async def run_job(
         rejected=progress.rejected,
         rows_now=progress.rows_now,
         seconds=round(time.monotonic() - began, 3),
-        quarantined={
-            part.fragment.id: _described_fragment(part.fragment, part.reason) for part in progress.quarantined
-        },
+        quarantined={part.fragment.id: str(part) for part in progress.quarantined},
         served=dict(progress.served.most_common()),
         excluded=excluded,
         failures=progress.failures,
@@ -113,7 +116,10 @@ async def run_job(
 
 
 async def status(request: BulkRequest) -> BulkReport:
-    """How far a job is, from its output alone. Raises ConfigurationError when there is none."""
+    """How far a job is, from its output alone: the exit code is that of a run which ended so, or INCOMPLETE.
+
+    Raises ConfigurationError when there is no job.
+    """
 
     def read() -> BulkReport:
         store = open_store(request.out, create=False)
@@ -125,8 +131,16 @@ async def status(request: BulkRequest) -> BulkReport:
         begun = _split(request, job, store, plans.load(stored))
         progress = _progress(begun)
         success = store.read(SUCCESS) is not None
+        quarantined = recorded(store, begun.todo)
+        code, message = _final(request.max_rejected, progress)
+        if quarantined:
+            code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(quarantined))
+        elif begun.todo:
+            code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"
         return BulkReport(
-            exit_code=ExitCode.COMPLETE,
+            exit_code=code,
+            quarantined=quarantined,
+            message=message,
             fragments=progress.fragments,
             done=progress.done,
             rows=progress.rows,
@@ -212,6 +226,15 @@ def _finished(begun: _Begun) -> bool:
     return True
 
 
+def _keeper(store: Store) -> Callable[[Quarantined], Awaitable[None]]:
+    async def keep(given_up: Quarantined) -> None:
+        # Told at the end of the run in any case: this is for who asks how far the job is.
+        with contextlib.suppress(OSError):
+            await in_daemon_thread(lambda: record(store, given_up), "keep quarantined")
+
+    return keep
+
+
 def _rejection_check(share: float, fragments: Sequence[Fragment]) -> OnProgress:
     """Raises TooManyRejected once more rows are rejected than the share of all; their number may be an estimate."""
     known = sum(fragment.rows for fragment in fragments if fragment.rows is not None)
@@ -238,7 +261,3 @@ def _final(share: float, progress: Progress) -> tuple[ExitCode, str]:
     if progress.rejected > share * (progress.rows + progress.rejected):
         return ExitCode.TOO_MANY_REJECTED, _rejected_message(progress, share)
     return ExitCode.COMPLETE, ""
-
-
-def _described_fragment(fragment: Fragment, reason: str) -> Any:
-    return f"{fragment.file.url} {fragment.start}-{fragment.stop}: {reason}"

@@ -1,7 +1,7 @@
 """`npu-client embed-dataset` and `generate-dataset`: every row of many files, over the fleet.
 
 Interrupted anywhere, the same command continues. Exit status: 0 complete, 1 failed, 2 wrong usage, 3 some fragments
-are quarantined, 4 too many rows were rejected, 130 interrupted.
+are quarantined, 4 too many rows were rejected, 5 (of --status) not complete yet, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ async def run(
     """Run the job, or show what there is. `history` and `note` are the supervisor's."""
     request = _request(args)
     if args.status:
-        show_report(await status(request), as_json=args.json)
-        return int(ExitCode.COMPLETE)
+        found = await status(request)
+        show_report(found, as_json=args.json)
+        return int(found.exit_code)
     if args.dry_run:
         show_estimate(await estimate(request, settings), as_json=args.json)
         return int(ExitCode.COMPLETE)

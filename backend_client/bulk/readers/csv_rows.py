@@ -12,7 +12,7 @@ from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
-from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.bulk.rows import CHUNK_BYTES, Chunk, Rejection
 from backend_client.errors import ConfigurationError
 
 
@@ -20,7 +20,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     """The rows of the file, counted from 0 after the header. A row with more or fewer cells is rejected."""
     csv.field_size_limit(LONGEST_LINE)
     damage: list[Damaged] = []
-    number = 0
+    number = length = 0
     with opened(fragment.file) as source:
         rows = csv.reader(_text(lines(source, fragment), damage))
         header = _header(rows)
@@ -32,10 +32,11 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
                 rejected.append(Rejection(number, problem))
             elif isinstance(row, list):
                 found.append((number, row))
+                length += sum(map(len, row))
             number += 1
-            if len(found) + len(rejected) >= size:
+            if len(found) + len(rejected) >= size or length >= CHUNK_BYTES:
                 yield _chunk(found, rejected, header, job)
-                found, rejected = [], []
+                found, rejected, length = [], [], 0
         rejected += [Rejection(number, str(error)) for error in damage]
         if found or rejected:
             yield _chunk(found, rejected, header, job)

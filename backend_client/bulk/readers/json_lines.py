@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,13 +18,11 @@ from backend_client.bulk.job import BulkJob
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.lines import LONGEST_LINE, Damaged, lines
 from backend_client.bulk.readers.source import opened
-from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.bulk.rows import CHUNK_BYTES, Chunk, Rejection
 
 _INT64 = range(-(2**63), 2**63)
 # A float holds these exactly.
 _EXACT = range(-(2**53), 2**53 + 1)
-# What a number needs to be beyond a double; strings that look so only cost a second look.
-_LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")
 _REASONS = {
     UnicodeDecodeError: "invalid UTF-8",
     OverflowError: "a number that is larger than any double",
@@ -44,14 +41,17 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
         types = {name: types.get(name, "null") for name in job.keep}
     found: list[tuple[int, Row]] = []
     rejected: list[Rejection] = []
+    begin = None
     for offset, row in _rows(fragment, job):
+        # Before this row, as it may be a long one.
+        begin = offset if begin is None else begin
+        if len(found) + len(rejected) >= size or offset - begin >= CHUNK_BYTES:
+            yield _chunk(found, rejected, types, job)
+            found, rejected, begin = [], [], offset
         if isinstance(row, Rejection):
             rejected.append(row)
         else:
             found.append((offset, row))
-        if len(found) + len(rejected) >= size:
-            yield _chunk(found, rejected, types, job)
-            found, rejected = [], []
     if found or rejected:
         yield _chunk(found, rejected, types, job)
 
@@ -121,9 +121,15 @@ def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:
 def _parsed(line: bytes) -> Any:
     """The value of a line. Raises one of `_REASONS`."""
     value = json.loads(line.decode())
-    if _LARGE_NUMBER.search(line):
+    if isinstance(value, dict) and any(map(_may_be_infinite, value.values())):
         json.loads(line, parse_float=_finite)
     return value
+
+
+def _may_be_infinite(value: Any) -> bool:
+    """Whether a number in it may have been too large: `Infinity` gives the same, and nested values are not searched."""
+    kind = value.__class__
+    return kind is list or kind is dict or (kind is float and math.isinf(value))
 
 
 def _finite(digits: str) -> float:

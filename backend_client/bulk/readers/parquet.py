@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from backend_client.bulk.common_type import Kind
@@ -12,7 +13,10 @@ from backend_client.bulk.mapped_types import without_views
 from backend_client.bulk.optional import need
 from backend_client.bulk.readers.parquet_statistics import kinds_in
 from backend_client.bulk.readers.source import opened
-from backend_client.bulk.rows import Chunk, Rejection
+from backend_client.bulk.rows import CHUNK_BYTES, Chunk, Rejection
+
+_BUFFER_BYTES = 1024 * 1024
+_TOO_MANY_BYTES = 4 * CHUNK_BYTES
 
 
 def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
@@ -22,29 +26,55 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
     with opened(fragment.file) as source:
         position = fragment.start
         try:
-            file = pq.ParquetFile(source, pre_buffer=False)
-            groups, skip = _groups(file.metadata, fragment)
-            columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
-            for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
-                table = pa.Table.from_batches([batch])
-                table = table.cast(without_views(table.schema))
-                if skip >= table.num_rows:
-                    skip -= table.num_rows
-                    continue
-                table = table.slice(skip, fragment.stop - position)
-                skip = 0
-                if table.num_rows:
+            # A buffer makes it read pages one after another; without one, all of a row group is in memory.
+            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            size = _rows_at_once(file.metadata, fragment, size)
+            while position < fragment.stop:
+                for table in _tables(file, replace(fragment, start=position), job, size):
                     yield _chunk(table, position, job)
                     position += table.num_rows
-                if position == fragment.stop:
-                    return
-            if position < fragment.stop:
-                raise ValueError("it has fewer rows than its footer says")
+                    if table.nbytes > _TOO_MANY_BYTES and size > 1:
+                        # Rows that take little room in the file, as a dictionary, or that are larger than most.
+                        size = max(1, size * CHUNK_BYTES // table.nbytes)
+                        break
+                else:
+                    if position < fragment.stop:
+                        raise ValueError("it has fewer rows than its footer says")
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error
             reason = f"the file is damaged: {str(error).partition(chr(10))[0][:200]}"
             yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
+
+
+def _tables(file: Any, fragment: Fragment, job: BulkJob, size: int) -> Iterator[Any]:
+    """The rows of the fragment, at most `size` at a time."""
+    pa = need("pyarrow")
+    groups, skip = _groups(file.metadata, fragment)
+    columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
+    left = fragment.stop - fragment.start
+    for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
+        table = pa.Table.from_batches([batch])
+        table = table.cast(without_views(table.schema))
+        if skip >= table.num_rows:
+            skip -= table.num_rows
+            continue
+        table = table.slice(skip, left)
+        skip = 0
+        left -= table.num_rows
+        if table.num_rows:
+            yield table
+        if not left:
+            return
+
+
+def _rows_at_once(metadata: Any, fragment: Fragment, most: int) -> int:
+    """As many rows as make a chunk, by the mean size of rows in the row groups of the fragment."""
+    groups, _ = _groups(metadata, fragment)
+    found = [metadata.row_group(index) for index in groups]
+    lengths = [group.total_byte_size // max(1, group.num_rows) for group in found]
+    largest: int = max([1, *lengths])
+    return max(1, min(most, CHUNK_BYTES // largest))
 
 
 def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:

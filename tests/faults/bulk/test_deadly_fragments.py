@@ -1,16 +1,17 @@
 """A fragment that ends the process which works on it is quarantined, in one process as on Ray; all others are done."""
 
+import asyncio
 import signal
 
 import pytest
 
-from backend_client.bulk import supervisor
+from backend_client.bulk import BulkRequest, status, supervisor
 from backend_client.bulk.supervisor import History
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import ROWS_PER_GROUP, assert_whole, make_input, rows_of
 from tests.faults.bulk.drivers import drivers
 
-QUARANTINED, INTERRUPTED = 3, 130
+QUARANTINED, INCOMPLETE, INTERRUPTED = 3, 5, 130
 ALWAYS = 100
 
 
@@ -30,8 +31,19 @@ def test_it_is_quarantined_after_its_attempts_and_the_others_are_done(starter, t
     # Once beside another fragment, where nothing can be blamed, then three times alone.
     assert len((tmp_path / "out.deaths").read_text()) == 4
     assert not (out / "_SUCCESS").exists()
+    report = status_of(source, out)
+    assert report.exit_code == QUARANTINED
+    (reason,) = report.quarantined.values()
+    assert reason.endswith(f"a.parquet {ROWS_PER_GROUP}-{2 * ROWS_PER_GROUP}: its process died")
     assert started.run(source, out) == 0
     assert_whole(out, texts)
+    assert (status_of(source, out).exit_code, list((out / "_quarantine").iterdir())) == (0, [])
+
+
+def status_of(source, out):
+    """How far the job is, with the share of rejected rows that the drivers allow."""
+    request = BulkRequest(kind="embed", source=str(source), out=str(out), column="text", max_rejected=0.1)
+    return asyncio.run(status(request))
 
 
 def test_a_fragment_that_is_harmless_alone_is_done(starter, tmp_path):
@@ -46,6 +58,7 @@ def test_a_signal_to_the_driver_ends_its_child_and_is_not_a_death(starter, tmp_p
     started, source, texts = starter
     out = tmp_path / "out"
     assert started.run(source, out, step="fragment begun", sign=sign, to_driver=True) == INTERRUPTED
+    assert status_of(source, out).exit_code == INCOMPLETE
     assert started.run(source, out) == 0
     assert_whole(out, texts)
 

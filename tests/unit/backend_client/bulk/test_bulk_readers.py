@@ -294,3 +294,33 @@ def test_an_input_that_names_nothing_is_refused(tmp_path):
         list_inputs(str(tmp_path / "*.parquet"))
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         list_inputs("nonsense://bucket/x")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, form):
+    """A line or a row may have megabytes: what is in memory is bounded by bytes, not by rows."""
+    rows = [{"id": str(number), "text": "x" * (500_000 if 5 <= number < 65 else 3)} for number in range(80)]
+    path = tmp_path / f"in.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "csv":
+        path.write_text("id,text\n" + "".join(f"{row['id']},{row['text']}\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path, use_dictionary=False)
+    (fragment,) = plan(list_inputs(str(path)), 10**6)
+    chunks = list(read(fragment, JOB))
+    assert [value for chunk in chunks for value in chunk.ids] == [row["id"] for row in rows]
+    assert max(chunk.table.nbytes for chunk in chunks) < 14_000_000
+    assert len(chunks) < 10
+
+
+def test_a_row_group_of_few_bytes_that_unfolds_is_read_in_smaller_parts_from_there_on(tmp_path):
+    text = "x" * 200_000
+    pq.write_table(pa.table({"text": [text] * 1500, "id": list(range(1500))}), tmp_path / "in.parquet")
+    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 10**6)
+    sizes, ids = [], []
+    for chunk in read(fragment, JOB):
+        sizes.append(chunk.table.nbytes)
+        ids += chunk.ids
+    assert ids == list(range(1500))
+    assert max(sizes[1:]) < 10_000_000
