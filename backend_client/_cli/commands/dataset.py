@@ -68,6 +68,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patience", type=float, default=600.0, metavar="SECONDS", help="wait for a dead fleet (600)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for one request with its retries")
     parser.add_argument("--allow-cloud", action="store_true", help="rows that no node can serve may go to the cloud")
+    parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
     parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
     parser.add_argument("--dry-run", action="store_true", help="estimate time, size and cost, and write nothing")
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")

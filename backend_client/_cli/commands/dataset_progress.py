@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -12,20 +13,30 @@ from typing import Self
 from backend_client.bulk import BulkReport, Progress
 from backend_client.bulk.estimate import Estimate
 
-_WIDTH = 24
-_EVERY_S = {"terminal": 0.2, "json": 5.0}
+_WIDTH, _LEAST_WIDTH = 24, 6
+_EVERY_S = {"terminal": 0.2, "json": 5.0, "log": 30.0}
 
 
 class Bar:
-    """A line on standard error that is drawn anew; in JSON, an object a line on standard output."""
+    """A line on standard error that is drawn anew, or every 30 s a new one where that is no terminal.
 
-    def __init__(self, *, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._json = as_json
-        self._shown = as_json or sys.stderr.isatty()
-        self._every = _EVERY_S["json" if as_json else "terminal"]
+    In JSON, an object a line on standard output. `columns` are those of the terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
+    ) -> None:
+        self._form = "json" if as_json else "terminal" if sys.stderr.isatty() else "log"
+        self._every = _EVERY_S[self._form]
         self._clock = clock
+        self._columns = columns
         self._began = clock()
-        self._last = float("-inf")
+        # Of a run that takes less, a log has the report only.
+        self._last = self._began if self._form == "log" else float("-inf")
         self._before: int | None = None
 
     def __enter__(self) -> Self:
@@ -34,7 +45,7 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown and not self._json and self._before is not None:
+        if self._form == "terminal" and self._before is not None:
             print(file=sys.stderr)
 
     def update(self, progress: Progress) -> None:
@@ -42,30 +53,46 @@ class Bar:
         now = self._clock()
         if self._before is None:
             self._before, self._began = progress.done, now
-        if not self._shown or (now - self._last < self._every and progress.done < progress.fragments):
+        last = self._form != "log" and progress.done == progress.fragments
+        if now - self._last < self._every and not last:
             return
         self._last = now
         seconds = max(now - self._began, 1e-9)
         rate = progress.rows_now / seconds
         here = progress.done - self._before
         remaining = seconds / here * (progress.fragments - progress.done) if here else None
-        if self._json:
+        if self._form == "json":
             shown = {name: getattr(progress, name) for name in ("fragments", "done", "running", "rows", "rejected")}
             more = {"failures": progress.failures, "lost": progress.lost, "quarantined": len(progress.quarantined)}
-            print(json.dumps({"event": "progress", **shown, **more, "rows_per_second": round(rate, 1)}), flush=True)
-            return
-        print(f"\r{bar_line(progress, rate, remaining)}\x1b[K", end="", file=sys.stderr, flush=True)
+            times = {
+                "rows_per_second": round(rate, 1),
+                "seconds_left": None if remaining is None else round(remaining),
+            }
+            print(json.dumps({"event": "progress", **shown, **more, **times}), flush=True)
+        elif self._form == "log":
+            print(f"npu-client: {', '.join(_parts(progress, rate, remaining))}", file=sys.stderr, flush=True)
+        else:
+            line = bar_line(progress, rate, remaining, self._columns())
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def bar_line(progress: Progress, rate: float, remaining: float | None) -> str:
-    """The bar: `[####....] 12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`."""
+def bar_line(progress: Progress, rate: float, remaining: float | None, columns: int = 80) -> str:
+    """The bar: `[####....] 12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`.
+
+    Shorter than `columns`, so that it can be drawn over: the bar gives way first, then the end of the line.
+    """
     share = progress.done / progress.fragments if progress.fragments else 1.0
-    filled = round(share * _WIDTH)
+    text = ", ".join(_parts(progress, rate, remaining))
+    width = min(_WIDTH, columns - len(text) - 4)
+    bar = f"[{'#' * round(share * width)}{'.' * (width - round(share * width))}] " if width >= _LEAST_WIDTH else ""
+    return f"{bar}{text}"[: columns - 1]
+
+
+def _parts(progress: Progress, rate: float, remaining: float | None) -> list[str]:
     parts = [f"{progress.done}/{progress.fragments} fragments", f"{rate:.0f} rows/s"]
     parts.append(f"{clock_time(remaining)} left" if remaining is not None else f"{progress.running} under way")
     counts = {"rejected": progress.rejected, "failed": progress.failures, "quarantined": len(progress.quarantined)}
-    parts += [f"{count} {name}" for name, count in counts.items() if count]
-    return f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {', '.join(parts)}"
+    return parts + [f"{count} {name}" for name, count in counts.items() if count]
 
 
 def clock_time(seconds: float) -> str:

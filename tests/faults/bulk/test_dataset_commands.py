@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client._cli.commands.dataset_progress import bar_line, clock_time
+from backend_client._cli.commands.dataset_progress import Bar, bar_line, clock_time
 from backend_client._cli.main import main
 from backend_client.bulk import Progress
 from backend_client.bulk.receipts import Receipt
@@ -39,7 +39,7 @@ def test_progress_and_the_report_are_json_where_that_is_asked_for(source, tmp_pa
     assert {event["event"] for event in progress} == {"progress"}
     assert (report["event"], report["exit_code"], report["success"]) == ("report", 0, True)
     assert (report["rows"], report["rejected"], report["done"]) == (1000, 3, report["fragments"])
-    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status"]) == 0
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status", "--resume"]) == 0
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
 
 
@@ -124,6 +124,20 @@ def test_the_bar_tells_rate_time_left_and_failures():
     for number in range(4):
         progress.add(Receipt(fragment=str(number), rows=50, rejected=number % 2))
     progress.failures = 1
-    line = bar_line(progress, 25.0, 133.0)
-    assert line == "[##########..............] 4/10 fragments, 25 rows/s, 2:13 left, 2 rejected, 1 failed"
+    text = "4/10 fragments, 25 rows/s, 2:13 left, 2 rejected, 1 failed"
+    assert bar_line(progress, 25.0, 133.0, 120) == f"[##########..............] {text}"
+    assert bar_line(progress, 25.0, 133.0, 80) == f"[#######...........] {text}"
+    assert len(bar_line(progress, 25.0, 133.0, 80)) == 79
+    assert bar_line(progress, 25.0, 133.0, 66) == text
+    assert bar_line(progress, 25.0, 133.0, 40) == text[:39]
     assert [clock_time(seconds) for seconds in (5, 3723)] == ["0:05", "1:02:03"]
+
+
+def test_a_log_gets_a_line_of_progress_now_and_then_and_no_control_characters(capsys):
+    times = iter([0.0, 1.0, 31.0, 32.0, 62.0])
+    with Bar(as_json=False, clock=lambda: next(times)) as bar:
+        for _ in range(4):
+            bar.update(Progress(2))
+    captured = capsys.readouterr()
+    assert captured.err == "npu-client: 0/2 fragments, 0 rows/s, 0 under way\n" * 2
+    assert captured.out == ""
