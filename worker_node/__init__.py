@@ -7,7 +7,7 @@ import sys
 # times the CPU time of one thread. Read when numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # `import openvino` reports each import to its makers over the network, and leaves a directory in the user's home.
-# Without the package that does it, it and nncf do without: their own way to be told so.
+# Without the package that does it, it does without: its own way to be told so.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None forbids the import
 # Its converter of other frameworks' models, which nothing here uses and each process would import.
 sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]

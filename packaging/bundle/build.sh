@@ -15,8 +15,8 @@ set -- --noconfirm --clean --log-level ERROR --onedir --name npu-node-bundle \
 for package in worker_node backend_client openvino openvino_genai openvino_tokenizers tokenizers pip; do
     set -- "$@" --collect-all "$package"
 done
-for package in nncf gguf safetensors openai; do set -- "$@" --collect-submodules "$package" --collect-data "$package"; done
-for package in npu-node openvino openvino-genai openvino-tokenizers nncf gguf safetensors numpy; do
+for package in gguf safetensors openai; do set -- "$@" --collect-submodules "$package" --collect-data "$package"; done
+for package in npu-node openvino openvino-genai openvino-tokenizers gguf safetensors numpy; do
     set -- "$@" --copy-metadata "$package"
 done
 "$python" -m PyInstaller "$@" "$root/packaging/bundle/entry.py"

@@ -16,9 +16,6 @@ from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, 
 from worker_node.models.progress import Progress
 from worker_node.models.tether import tethered
 
-# nncf reports what it is used for to its makers unless told otherwise; what a node converts is nobody's
-# business.
-_NO_TELEMETRY = {"NNCF_CI": "1"}
 _LOG_TAIL = 800
 
 _MODULE = "worker_node.models.conversion"
@@ -38,7 +35,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**native_environment(), **_NO_TELEMETRY, "TMPDIR": job.scratch},
+            env={**native_environment(), "TMPDIR": job.scratch},
         ) as process,
     ):
         try:

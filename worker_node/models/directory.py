@@ -25,7 +25,7 @@ GENERATION_FILES = (
 # Optional, but a damaged one would only be found by an engine that cannot load.
 _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 
-# How nncf names its modes in the graph, and how many bits a weight then has.
+# The form of the weights, as nncf and the compression of this project note it in the graph.
 _COMPRESSION = re.compile(r'<weight_compression>.*?<mode value="(\w+)"', re.DOTALL)
 _TAIL_BYTES = 1 << 16
 
@@ -92,7 +92,7 @@ def family_of(model_type: str, template: str) -> str:
 
 
 def compression_of(graph: Path) -> str:
-    """How nncf compressed the weights, as it noted it at the end of the graph; `unknown` where it did not."""
+    """The form of the weights, as it is noted at the end of the graph; `unknown` where it is not."""
     with graph.open("rb") as stream:
         stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))
         tail = stream.read().decode(errors="replace")

@@ -24,7 +24,7 @@ from worker_node.models.files import recognised
 from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
 from worker_node.models.sources.disk import storage_problem
 
-_MAKERS = ("openvino", "openvino-genai", "nncf", "gguf", "safetensors")
+_MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
 
 
 def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    # Each maker imports what it needs: an encoder does not wait for nncf.
+    # Each maker imports what it needs: an encoder does not wait for GenAI.
     if job.format is SourceFormat.GGUF:
         from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
 

@@ -15,6 +15,7 @@ from worker_node.errors import ConversionFailed
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.bert import build_encoder
+from worker_node.models.conversion.compression import compress_encoder
 from worker_node.models.conversion.fidelity import PROBE_SENTENCES, closeness
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
@@ -42,9 +43,6 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
     quantization = job.quantization or Quantization.F32
     exact = None
     if quantization is not Quantization.F32:
-        # Imported here: a model in f32 does not wait for nncf.
-        from worker_node.models.conversion.compression import compress_encoder  # noqa: PLC0415
-
         stage("computing exact vectors")
         exact = embed_all(model, tokenizer_of(source), PROBE_SENTENCES)
         stage("compressing the weights")

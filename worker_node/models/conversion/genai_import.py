@@ -21,6 +21,7 @@ TOKENIZER_FILES = (
     "openvino_detokenizer.xml",
     "openvino_detokenizer.bin",
 )
+_NO_DEVICE = "NONE"
 # The value cache of each layer is named as if it were a second key cache; on an NPU the names become those of
 # inputs and outputs, which must differ.
 _MISNAMED_VALUE_CACHE = re.compile(r"(past_key_values\.(\d+)\.valuepresent\.\2\.)key")
@@ -34,13 +35,16 @@ def import_graph(gguf: Path, target: Path, scratch: Path) -> ov.Model:
     """
     linked = scratch / "model.gguf"
     linked.symlink_to(gguf.resolve())
+    failure: RuntimeError | None = None
     try:
-        openvino_genai.LLMPipeline(linked, "CPU", enable_save_ov_model=True)
+        # It writes the files, then compiles them, for nothing: on a device that does not exist that fails at once.
+        openvino_genai.LLMPipeline(linked, _NO_DEVICE, enable_save_ov_model=True, ATTENTION_BACKEND="SDPA")
     except RuntimeError as error:
-        raise ConversionFailed(f"{gguf}: OpenVINO GenAI cannot import it ({error})") from error
+        failure = error
     missing = [name for name in ("openvino_model.xml", *TOKENIZER_FILES) if not (scratch / name).is_file()]
-    if missing:
-        raise ConversionFailed(f"{gguf}: OpenVINO GenAI wrote no {', '.join(missing)}")
+    if failure is None or missing:
+        reason = failure or f"it compiled the model for {_NO_DEVICE}"
+        raise ConversionFailed(f"{gguf}: OpenVINO GenAI cannot import it ({reason})") from failure
     for name in TOKENIZER_FILES:
         shutil.move(scratch / name, target / name)
     graph = scratch / "openvino_model.xml"

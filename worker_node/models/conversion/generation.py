@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import openvino as ov
 import openvino_genai
@@ -29,9 +31,12 @@ from worker_node.models.manifest import MODEL_FILE
 
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
+# Files up to this size are measured while they are compressed: that takes a second copy of their weights.
+_SMALL_BYTES = 1 << 29
 # Below this agreement with the exact weights the result is another model, not a smaller one.
 _MIN_TOP1 = 0.6
 
+_T = TypeVar("_T")
 _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
@@ -47,28 +52,30 @@ def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     gguf = GgufFile(_only_gguf(Path(job.source)))
     stage("importing the graph and the tokenizer")
     model = import_graph(readable_file(gguf, Path(job.scratch)), target, Path(job.scratch))
-    stage("restoring the exact weights")
-    restore_exact_weights(model, gguf, Path(job.scratch))
-    repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
-    stage("measuring the exact model")
     tokenizer = openvino_genai.Tokenizer(target)
     probes = [tokenizer.encode(text).input_ids.data[0].tolist() for text in PROBE_TEXTS]
-    exact = exact_logits(gguf, probes)
-    stage(f"compressing the weights to {quantization}")
-    ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
-    del model
-    stage("measuring the compressed model")
-    fidelity = compare(exact, teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes))
-    if fidelity.top1 < _MIN_TOP1:
-        raise ConversionFailed(
-            f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of the "
-            "exact weights; choose a finer quantization"
-        )
     template = str(gguf.get("tokenizer.chat_template") or "")
     _write_configs(gguf, target, template)
-    if job.canary is not None:
-        stage("asking the canary's question")
-        _expect_answer(job.id, target, job.canary)
+    with ThreadPoolExecutor() as threads:
+        pool = threads if gguf.path.stat().st_size <= _SMALL_BYTES else None
+        exact = _started(pool, lambda: exact_logits(gguf, probes))
+        stage("restoring the exact weights")
+        restore_exact_weights(model, gguf, Path(job.scratch))
+        repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
+        stage(f"compressing the weights to {quantization}")
+        ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
+        del model
+        stage("measuring the compressed model against the exact one")
+        asked = _started(pool, lambda: _expect_answer(job.id, target, job.canary))
+        fidelity = compare(exact(), teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes))
+        if fidelity.top1 < _MIN_TOP1:
+            raise ConversionFailed(
+                f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of "
+                "the exact weights; choose a finer quantization"
+            )
+        if job.canary is not None:
+            stage("asking the canary's question")
+        asked()
     return Converted(
         kind=ModelKind.GENERATION,
         family=family_of(gguf.architecture, template),
@@ -111,7 +118,14 @@ def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _expect_answer(model_id: str, target: Path, canary: GenerationCanary) -> None:
+def _started(pool: ThreadPoolExecutor | None, step: Callable[[], _T]) -> Callable[[], _T]:
+    """What returns the step's result: it waits for the thread that does it, or, without a pool, does it then."""
+    return step if pool is None else pool.submit(step).result
+
+
+def _expect_answer(model_id: str, target: Path, canary: GenerationCanary | None) -> None:
+    if canary is None:
+        return
     pipeline = openvino_genai.LLMPipeline(target, "CPU")
     config = pipeline.get_generation_config()
     config.max_new_tokens = canary.max_new_tokens

@@ -65,7 +65,7 @@ def test_sizes_are_those_below_the_models_own_in_order(tmp_path):
         matryoshka_of(tmp_path, JOB, 32)
 
 
-# More than 5 s on a busy core: two conversions, one of which imports nncf.
+# More than 5 s on a busy core: two conversions.
 @pytest.mark.slow
 def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(in_process, store_root, make_bert):
     store, (directory, _) = ModelStore(), make_bert(matryoshka_dimensions=[8, 16])
