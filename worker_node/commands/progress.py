@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -30,14 +30,21 @@ class _Lines:
 @contextmanager
 def progress_display(title: str) -> Iterator[Progress]:
     """A listener that shows the work on `title`, until the block ends."""
+    with progress_displays([title]) as (progress,):
+        yield progress
+
+
+@contextmanager
+def progress_displays(titles: Sequence[str]) -> Iterator[Sequence[Progress]]:
+    """Listeners for pieces of work that are done at the same time, in the order of their titles."""
     if not sys.stderr.isatty():
-        yield _Lines(title)
+        yield [_Lines(title) for title in titles]
         return
     # rich takes longer to import than most commands take to run.
-    from worker_node.commands.progress_bar import bar
+    from worker_node.commands.progress_bar import bars
 
-    with bar(title) as progress:
-        yield progress
+    with bars(titles) as shown:
+        yield shown
 
 
 def follow_pull(node: NodeClient, name: str, progress: Progress) -> None:

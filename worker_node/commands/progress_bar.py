@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -37,8 +37,8 @@ class _Bar:
 
 
 @contextmanager
-def bar(title: str, console: Console | None = None) -> Iterator[_Bar]:
-    """A bar on stderr, of one line whatever the terminal's width, that vanishes when the work is done."""
+def bars(titles: Sequence[str], console: Console | None = None) -> Iterator[list[_Bar]]:
+    """A bar for each title on stderr, of one line whatever the terminal's width; they vanish when the work is done."""
     columns = (
         SpinnerColumn(),
         TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=2)),
@@ -49,7 +49,7 @@ def bar(title: str, console: Console | None = None) -> Iterator[_Bar]:
     )
     shown = console or Console(stderr=True)
     with Progress(*columns, console=shown, transient=True, expand=True) as progress:
-        yield _Bar(progress, title)
+        yield [_Bar(progress, title) for title in titles]
 
 
 def _one_line(ratio: int) -> Column:

@@ -6,11 +6,14 @@ The running node does it (NPU_NODE_URL); where none runs, or an option needs it,
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worker_node.commands.progress import follow_pull, progress_display
+from worker_node.commands.progress import follow_pull, progress_display, progress_displays
 from worker_node.models.catalog import CONVERTED_FORMS, Catalog, Quantization
+from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
 if TYPE_CHECKING:
@@ -89,8 +92,31 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         from worker_node.commands.check import report
 
         return report(wishes, store.root, as_json=args.json)
+    together = [entry.id for entry in catalog.embedded() if not store.is_installed(store.wish(entry.id))]
+    if args.embedded and len(together) > 1:
+        _pull_at_once(store, together)
     for wish in {wish.model_id: wish for wish in wishes}.values():
         with progress_display(wish.model_id) as progress:
             model = store.pull(wish, progress)
         print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
     return 0
+
+
+def _pull_at_once(store: ModelStore, names: list[str]) -> None:
+    """Pull models of the catalog, each in a process of its own; small ones, since together they take more memory.
+
+    Raises the NodeError of the first that fails, and ends the others.
+    """
+    from worker_node.models.pulling import pull
+
+    async def pull_all(shown: Sequence[Progress]) -> None:
+        tasks = [asyncio.ensure_future(pull(store.root, *each)) for each in zip(names, shown, strict=True)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    with progress_displays(names) as shown:
+        asyncio.run(pull_all(shown))

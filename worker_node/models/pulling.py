@@ -27,6 +27,7 @@ from worker_node.errors import (
 )
 from worker_node.models.preparation import Wish
 from worker_node.models.progress import Progress
+from worker_node.models.sources.disk import storage_problem
 from worker_node.models.sources.reference import LocalReference, UrlReference
 from worker_node.models.sources.web import check_hash_given
 from worker_node.models.store import ModelStore
@@ -138,6 +139,8 @@ def main(parent: int, root: Path, name: str) -> None:
         ModelStore(root).pull(name, lines)
     except NodeError as error:
         lines.write(Ended(error.message, type(error).__name__))
+    except OSError as error:
+        lines.write(Ended(storage_problem(error) or str(error)))
     else:
         lines.write(Ended(None))
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from worker_node.commands.progress import progress_display
-from worker_node.commands.progress_bar import bar
+from worker_node.commands.progress_bar import bars
 
 _TITLE = "openvino-qwen2.5-coder-7b-instruct-int4-cw-ov"
 
@@ -14,7 +14,7 @@ _TITLE = "openvino-qwen2.5-coder-7b-instruct-int4-cw-ov"
 def shown(width, *calls, title=_TITLE):
     """What a terminal of that width shows after the calls: the lines of the last picture."""
     screen = Console(file=io.StringIO(), force_terminal=True, width=width, height=10, color_system=None)
-    with bar(title, screen) as progress:
+    with bars([title], screen) as (progress,):
         for name, *arguments in calls:
             getattr(progress, name)(*arguments)
         picture = Console(file=io.StringIO(), width=width)
