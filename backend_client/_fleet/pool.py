@@ -11,7 +11,8 @@ from backend_client._fleet.lease import Lease
 from backend_client._fleet.liveness import Silence, Usual
 from backend_client._fleet.model_breakers import ModelBreakers
 from backend_client._fleet.node import Hold, Node, Requirement
-from backend_client._fleet.selection import Refusal, RefusalReason, choose, explain, refusal
+from backend_client._fleet.sample import Sample
+from backend_client._fleet.selection import choose, eligible, explain, refusal
 from backend_client._protocol.report import HealthReport
 from backend_client._resilience.breaker import Breaker, BreakerState
 from backend_client._resilience.deadline import Clock
@@ -23,7 +24,6 @@ from backend_client.errors import (
     NodeError,
     NodeNotServing,
     NodeOverloaded,
-    NPUUnavailableError,
     RequestRejected,
     SpaceChanged,
 )
@@ -54,9 +54,12 @@ class Pool:
     usual: Usual = field(default_factory=Usual)
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
     _breakers: ModelBreakers = field(init=False)
+    _sample: Sample = field(init=False)
+    _unprobed: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._breakers = ModelBreakers(self.options.breaker, self.clock, self.rng)
+        self._sample = Sample(self.options.breaker.slow_start, self.rng)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
         """Take nodes in; returns those that are new."""
@@ -65,13 +68,16 @@ class Pool:
             if url not in self.nodes:
                 node = self.nodes[url] = Node(url, Breaker(self.options.breaker, self.clock, self.rng))
                 self._leases[url] = {}
+                self._unprobed[url] = None
+                self._sample.add(node)
                 new.append(node)
         return new
 
     def remove(self, url: str) -> None:
         """Let a node go; requests that are under way there end as they will."""
-        del self.nodes[url]
+        self._sample.remove(self.nodes.pop(url))
         del self._leases[url]
+        self._unprobed.pop(url, None)
 
     @property
     def unknown(self) -> bool:
@@ -81,7 +87,7 @@ class Pool:
     @property
     def unseen(self) -> bool:
         """Whether some node's first probe has not ended yet, or discovery has not."""
-        return not self.complete or not all(node.probed for node in self.nodes.values())
+        return not self.complete or bool(self._unprobed)
 
     def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
@@ -91,27 +97,9 @@ class Pool:
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
         now = self.clock()
-        candidates: list[Node] = []
-        refusals: list[Refusal] = []
-        for node in self.nodes.values():
-            reason = refusal(node, need, now)
-            if reason is None:
-                candidates.append(node)
-            else:
-                refusals.append(reason)
-        fresh = [node for node in candidates if node.url not in tried] if tried else candidates
-        if not self.nodes and self.trouble is not None:
-            raise NPUUnavailableError(f"no node is known: {self.trouble}")
-        if not (fresh or candidates):
-            candidates = [self.nodes[item.node] for item in refusals if item.reason is RefusalReason.RETURNING]
-            fresh = [node for node in candidates if node.url not in tried]
-        if not (fresh or candidates):
-            problem = explain(need, refusals, now)
-            if tried or not isinstance(problem, AuthenticationFailed):
-                raise problem
-            # Every node has refused the API key: one of them may say whether that is still so.
-            candidates = [self.nodes[item.node] for item in refusals if item.reason is RefusalReason.KEY_REFUSED]
-        node = choose(fresh or candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
+        candidates = self._sample.eligible(need, tried, now)
+        candidates = candidates or eligible(self.nodes, need, tried, now, self.trouble)
+        node = choose(candidates, need, now, slow_start=self.options.breaker.slow_start, rng=self.rng)
         found = node.resolve(need.model) if need.model else None
         model = found.id if found else need.model or ""
         breaker = node.breakers.get(model)
@@ -143,6 +131,8 @@ class Pool:
             return
         lease.ended = True
         node = lease.node
+        if error is not None:
+            self._sample.watch(node)
         node.outstanding[lease.model] -= 1
         if node.outstanding[lease.model] <= 0:
             del node.outstanding[lease.model]
@@ -263,6 +253,8 @@ class Pool:
         node.holds = {key: hold for key, hold in left.items() if hold is not None}
         if back and not first:
             node.returned_at = self.clock()
+        if back or recovered:
+            self._sample.watch(node)
         # A node that was started again first says that it does not serve yet.
         if (recovered or back) and report.serving:
             node.breaker.shorten_quarantine()
@@ -276,6 +268,7 @@ class Pool:
             return
         node.probe_failures += 1
         node.trouble = why
+        self._sample.watch(node)
         if node.breaker.state is BreakerState.HALF_OPEN or (
             node.breaker.state is BreakerState.CLOSED and node.probe_failures >= self.options.probe.failures
         ):
@@ -288,6 +281,7 @@ class Pool:
 
     def _probed(self, node: Node) -> None:
         node.probed = True
+        self._unprobed.pop(node.url, None)
         node.stale = False
         node.checked_at = self.clock()
 

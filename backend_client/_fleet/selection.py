@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -150,6 +150,15 @@ def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -
     return work
 
 
+def starved(node: Node, now: float, slow_start: float) -> bool:
+    """Whether a node in its slow start has had no request for so long that it gets the next one."""
+    return (
+        node.returned_at is not None
+        and now - node.returned_at < slow_start
+        and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
+    )
+
+
 def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_start: float, rng: random.Random) -> Node:
     """One of the candidates (at least one): power of two choices on their load.
 
@@ -165,11 +174,7 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
         return candidates[0]
     for node in candidates:
         # Beside idle nodes, one that starts slowly would get nothing at all.
-        if (
-            node.returned_at is not None
-            and now - node.returned_at < slow_start
-            and now - max(node.leased_at, node.returned_at) >= _LEAST_EVERY_S
-        ):
+        if starved(node, now, slow_start):
             return node
     models = {node.url: node.resolve(name) for node in candidates}
     sure = [node for node in candidates if models[node.url] is not None] or candidates
@@ -182,6 +187,36 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
         return second
     return first
+
+
+def eligible(
+    nodes: Mapping[str, Node], need: Requirement, tried: Collection[str], now: float, trouble: str | None
+) -> list[Node]:
+    """The nodes to choose from, of all: those outside of `tried` if there are any. `trouble`: why no node was found.
+
+    Raises the error that says why none can take the request, with each node's reason.
+    """
+    candidates: list[Node] = []
+    refusals: list[Refusal] = []
+    for node in nodes.values():
+        reason = refusal(node, need, now)
+        if reason is None:
+            candidates.append(node)
+        else:
+            refusals.append(reason)
+    fresh = [node for node in candidates if node.url not in tried] if tried else candidates
+    if not nodes and trouble is not None:
+        raise NPUUnavailableError(f"no node is known: {trouble}")
+    if not (fresh or candidates):
+        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.RETURNING]
+        fresh = [node for node in candidates if node.url not in tried]
+    if not (fresh or candidates):
+        problem = explain(need, refusals, now)
+        if tried or not isinstance(problem, AuthenticationFailed):
+            raise problem
+        # Every node has refused the API key: one of them may say whether that is still so.
+        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.KEY_REFUSED]
+    return fresh or candidates
 
 
 def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPUError:
