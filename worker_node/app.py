@@ -15,6 +15,7 @@ from worker_node.api.expectation import answering_expectations
 from worker_node.api.keys import IGNORED_NAMES, NODE
 from worker_node.api.leniency import IgnoredNames
 from worker_node.api.middleware import (
+    before_each_head,
     errors_as,
     hide_versions,
     list_ignored_fields,
@@ -49,15 +50,13 @@ def make_app(node: Node) -> web.Application:
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        errors_as(error_form),
-        guard_origins(origins),
-        require_key(keys),
+        errors_as(error_form, guard_origins(origins), require_key(keys)),
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node
     app[API_KEYS] = keys
-    app.on_response_prepare.extend(
-        (note_head, hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins))
+    app.on_response_prepare.append(
+        before_each_head(note_head, hide_versions, tell_request_id, list_ignored_fields, cors_headers(origins))
     )
     app[IGNORED_NAMES] = IgnoredNames()
 

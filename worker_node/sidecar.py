@@ -10,7 +10,7 @@ from aiohttp import web
 
 from worker_node.api import jobs
 from worker_node.api.keys import NODE
-from worker_node.api.middleware import errors_as, hide_versions, log_requests, note_head
+from worker_node.api.middleware import before_each_head, errors_as, hide_versions, log_requests, note_head
 from worker_node.api.origins import OriginPolicy, guard_origins
 from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.model import build, choose_model, reservation
@@ -79,10 +79,10 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(lambda _path: jobs.job_error_response)
-    app = web.Application(middlewares=[log_request, render, guard_origins(OriginPolicy("127.0.0.1"))])
+    render = errors_as(lambda _path: jobs.job_error_response, guard_origins(OriginPolicy("127.0.0.1")))
+    app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[jobs.SERVICE] = service
-    app.on_response_prepare.extend((note_head, hide_versions))
+    app.on_response_prepare.append(before_each_head(note_head, hide_versions))
     app.add_routes(jobs.routes())
     return app

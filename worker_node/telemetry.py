@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from worker_node.domain import Route, Timing, Usage
+from worker_node.tallies import Distribution, Tally
 
 M = TypeVar("M")
-L = TypeVar("L", Counter, Histogram)
 
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -39,35 +39,40 @@ class Telemetry:
         # process_*: memory, descriptors, CPU and start time of the edge process, by Prometheus' own names.
         ProcessCollector(registry=self.registry)
         self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS_KEPT)
-        self._labelled: dict[tuple[Any, tuple[str, ...]], Any] = {}
-        self.made: dict[str, Counter] = {}
+        self.made: dict[str, Tally] = {}
         self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         by_route = ("model", "device")
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
             return Counter(f"npu_node_{name}", text, labels, registry=self.registry)
 
-        def histogram(
-            name: str, text: str, labels: Iterable[str] = (), buckets: tuple[float, ...] = LATENCY
-        ) -> Histogram:
-            return Histogram(f"npu_node_{name}", text, labels, buckets=buckets, registry=self.registry)
+        def tally(name: str, text: str, labels: Iterable[str] = by_route) -> Tally:
+            return Tally(f"npu_node_{name}", text, labels, self.registry)
 
-        self.http_requests = counter("http_requests", "HTTP requests by route and status", ("route", "status"))
-        self.routes = counter("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
+        def distribution(name: str, text: str) -> Distribution:
+            return Distribution(f"npu_node_{name}", text, by_route, LATENCY, self.registry)
+
+        self.http_requests = tally("http_requests", "HTTP requests by route and status", ("route", "status"))
+        self.routes = tally("routes", "Requests by placement and why it was chosen", (*by_route, "reason"))
         self.errors = counter("request_errors", "Requests that failed, by error code", ("code",))
         self.ignored_fields = counter(
             "ignored_fields", "Requests with a field that had no effect; other is any that is not known", ("field",)
         )
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens processed", by_route)
-        self.npu_busy = counter(
+        self.prompt_tokens = tally("prompt_tokens", "Prompt tokens processed")
+        self.npu_busy = tally(
             "npu_busy_seconds",
             "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
             ("model", "emulated", "exclusive"),
         )
-        self.queue_time = histogram("request_queue_time_seconds", "From submission to the engine's start", by_route)
-        self.inference_time = histogram("request_inference_time_seconds", "Time on the device", by_route)
-        self.latency = histogram("e2e_request_latency_seconds", "From arrival to the last byte rendered", by_route)
-        self.loop_lag = histogram("event_loop_lag_seconds", "How late the edge's event loop was", (), _LAG)
+        self.queue_time = distribution("request_queue_time_seconds", "From submission to the engine's start")
+        self.inference_time = distribution("request_inference_time_seconds", "Time on the device")
+        self.latency = distribution("e2e_request_latency_seconds", "From arrival to the last byte rendered")
+        self.loop_lag = Histogram(
+            "npu_node_event_loop_lag_seconds",
+            "How late the edge's event loop was",
+            buckets=_LAG,
+            registry=self.registry,
+        )
         self.loop_lag_max = Gauge(
             "npu_node_event_loop_lag_max_seconds",
             "The latest that the event loop has been since the node started",
@@ -91,35 +96,21 @@ class Telemetry:
         ran: bool = True,
     ) -> None:
         """Count a finished request of any task; `ran`: a device worked on it."""
-        labels = (route.model, route.device.value)
-        self._routed(route)
-        self.of(self.prompt_tokens, *labels).inc(usage.prompt_tokens)
+        model, device = route.model, route.device
+        self.routes.add(1, model, device, route.reason)
+        self.prompt_tokens.add(usage.prompt_tokens, model, device)
         if ran:
-            self.of(self.queue_time, *labels).observe(max(0.0, timing.queue / 1e3))
-            self.of(self.inference_time, *labels).observe(timing.inference / 1e3)
-        self.of(self.latency, *labels).observe(timing.total / 1e3)
-        self._busy(route, busy_us, shared=busy_shared)
+            self.queue_time.observe(max(0.0, timing.queue / 1e3), model, device)
+            self.inference_time.observe(timing.inference / 1e3, model, device)
+        self.latency.observe(timing.total / 1e3, model, device)
+        if busy_us is not None:
+            # Never true: the counter cannot show that nobody else used the device.
+            exclusive = "false" if busy_shared else "unknown"
+            self.npu_busy.add(max(0, busy_us) / 1e6, model, str(route.emulated).lower(), exclusive)
 
     def responded(self, route: str, status: int | str) -> None:
         """Count an HTTP request by its route, as it was declared, and its status."""
-        self.of(self.http_requests, route, str(status)).inc()
-
-    def of(self, metric: L, *labels: str) -> L:
-        """The metric for these values of its labels, of which there must be few: `labels()` costs several times this,
-        ten times a request."""
-        child = self._labelled.get((metric, labels))
-        if child is None:
-            child = self._labelled[metric, labels] = metric.labels(*labels)
-        return cast("L", child)
-
-    def _routed(self, route: Route) -> None:
-        self.of(self.routes, route.model, route.device.value, route.reason).inc()
-
-    def _busy(self, route: Route, delta_us: int | None, *, shared: bool) -> None:
-        if delta_us is not None:
-            # Never true: the counter cannot show that nobody else used the device.
-            exclusive = "false" if shared else "unknown"
-            self.of(self.npu_busy, route.model, str(route.emulated).lower(), exclusive).inc(max(0, delta_us) / 1e6)
+        self.http_requests.add(1, route, str(status))
 
     async def watch_event_loop(self, serving: Callable[[], bool] = lambda: True) -> None:
         """Measure, until cancelled, how late the loop wakes a sleeper: that is how long something blocked it.

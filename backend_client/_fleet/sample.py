@@ -14,7 +14,7 @@ from backend_client._fleet.node import Node, Requirement
 from backend_client._fleet.selection import refusal, starved
 
 # Fleets of up to so many nodes are looked at as a whole.
-SMALL_FLEET = 32
+SMALL_FLEET = 16
 _DRAWN = 8
 
 

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "models": {"devices"},
     "options": set(),
     "routing": set(),
-    "telemetry": set(),
+    "tallies": set(),
+    "telemetry": {"tallies"},
     "tracing": {"engines"},
     "notify": set(),
     "tls": set(),
@@ -38,6 +39,7 @@ MAY_IMPORT = {
         "manager",
         "tracing",
         "routing",
+        "tallies",
         "telemetry",
         "scheduling",
         "hosting",
@@ -114,7 +116,7 @@ MAY_IMPORT["tasks.api"] |= {"tasks.serving", "grammars"}
 # What every request goes through, whatever its task: a task is one more package, and no word in any of these.
 TASK_FREE = {
     *("routing", "scheduling", "preparation", "engines", "encoders", "hosting", "manager", "serving"),
-    *("node", "reload", "app", "server", "registry", "failures", "telemetry", "tracing"),
+    *("node", "reload", "app", "server", "registry", "failures", "tallies", "telemetry", "tracing"),
 }
 
 

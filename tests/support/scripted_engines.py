@@ -45,6 +45,10 @@ class ScriptedEngine:
         self._task = None
 
     @property
+    def ready(self):
+        return self.state is EngineState.READY
+
+    @property
     def status(self):
         return EngineStatus(self.state, str(self.state), pid=self.pid, in_flight=self.in_flight)
 

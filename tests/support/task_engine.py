@@ -4,6 +4,7 @@ from contextlib import aclosing
 
 import numpy as np
 
+from worker_node.engines.base import EngineState
 from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
 
@@ -11,6 +12,10 @@ from worker_node.tasks.embed.messages import Embedded, EmbedJob
 class TaskEngine:
     """An `Engine` whose `embed(rows, *, deadline, interactive)` returns an `EmbeddingOutput`, and whose `generate(job)`
     yields `TokenDelta`s."""
+
+    @property
+    def ready(self):
+        return self.status.state is EngineState.READY
 
     async def run(self, job, result):
         if result is Embedded:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from worker_node.api.keys import ARRIVED, DRY_RUN, NODE, DryRun
+from worker_node.api.keys import STATE
 from worker_node.errors import BadRequest, DeadlineExceeded, RequestTimeout
 
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
@@ -18,10 +18,9 @@ _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 def deadline_of(request: web.Request) -> float:
     """When the request's time is up, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    dry_run: DryRun | None = request.get(DRY_RUN)
-    headers = request.headers if dry_run is None else dry_run.headers
-    arrived: float = request[ARRIVED]
-    return arrived + _timeout_s(headers, request.app[NODE].settings.request_timeout_s)
+    state = request[STATE]
+    headers = request.headers if state.dry_run is None else state.dry_run.headers
+    return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
 
 
 @asynccontextmanager
@@ -38,13 +37,13 @@ async def arrival(request: web.Request) -> AsyncIterator[None]:
     except TimeoutError:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded("the request's time was up before its body had arrived") from None
-        limit = request.app[NODE].settings.body_timeout_s
+        limit = request[STATE].node.settings.body_timeout_s
         raise RequestTimeout(f"the body stopped arriving for {limit:g} s") from None
 
 
 def silence(request: web.Request) -> asyncio.Timeout:
     """What limits the wait for the next piece of a body."""
-    return asyncio.timeout(request.app[NODE].settings.body_timeout_s)
+    return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
 
 
 def _timeout_s(headers: Mapping[str, str], longest: float) -> float:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic_core import CoreSchema
 
 from worker_node.api.arrival import arrival, silence
-from worker_node.api.keys import DRY_RUN, IGNORED, NODE, DryRun
+from worker_node.api.keys import STATE
 from worker_node.api.leniency import Ignored, Table, sift
 from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
@@ -78,7 +78,8 @@ B = TypeVar("B", bound=Body)
 
 async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded."""
-    data = await read_bytes(request, _most_bytes(request.app[NODE], images=model.takes_images))
+    state = request[STATE]
+    data = await read_bytes(request, _most_bytes(state.node, images=model.takes_images))
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     check_structure(data)
@@ -89,8 +90,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
         raise BadRequest(message, param=param) from None
     if isinstance(body, DialectBody):
         ignored = Ignored()
-        sift(body, ignored, request.app[NODE].settings.unknown_fields)
-        request[IGNORED] = ignored
+        sift(body, ignored, state.node.settings.unknown_fields)
+        state.ignored = ignored
     return body
 
 
@@ -101,14 +102,22 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     """
     if wanted <= available:
         return wanted
-    if request.app[NODE].settings.unknown_fields == "reject":
+    state = request[STATE]
+    if state.node.settings.unknown_fields == "reject":
         raise UnsupportedParameter(
             f"{name}: at most {available} can be had here, and the node is set to refuse requests for more "
             '(unknown_fields = "reject")',
             param=name,
         )
-    request[IGNORED].limited[name] = available
+    if state.ignored is not None:
+        state.ignored.limited[name] = available
     return available
+
+
+def note_ignored(request: web.Request, name: str) -> None:
+    """List a field of a body that was read as ignored: it had no effect on this very request."""
+    if (ignored := request[STATE].ignored) is not None:
+        ignored.add(name)
 
 
 def _most_bytes(node: Node, *, images: bool) -> int:
@@ -123,10 +132,10 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
 
     Raises as `read_body`.
     """
-    dry_run: DryRun | None = request.get(DRY_RUN)
-    if dry_run is not None:
-        return dry_run.body
-    settings = request.app[NODE].settings
+    state = request[STATE]
+    if state.dry_run is not None:
+        return state.dry_run.body
+    settings = state.node.settings
     limit = settings.max_body_bytes if limit is None else limit
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
@@ -13,7 +13,7 @@ from aiohttp import web
 
 from worker_node.api.arrival import deadline_of
 from worker_node.api.body import limited
-from worker_node.api.keys import ARRIVED, DRY_RUN, IGNORED, NODE, REQUEST_ID, DryRun
+from worker_node.api.keys import STATE
 from worker_node.domain import Device, Priority, RequestContext, Route
 from worker_node.errors import BadRequest, UnsupportedParameter
 
@@ -21,6 +21,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
 _TOKENS = re.compile(r"[0-9]{1,9}")
+# They tell requests apart and open nothing: not worth a system call for each.
+_IDS = random.Random()
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -32,7 +34,7 @@ def request_id(request: web.BaseRequest) -> str:
 
 def new_request_id() -> str:
     """The id of a request that brings none."""
-    return "req_" + secrets.token_hex(12)
+    return f"req_{_IDS.getrandbits(96):024x}"
 
 
 def route_template(request: web.Request) -> str:
@@ -43,17 +45,17 @@ def route_template(request: web.Request) -> str:
 
 def request_context(request: web.Request) -> RequestContext:
     """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
-    dry_run: DryRun | None = request.get(DRY_RUN)
-    headers = request.headers if dry_run is None else dry_run.headers
+    state = request[STATE]
+    headers = request.headers if state.dry_run is None else state.dry_run.headers
     return RequestContext(
-        request_id=request[REQUEST_ID],
-        arrived=request[ARRIVED],
+        request_id=state.id,
+        arrived=state.arrived,
         deadline=deadline_of(request),
         priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_min_new_tokens(headers),
         restart_wait_s=_restart_wait_s(headers),
-        dry_run=dry_run is not None,
+        dry_run=state.dry_run is not None,
         note_ignored=partial(_note_ignored, request),
         note_limited=partial(_note_limited, request),
     )
@@ -61,18 +63,19 @@ def request_context(request: web.Request) -> RequestContext:
 
 def _note_ignored(request: web.Request, place: str) -> None:
     """List a part of a schema that cannot be enforced as ignored, or refuse it where the node is strict."""
-    if request.app[NODE].settings.unknown_fields == "reject":
+    state = request[STATE]
+    if state.node.settings.unknown_fields == "reject":
         raise UnsupportedParameter(
             f'{place}: it cannot be enforced, and the node is set to refuse such fields (unknown_fields = "reject")',
             param=place,
         )
-    if (ignored := request.get(IGNORED)) is not None:
-        ignored.add(place)
+    if state.ignored is not None:
+        state.ignored.add(place)
 
 
 def _note_limited(request: web.Request, name: str, most: int) -> None:
     """List a field as limited, or refuse it where the node is strict. A body that nobody sifts lists nothing."""
-    if IGNORED in request:
+    if request[STATE].ignored is not None:
         limited(request, name, most + 1, most)
 
 

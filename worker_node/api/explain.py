@@ -15,7 +15,7 @@ from pydantic import Field
 
 from worker_node.api.body import Body, read_body
 from worker_node.api.errors import describe
-from worker_node.api.keys import DRY_RUN, DryRun
+from worker_node.api.keys import STATE, DryRun
 from worker_node.api.middleware import Handler, is_inference
 from worker_node.errors import BadRequest
 from worker_node.manager.placement import Placement
@@ -42,7 +42,7 @@ def routes() -> list[web.RouteDef]:
 async def _explain(request: web.Request) -> web.Response:
     wanted = await read_body(request, ExplainBody)
     handler = _handler(request.app, wanted.path)
-    request[DRY_RUN] = DryRun(orjson.dumps(wanted.body), CIMultiDict(wanted.headers))
+    request[STATE].dry_run = DryRun(orjson.dumps(wanted.body), CIMultiDict(wanted.headers))
     try:
         await handler(request)
     except Explained as explained:

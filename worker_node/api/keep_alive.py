@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from worker_node.api.arrival import deadline_of
-from worker_node.api.keys import DRY_RUN, NODE
+from worker_node.api.keys import STATE
 from worker_node.errors import BadRequest
 from worker_node.manager.served import ServedModel
 
@@ -47,9 +47,10 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
         return
     seconds = seconds_of(keep_alive)
     if isinstance(model, str):
-        model = await request.app[NODE].manager.resolve(model, deadline_of(request))
+        model = await request[STATE].node.manager.resolve(model, deadline_of(request))
     try:
         yield
     finally:
-        if request.get(DRY_RUN) is None:
-            request.app[NODE].manager.keep(model, seconds)
+        state = request[STATE]
+        if state.dry_run is None:
+            state.node.manager.keep(model, seconds)

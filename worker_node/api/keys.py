@@ -19,11 +19,22 @@ class DryRun:
     headers: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class RequestState:
+    """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
+
+    It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
+    `begun`: the head of the reply has gone.
+    """
+
+    node: Node
+    id: str
+    arrived: float
+    dry_run: DryRun | None = None
+    ignored: Ignored | None = None
+    begun: bool = False
+
+
 NODE = web.AppKey("node", Node)
 IGNORED_NAMES = web.AppKey("ignored_names", IgnoredNames)
-DRY_RUN = web.RequestKey("dry_run", DryRun)
-IGNORED = web.RequestKey("ignored", Ignored)
-REQUEST_ID = web.RequestKey("request_id", str)
-ARRIVED = web.RequestKey("arrived", float)
-# Set once the head of the reply has gone.
-BEGUN = web.RequestKey("begun", bool)
+STATE = web.RequestKey("state", RequestState)

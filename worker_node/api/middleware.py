@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from worker_node.api.authorization import ApiKeys
 from worker_node.api.context import SERVER, request_id, route_template
 from worker_node.api.dialects import Renderer
-from worker_node.api.keys import ARRIVED, BEGUN, DRY_RUN, IGNORED, IGNORED_NAMES, NODE, REQUEST_ID
+from worker_node.api.keys import IGNORED_NAMES, NODE, STATE, RequestState
 from worker_node.api.leniency import labels
 from worker_node.api.task import known_fields
 from worker_node.errors import (
@@ -31,6 +31,7 @@ from worker_node.node import Node
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("worker_node.access")
+_ACCESS_LINE = "%s %s %s %.1f ms %s"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,31 +41,46 @@ OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health", "/health/live",
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
 
 
-async def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
-    """No reply, streams included, tells which version of anything runs here."""
+HeadHook = Callable[[web.Request, web.StreamResponse], None]
+
+
+def before_each_head(*hooks: HeadHook) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """For `on_response_prepare`: hooks that change the head of every reply, those of streams and errors included."""
+
+    async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+        for hook in hooks:
+            hook(request, response)
+
+    return prepare
+
+
+def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
+    """No reply tells which version of anything runs here."""
     response.headers["Server"] = SERVER
 
 
-async def note_head(request: web.Request, _response: web.StreamResponse) -> None:
+def note_head(request: web.Request, _response: web.StreamResponse) -> None:
     """The reply has begun: a failure can no longer be told by another one."""
-    request[BEGUN] = True
+    # What an Expect header is answered with comes before any middleware.
+    if (state := request.get(STATE)) is not None:
+        state.begun = True
 
 
-async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply, streams included, carries the request's id."""
-    response.headers["X-Request-ID"] = request.get(REQUEST_ID) or request_id(request)
+def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Every reply carries the request's id."""
+    state = request.get(STATE)
+    response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
 
 
-async def list_ignored_fields(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply, streams included, lists the fields of its request that had no effect; they are counted too."""
-    ignored = request.get(IGNORED)
-    if not ignored or request.get(DRY_RUN) is not None:
+def list_ignored_fields(request: web.Request, response: web.StreamResponse) -> None:
+    """Every reply lists the fields of its request that had no effect; they are counted too."""
+    state = request.get(STATE)
+    if state is None or not state.ignored or state.dry_run is not None:
         return
-    response.headers["X-NPU-Node-Ignored"] = ignored.header()
-    node = request.app[NODE]
-    request.app[IGNORED_NAMES].note(ignored)
-    for label in labels(ignored, known_fields()):
-        node.telemetry.ignored_fields.labels(label).inc()
+    response.headers["X-NPU-Node-Ignored"] = state.ignored.header()
+    request.app[IGNORED_NAMES].note(state.ignored)
+    for label in labels(state.ignored, known_fields()):
+        state.node.telemetry.ignored_fields.labels(label).inc()
 
 
 def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middleware:
@@ -74,8 +90,8 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
 
     @web.middleware
     async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[ARRIVED] = arrived = time.monotonic()
-        request[REQUEST_ID] = identify(request)
+        arrived = time.monotonic()
+        request[STATE] = state = RequestState(request.app[NODE], identify(request), arrived)
         status: int | str = "cancelled"
         try:
             response = await handler(request)
@@ -83,17 +99,16 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
             return response
         finally:
             route = route_template(request)
-            request.app[NODE].telemetry.responded(route, status)
+            state.node.telemetry.responded(route, status)
             # Health is asked for every second by everything that watches: not worth a line each.
-            access_log.log(
-                logging.DEBUG if request.path in _WATCHED else logging.INFO,
-                "%s %s %s %.1f ms %s",
-                request.method if request.method in METH_ALL else "-",
-                route,
-                status,
-                (time.monotonic() - arrived) * 1e3,
-                request[REQUEST_ID],
-            )
+            level = logging.DEBUG if request.path in _WATCHED else logging.INFO
+            if access_log.isEnabledFor(level):
+                method = request.method if request.method in METH_ALL else "-"
+                milliseconds = (time.monotonic() - arrived) * 1e3
+                values = (method, route, status, milliseconds, state.id)
+                # Not `log`, which looks for the line of the program that called it.
+                record = logging.LogRecord(access_log.name, level, __file__, 0, _ACCESS_LINE, values, None)
+                access_log.handle(record)
 
     return log_request
 
@@ -114,12 +129,21 @@ def _count(node: Node, error: NodeError, route: str) -> None:
     node.state.failures.add(error, route)
 
 
-def errors_as(form: Callable[[str], Renderer]) -> Middleware:
-    """Turn every failure into the form for its path; log an unforeseen one by type and place, never by content."""
+Check = Callable[[web.Request], web.StreamResponse | None]
+
+
+def errors_as(form: Callable[[str], Renderer], *checks: Check) -> Middleware:
+    """Turn every failure into the form for its path; log an unforeseen one by type and place, never by content.
+
+    Before the handler come the `checks`, which may raise, or answer the request themselves.
+    """
 
     @web.middleware
     async def render(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            for check in checks:
+                if (answer := check(request)) is not None:
+                    return answer
             return await handler(request)
         except NodeError as error:
             failure = error
@@ -130,11 +154,11 @@ def errors_as(form: Callable[[str], Renderer]) -> Middleware:
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:  # noqa: BLE001  (the last line of defence; CancelledError passes)
-            log.error("%s in %s at %s", type(error).__name__, request[REQUEST_ID], _place(error))
+            log.error("%s in %s at %s", type(error).__name__, request[STATE].id, _place(error))
             failure = InternalError("the node failed to answer; its log says where")
             allow = None
         note_failure(request, failure)
-        if BEGUN in request:
+        if (state := request.get(STATE)) is not None and state.begun:
             # A second reply would arrive inside the first one, and an end would make that look complete.
             if request.transport is not None:
                 request.transport.abort()
@@ -167,14 +191,12 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> NodeError:
     return BadRequest(f"the request was refused: {error.reason}")
 
 
-def require_key(keys: ApiKeys) -> Middleware:
+def require_key(keys: ApiKeys) -> Check:
     """Let only requests with one of the keys through, save for the paths that are open to all."""
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def check(request: web.Request) -> None:
         if request.path not in OPEN_PATHS and not keys.authorize(request):
             raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
-        return await handler(request)
 
     return check
 
@@ -191,7 +213,7 @@ def inference(handler: Handler) -> Handler:
     """Mark a handler as inference: refused while the node drains, waited for when it does."""
 
     async def gated(request: web.Request) -> web.StreamResponse:
-        state = request.app[NODE].state
+        state = request[STATE].node.state
         if state.draining:
             raise Draining("this node is shutting down and takes no new requests; use another one")
         with state.working():

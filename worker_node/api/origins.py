@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
-from worker_node.api.middleware import Handler
+from worker_node.api.middleware import Check, HeadHook
 from worker_node.errors import BadRequest, Forbidden
 from worker_node.settings import NodeSettings, is_loopback
 
@@ -79,11 +77,10 @@ class OriginPolicy:
         return _is_wildcard(self.bind) and host == _local_address(request)
 
 
-def guard_origins(policy: OriginPolicy) -> Middleware:
+def guard_origins(policy: OriginPolicy) -> Check:
     """Check every request, and answer the preflight requests of browsers for the origins that are let in."""
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def check(request: web.Request) -> web.StreamResponse | None:
         policy.check(request)
         if (
             request.method == "OPTIONS"
@@ -91,15 +88,15 @@ def guard_origins(policy: OriginPolicy) -> Middleware:
             and policy.opens_to(origin_of(request))
         ):
             return _preflight(request)
-        return await handler(request)
+        return None
 
     return check
 
 
-def cors_headers(policy: OriginPolicy) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """For `on_response_prepare`: pages of the origins that are let in may read the reply, errors included."""
+def cors_headers(policy: OriginPolicy) -> HeadHook:
+    """Pages of the origins that are let in may read the reply, errors included."""
 
-    async def add(request: web.Request, response: web.StreamResponse) -> None:
+    def add(request: web.Request, response: web.StreamResponse) -> None:
         origin = request.headers.get("Origin")
         if policy.origins:
             response.headers.add("Vary", "Origin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from worker_node.api.keys import ARRIVED, REQUEST_ID
+from worker_node.api.keys import STATE
 from worker_node.api.middleware import Handler, is_inference
 from worker_node.tracing.base import Tracing
 
@@ -18,9 +18,8 @@ def traced(tracing: Tracing) -> Middleware:
         route = request.match_info.route
         if route.resource is None or not is_inference(route.handler):
             return await handler(request)
-        with tracing.request(
-            request.method, route.resource.canonical, request.headers, request[REQUEST_ID], request[ARRIVED]
-        ) as served:
+        state, template = request[STATE], route.resource.canonical
+        with tracing.request(request.method, template, request.headers, state.id, state.arrived) as served:
             response = await handler(request)
             served.responded(response.status)
             return response

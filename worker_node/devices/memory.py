@@ -82,7 +82,8 @@ KERNEL = MemoryReader()
 def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
     """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
     try:
-        pages = int((proc / str(pid) / "statm").read_text(encoding="ascii").split()[1])
+        with open(f"{proc}/{pid}/statm", "rb", buffering=0) as file:  # noqa: PTH123  (a path costs more than the file)
+            pages = int(file.read().split()[1])
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")

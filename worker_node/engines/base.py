@@ -123,6 +123,11 @@ class Engine(Protocol):
     @property
     def status(self) -> EngineStatus: ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether its state is `ready`. Every request asks, and a whole status costs many times as much."""
+        ...
+
     def wake(self) -> None:
         """Begin to load an engine that is unloaded; nothing for any other."""
         ...

@@ -66,7 +66,7 @@ class JobResults(Generic[R]):
         return link
 
     def _late(self) -> None:
-        self._sink.on_error(DeadlineExceeded("the deadline passed while the engine worked on the request"))
+        self._sink.put(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 
     def _end(self) -> None:
         """Tell the engine that nobody waits for the job, if it still holds it."""

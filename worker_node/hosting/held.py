@@ -112,7 +112,7 @@ class HeldJobs:
         if result.last:
             self.release(result.id)
         held.fresh = False
-        held.sink.on_result(result)
+        held.sink.put(result)
         if result.last and self._suspects:
             self._suspects.answered(fingerprint(held.job))
 
@@ -128,7 +128,7 @@ class HeldJobs:
         if not blameless:
             self._suspect(jobs | left)
         for held in jobs.values():
-            held.sink.on_error(self._fate(held, reason))
+            held.sink.put(self._fate(held, reason))
 
     def _suspect(self, jobs: dict[int, _Held]) -> None:
         call, held_jobs = self._call, jobs

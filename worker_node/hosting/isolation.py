@@ -67,7 +67,8 @@ class Isolation:
     def leave(self, visit: Visit) -> None:
         """The visit is over: others may enter."""
         self._trials.leave(visit)
-        self._admit()
+        if self._trials.waiting:
+            self._admit()
 
     @contextmanager
     def reserved(self, company: int = 1) -> Iterator[None]:

@@ -270,7 +270,7 @@ class EngineLink(asyncio.Protocol):
             case Failed():
                 sink = self._jobs.release(event.id)
                 if sink is not None:
-                    sink.on_error(_ERRORS.get(event.code, errors.InternalError)(event.message))
+                    sink.put(_ERRORS.get(event.code, errors.InternalError)(event.message))
             case Loaded():
                 if not self.loaded.done():
                     self.loaded.set_result(event)

@@ -35,15 +35,8 @@ class JobSink:
             raise item
         return item
 
-    def on_result(self, result: Result) -> None:
-        """Take a result."""
-        self._put(result)
-
-    def on_error(self, error: NodeError) -> None:
-        """The job ends with `error`."""
-        self._put(error)
-
-    def _put(self, item: Result | NodeError) -> None:
+    def put(self, item: Result | NodeError) -> None:
+        """Take a result, or the error that the job ends with."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -84,7 +84,7 @@ class SupervisedEngine:
         state, reason = self._state, self._reason
         process, last = self._succession.current, self._succession.last
         loaded = last.loaded if last else None
-        if state is EngineState.READY and not (process and process.link.up):
+        if state is EngineState.READY and not self.ready:
             # The process has just died and the supervising task has not had its turn yet.
             state, reason = EngineState.BACKING_OFF, "the engine process died"
         return EngineStatus(
@@ -103,6 +103,12 @@ class SupervisedEngine:
             served=last is not None,
             recycles={how.value: count for how, count in self._succession.recycles.items()},
         )
+
+    @property
+    def ready(self) -> bool:
+        """See `Engine.ready`."""
+        process = self._succession.current
+        return self._state is EngineState.READY and process is not None and process.link.up
 
     def start(self) -> None:
         """Begin to run and supervise the engine process; a lazy one waits for `wake`."""

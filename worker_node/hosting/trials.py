@@ -41,6 +41,8 @@ class Trials:
     inside: dict[Visit, None] = field(default_factory=dict)
     waiting: dict[Visit, None] = field(default_factory=dict)
     coming: Counter[int] = field(default_factory=Counter)
+    # Those inside that are suspected, harmless or not.
+    _suspects: int = 0
 
     @property
     def shared(self) -> bool:
@@ -58,15 +60,18 @@ class Trials:
     def arrive(self, visit: Visit) -> bool:
         """A request comes; returns whether it enters at once, else it waits."""
         if self._may_enter(visit):
-            self.inside[visit] = None
+            self._enter(visit)
             return True
         self.waiting[visit] = None
         return False
 
     def leave(self, visit: Visit) -> None:
         """A request ends, whether it is on board or waits."""
-        self.inside.pop(visit, None)
-        self.waiting.pop(visit, None)
+        if visit in self.inside:
+            del self.inside[visit]
+            self._suspects -= visit.standing is not Standing.CLEAR
+        else:
+            self.waiting.pop(visit, None)
 
     def admit(self) -> list[Visit]:
         """Let in who may enter now, and return them."""
@@ -74,11 +79,17 @@ class Trials:
         for visit in sorted(self.waiting, key=lambda visit: (_ORDER[visit.standing], -visit.company)):
             if self._may_enter(visit):
                 del self.waiting[visit]
-                self.inside[visit] = None
+                self._enter(visit)
                 entered.append(visit)
         return entered
 
+    def _enter(self, visit: Visit) -> None:
+        self.inside[visit] = None
+        self._suspects += visit.standing is not Standing.CLEAR
+
     def _may_enter(self, visit: Visit) -> bool:
+        if visit.standing is Standing.CLEAR and not (self._suspects or self.waiting or self.coming):
+            return True
         if visit.standing is Standing.PRIME:
             return not self.inside
         if visit.standing is Standing.SUSPECT and visit.apart:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 
@@ -21,8 +19,8 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _RECEIVE_BYTES = 256 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(Command)
-_events = msgspec.msgpack.Decoder(Event)
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _specs = msgspec.msgpack.Decoder(EngineSpec)
 
 
@@ -38,28 +36,24 @@ def encode(message: Command | Event | EngineSpec) -> bytes:
 
 def decode_command(body: bytes) -> Command:
     """Return the command in a frame's body; CorruptFrame if there is none."""
-    with _corrupt_if_undecodable():
-        command: Command = _commands.decode(body)
-    return command
+    try:
+        return _commands.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptFrame(str(error)) from error
 
 
 def decode_event(body: bytes) -> Event:
     """Return the event in a frame's body; CorruptFrame if there is none."""
-    with _corrupt_if_undecodable():
-        event: Event = _events.decode(body)
-    return event
+    try:
+        return _events.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptFrame(str(error)) from error
 
 
 def decode_spec(body: bytes) -> EngineSpec:
     """Return the engine specification that is the first frame to a new engine process."""
-    with _corrupt_if_undecodable():
-        return _specs.decode(body)
-
-
-@contextmanager
-def _corrupt_if_undecodable() -> Iterator[None]:
     try:
-        yield
+        return _specs.decode(body)
     except msgspec.MsgspecError as error:
         raise CorruptFrame(str(error)) from error
 
@@ -68,24 +62,32 @@ class FrameBuffer:
     """Cuts a byte stream into frame bodies, however the bytes arrive."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        # The beginning of a frame, and how many bytes it must have before more of it can be told.
+        self._rest = bytearray()
+        self._wanted = LENGTH.size
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the bodies of all frames that are now complete."""
-        self._data += data
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data, self._rest = bytes(self._rest), bytearray()
         bodies: list[bytes] = []
-        start = 0
-        while len(self._data) - start >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._data, start)
+        start, have = 0, len(data)
+        self._wanted = LENGTH.size
+        while have - start >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(data, start)
             if size > MAX_FRAME_BYTES:
                 raise CorruptFrame(f"a frame of {size} bytes")
             end = start + LENGTH.size + size
-            if len(self._data) < end:
+            if have < end:
+                self._wanted = end - start
                 break
-            with memoryview(self._data) as view:
-                bodies.append(bytes(view[start + LENGTH.size : end]))
+            bodies.append(data[start + LENGTH.size : end])
             start = end
-        del self._data[:start]
+        if start < have:
+            self._rest += data[start:]
         return bodies
 
 

@@ -53,6 +53,12 @@ class Placement:
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
     residency: Residency = field(default_factory=Residency, compare=False, repr=False)
+    # As routing sees it while its engine is ready, which is what every request asks for.
+    _ready: Candidate = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ready = Candidate(self.device, self.prompt_limit, self.total_limit, lacks=self.lacks)
+        object.__setattr__(self, "_ready", ready)
 
     @property
     def state(self) -> EngineState:
@@ -145,6 +151,8 @@ class Placement:
 
     def candidate(self) -> Candidate:
         """This placement as routing sees it now."""
+        if self.engine.ready:
+            return self._ready
         status = self.engine.status
         return Candidate(
             device=self.device,
@@ -153,8 +161,7 @@ class Placement:
             obstacle=_OBSTACLES.get(status.state),
             detail=status.reason,
             lacks=self.lacks,
-            # Every request asks, and a ready engine has no time of its own.
-            retry_after=None if status.state is EngineState.READY else self._ready_in(status),
+            retry_after=self._ready_in(status),
         )
 
     def _ready_in(self, status: EngineStatus) -> float | None:

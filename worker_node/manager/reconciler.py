@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 # Where nobody waits for a model to become idle: many requests of one caller, one after another, make one look.
-_IDLE_LOOK_S = 0.25
+_IDLE_LOOK_S = 1.0
 _RETRY_S = 0.5
 _MB = 1e6
 _STATES = {

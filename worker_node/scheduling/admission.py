@@ -157,12 +157,14 @@ class Admission:
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed before {self.what} could begin")
         self._check_places(units, interactive=interactive)
-        wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
-        if not wait:
-            return
         # By itself a request is given the time that it asks for; behind others, only what it is likely to need.
         own = 0.0 if work is None else self.backlog.own_prefill_s(work.prefill)
-        if wait > self.limits.max_wait_s or wait * _CAUTION + own > deadline - now:
+        acceptable = min(self.limits.max_wait_s, (deadline - now - own) / _CAUTION)
+        most = self.backlog.most_wait(interactive=interactive)
+        if most is not None and most <= acceptable:
+            return
+        wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
+        if wait and wait > acceptable:
             raise Overloaded(
                 f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline or the "
                 f"{self.limits.max_wait_s:g} s that anything is queued for",

@@ -24,8 +24,7 @@ _MOST_OF_IT = 0.95
 # Progress changes an estimate little in this time: under load it is computed once for all who ask.
 _FRESH_S = 0.01
 _PREFILL_MEMORY_STEPS = 16
-# Multiples of it, without their whole part, are spread evenly.
-_GOLDEN = 0.618034
+_GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +176,13 @@ class Backlog:
         self._estimates[key] = now, wait
         return wait
 
+    def most_wait(self, *, interactive: bool) -> float | None:
+        """What `wait` for texts does not exceed, at next to no cost; None for batch work, and while it is not known."""
+        rate = self._prefill_rate.per_second
+        if self.capacity.sequences is not None or not interactive or rate is None:
+            return None
+        return (self._prefill[True] / (1 - BATCH_SHARE) + min(self.capacity.step_tokens, self._prefill[False])) / rate
+
     def _wait_for_texts(self, now: float, turn: int, *, interactive: bool) -> float | None:
         if not self._prefill[True] and not self._prefill[False]:
             return 0.0
@@ -184,8 +190,7 @@ class Backlog:
         if rate is None:
             return None
         self._advance(now)
-        ahead = self._ahead(turn, interactive=True)
-        step = 0
+        ahead, step = self._ahead(turn, interactive=True), 0
         if interactive:
             step = min(self.capacity.step_tokens, self._prefill[False])
         else:
@@ -211,8 +216,7 @@ class Backlog:
         self._advance(now)
         ahead = [job.prefill for job in self._pending[interactive] if self._pieces(job.prefill) <= most]
         left = sum(ahead) - min(self._under_way[interactive], _MOST_OF_IT * max(ahead, default=0))
-        share = self._share_of_engine(now, interactive=interactive)
-        before = sum(ahead)
+        share, before = self._share_of_engine(now, interactive=interactive), sum(ahead)
         if interactive:
             share *= self._share_of_prompts(now, most, longer=len(ahead) < len(self._pending[True]))
         else:

@@ -61,4 +61,8 @@ class Decoding:
         return self._answers_like(job).expected_rest(job.generated, job.limit)
 
     def _answers_like(self, job: AdmittedJob) -> AnswerLengths:
-        return self._lengths.setdefault(job.limit.bit_length(), AnswerLengths())
+        size = job.limit.bit_length()
+        lengths = self._lengths.get(size)
+        if lengths is None:
+            lengths = self._lengths[size] = AnswerLengths()
+        return lengths

@@ -76,6 +76,8 @@ class Snapshot:
         """The placements now. Every request asks for it, so a ready placement is not asked when it will be loaded."""
         candidates = [placement.candidate() for placement in placements]
         coming = [candidate.obstacle is not None for candidate in candidates]
+        if True not in coming:
+            return cls(candidates, coming, [0.0] * len(coming), [None] * len(coming))
         return cls(
             candidates,
             [waits and p.awaited for p, waits in zip(placements, coming, strict=True)],

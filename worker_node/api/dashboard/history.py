@@ -8,7 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, fields
 
-from prometheus_client import Counter
+from prometheus_client.registry import Collector
 
 from worker_node.api.dashboard.events import EventLog, engines_of
 from worker_node.api.dashboard.usage import usage
@@ -186,7 +186,7 @@ def _embedding_time(node: Node) -> tuple[float, float]:
     return count, seconds
 
 
-def total(counter: Counter) -> float:
+def total(counter: Collector) -> float:
     """A counter's sum over all of its labels."""
     return sum(
         sample.value

@@ -6,7 +6,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from worker_node.api.context import request_context
-from worker_node.api.keys import ARRIVED, NODE, REQUEST_ID
+from worker_node.api.keys import STATE, RequestState
 from worker_node.domain import Device
 from worker_node.errors import BadRequest, DeadlineExceeded
 from worker_node.settings import NodeSettings
@@ -14,9 +14,9 @@ from worker_node.settings import NodeSettings
 
 def context(**headers):
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    app = {NODE: SimpleNamespace(settings=NodeSettings(request_timeout_s=180))}
-    request = make_mocked_request("POST", "/embeddings", headers=headers, app=app)
-    request[ARRIVED], request[REQUEST_ID] = 100.0, "req_1"
+    node = SimpleNamespace(settings=NodeSettings(request_timeout_s=180))
+    request = make_mocked_request("POST", "/embeddings", headers=headers)
+    request[STATE] = RequestState(node, "req_1", 100.0)
     return request_context(request)
 
 

@@ -34,6 +34,7 @@ class NoEngine:
     def __init__(self, state):
         reason = None if state is EngineState.READY else "it is loaded when first needed"
         self.status = EngineStatus(state, reason)
+        self.ready = state is EngineState.READY
 
     def __getattr__(self, name):
         pytest.fail(f"a request that was only to be explained called {name}")

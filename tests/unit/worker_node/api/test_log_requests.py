@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from worker_node.api.keys import NODE
-from worker_node.api.middleware import hide_versions, log_requests, tell_request_id
+from worker_node.api.middleware import before_each_head, hide_versions, log_requests, tell_request_id
 
 SECRET = "zanzibar-7f3a9c"
 
@@ -28,7 +28,7 @@ def lines(caplog):
 async def serving(middleware):
     app = web.Application(middlewares=[middleware])
     app[NODE] = SimpleNamespace(telemetry=MagicMock())
-    app.on_response_prepare.extend((hide_versions, tell_request_id))
+    app.on_response_prepare.append(before_each_head(hide_versions, tell_request_id))
     app.add_routes([web.get("/things/{name}", answer)])
     return TestClient(TestServer(app))
 

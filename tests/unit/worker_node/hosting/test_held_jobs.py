@@ -6,7 +6,7 @@ import pytest
 
 from worker_node.domain import Device, ModelKind
 from worker_node.engines.messages import EngineSpec, EngineStats, Heartbeat, NativeCall, Result
-from worker_node.errors import EngineDied, RequestBreaksEngine
+from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.held import HeldJobs
 from worker_node.hosting.suspicion import Standing, Suspects, fingerprint
 from worker_node.tasks.generate.messages import GenerateJob
@@ -20,11 +20,8 @@ class Sink:
     def __init__(self):
         self.error = None
 
-    def on_error(self, error):
-        self.error = error
-
-    def on_result(self, result):
-        pass
+    def put(self, item):
+        self.error = item if isinstance(item, NodeError) else None
 
 
 class Life:

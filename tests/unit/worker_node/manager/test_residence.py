@@ -308,7 +308,7 @@ async def test_requests_one_after_another_do_not_have_all_models_looked_at_for_e
     await case.load(model)
     await asyncio.sleep(1)
     before = looks
-    for _ in range(100):
+    for _ in range(300):
         with model.activity.working():
             await asyncio.sleep(0.01)
-    assert 1 <= looks - before <= 5, "in one second"
+    assert 1 <= looks - before <= 4, "in three seconds"

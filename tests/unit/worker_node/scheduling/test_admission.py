@@ -3,11 +3,14 @@
 import contextlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker_node.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.backlog import Capacity
 from worker_node.scheduling.lengths import AnswerLengths
+from worker_node.scheduling.sequences import AdmittedJob
 from worker_node.scheduling.texts import TURN_TOKENS
 
 FAR = 1e6
@@ -233,3 +236,20 @@ def test_the_first_short_prompt_of_a_burst_does_not_make_a_new_engine_look_slow(
         for index, permit in enumerate(permits[1:7]):
             permit.progressed(1, prefilled=(0, 0.0) if index else (240, 0.6))
         assert admission.expected_wait() == pytest.approx(33 * 40 / (240 / 0.6), rel=0.3)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 4000), st.floats(0, 3)), max_size=20),
+    st.integers(1, 4000),
+    st.floats(0, 5),
+)
+def test_a_wait_for_texts_is_never_longer_than_the_bound_that_spares_its_estimate(jobs, tokens, later):
+    clock = Clock()
+    backlog = engine_of(clock, rate=1000, capacity=Capacity(step_tokens=512)).backlog
+    for interactive, prefill, after in jobs:
+        clock.now += after
+        backlog.add(AdmittedJob(prefill, 0, False, interactive, clock.now))
+    now = clock.now + later
+    wait = backlog.wait(now, interactive=True, tokens=tokens)
+    assert wait <= backlog.most_wait(interactive=True) + 1e-9
+    assert backlog.most_wait(interactive=False) is None

@@ -28,6 +28,10 @@ class Engine:
         self.loading_done = asyncio.Event()
 
     @property
+    def ready(self):
+        return self.state is EngineState.READY
+
+    @property
     def status(self):
         return EngineStatus(
             self.state, load_seconds=self.load_seconds, served=self.served, retry_after=self.retry_after

@@ -8,9 +8,9 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api.body import DialectBody, read_body
+from worker_node.api.body import DialectBody, note_ignored, read_body
 from worker_node.api.context import request_context
-from worker_node.api.keys import IGNORED, NODE
+from worker_node.api.keys import STATE
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.api.middleware import inference
 from worker_node.api.openai.accounting import ACCOUNTING
@@ -77,7 +77,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _embeddings(request: web.Request) -> web.Response:
-    node = request.app[NODE]
+    node = request[STATE].node
     context = request_context(request)
     body = await read_body(request, OpenAIEmbeddingsBody)
     texts = body.texts()
@@ -117,7 +117,7 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
     The reply then lists it as ignored; a node that is set to refuse such fields leaves it for the error.
     """
     useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
-    if not useless or request.app[NODE].settings.unknown_fields == "reject":
+    if not useless or request[STATE].node.settings.unknown_fields == "reject":
         return given
-    request[IGNORED].add("input_type")
+    note_ignored(request, "input_type")
     return None

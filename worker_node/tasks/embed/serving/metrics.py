@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from worker_node.domain import Route
+from worker_node.tallies import Tally
 from worker_node.tasks.embed.serving.requests import EmbeddingReply
 from worker_node.telemetry import Telemetry
 
@@ -13,16 +14,16 @@ class EmbeddingMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
 
-        self.texts = counter("embedded_texts", "Texts embedded")
-        self.device_tokens = counter("embedding_device_tokens", "Tokens computed for embeddings, padding included")
-        self.computed_tokens = counter(
+        self.texts = tally("embedded_texts", "Texts embedded")
+        self.device_tokens = tally("embedding_device_tokens", "Tokens computed for embeddings, padding included")
+        self.computed_tokens = tally(
             "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
         )
-        self.cache_hits = counter("embedding_cache_hits", "Texts whose vector was in the cache")
-        self.cache_misses = counter("embedding_cache_misses", "Texts whose vector was not")
+        self.cache_hits = tally("embedding_cache_hits", "Texts whose vector was in the cache")
+        self.cache_misses = tally("embedding_cache_misses", "Texts whose vector was not")
 
 
 def declare_embedding_metrics(telemetry: Telemetry) -> None:
@@ -32,9 +33,9 @@ def declare_embedding_metrics(telemetry: Telemetry) -> None:
 
 def count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
     """Count texts by whether the cache had them."""
-    own, labels = telemetry.own(EmbeddingMetrics), (route.model, route.device.value)
-    telemetry.of(own.cache_hits, *labels).inc(hits)
-    telemetry.of(own.cache_misses, *labels).inc(misses)
+    own = telemetry.own(EmbeddingMetrics)
+    own.cache_hits.add(hits, route.model, route.device)
+    own.cache_misses.add(misses, route.model, route.device)
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
@@ -47,8 +48,8 @@ def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
         busy_shared=reply.npu_busy_shared,
         ran=reply.cached != "hit",
     )
-    own, labels = telemetry.own(EmbeddingMetrics), (reply.route.model, reply.route.device.value)
-    telemetry.of(own.texts, *labels).inc(len(reply.vectors))
+    own, model, device = telemetry.own(EmbeddingMetrics), reply.route.model, reply.route.device
+    own.texts.add(len(reply.vectors), model, device)
     if reply.device_tokens is not None:
-        telemetry.of(own.device_tokens, *labels).inc(reply.device_tokens)
-        telemetry.of(own.computed_tokens, *labels).inc(reply.computed_tokens)
+        own.device_tokens.add(reply.device_tokens, model, device)
+        own.computed_tokens.add(reply.computed_tokens, model, device)

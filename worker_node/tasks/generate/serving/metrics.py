@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from worker_node.domain import Finished, Route
+from worker_node.tallies import Distribution, Tally
 from worker_node.telemetry import LATENCY, Telemetry
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -18,20 +19,16 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by_route = ("model", "device")
-        self.tokens = Counter("npu_node_generation_tokens", "Tokens generated", by_route, registry=registry)
-        self.first_token = Histogram(
-            "npu_node_time_to_first_token_seconds",
-            "From arrival to the first token",
-            by_route,
-            buckets=LATENCY,
-            registry=registry,
+        self.tokens = Tally("npu_node_generation_tokens", "Tokens generated", by_route, registry)
+        self.first_token = Distribution(
+            "npu_node_time_to_first_token_seconds", "From arrival to the first token", by_route, LATENCY, registry
         )
-        self.inter_token = Histogram(
+        self.inter_token = Distribution(
             "npu_node_inter_token_latency_seconds",
             "Mean time between a request's tokens",
             by_route,
-            buckets=_TOKEN_LATENCY,
-            registry=registry,
+            _TOKEN_LATENCY,
+            registry,
         )
 
 
@@ -42,7 +39,12 @@ def declare_generation_metrics(telemetry: Telemetry) -> None:
 
 def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:
     """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
-    return telemetry.of(telemetry.own(GenerationMetrics).tokens, route.model, route.device.value).inc
+    tokens, model, device = telemetry.own(GenerationMetrics).tokens, route.model, route.device
+
+    def count(more: int) -> None:
+        tokens.add(more, model, device)
+
+    return count
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
@@ -53,8 +55,9 @@ def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> 
     )
     if timing.first_token is None:
         return
-    own, labels = telemetry.own(GenerationMetrics), (route.model, route.device.value)
-    telemetry.of(own.first_token, *labels).observe(timing.first_token / 1e3)
+    own = telemetry.own(GenerationMetrics)
+    own.first_token.observe(timing.first_token / 1e3, route.model, route.device)
     telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
     if tokens > 1:
-        telemetry.of(own.inter_token, *labels).observe((timing.total - timing.first_token) / 1e3 / (tokens - 1))
+        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
+        own.inter_token.observe(between, route.model, route.device)

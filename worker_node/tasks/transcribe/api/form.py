@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiDict
 
 from worker_node.api.arrival import arrival, silence
-from worker_node.api.keys import IGNORED, NODE
+from worker_node.api.keys import STATE
 from worker_node.api.leniency import Ignored
 from worker_node.errors import BadRequest, InsufficientStorage, PayloadTooLarge, UnsupportedParameter
 from worker_node.tasks.transcribe.api import voice
@@ -110,7 +110,8 @@ class UploadForm:
 
         `detects_voice`: what the form says of voice activity has an effect.
         """
-        strict = request.app[NODE].settings.unknown_fields == "reject"
+        state = request[STATE]
+        strict = state.node.settings.unknown_fields == "reject"
         ignored = Ignored()
         for name in dict.fromkeys(self.fields):
             if name in _KNOWN or (detects_voice and name in voice.FIELDS):
@@ -118,7 +119,7 @@ class UploadForm:
             if strict and name not in _HINTS | voice.FIELDS:
                 raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
             ignored.add(name)
-        request[IGNORED] = ignored
+        state.ignored = ignored
 
     def _number(self, name: str) -> float:
         text = self.fields.get(name, "") or "0"

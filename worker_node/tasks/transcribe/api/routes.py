@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.api.context import request_context, route_headers
-from worker_node.api.keys import DRY_RUN, NODE, DryRun
+from worker_node.api.keys import NODE, STATE, DryRun
 from worker_node.api.middleware import inference
 from worker_node.api.openai.errors import describe_error
 from worker_node.api.operation import ApiOperation
@@ -94,8 +94,7 @@ async def _translations(request: web.Request) -> web.StreamResponse:
 
 async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
-    dry_run: DryRun | None = request.get(DRY_RUN)
-    if dry_run is not None:
+    if (dry_run := request[STATE].dry_run) is not None:
         await explain(node.services, context, described(dry_run, translate=translate))
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from worker_node.api.authorization import API_KEYS
-from worker_node.api.keys import IGNORED
+from worker_node.api.body import note_ignored
 from worker_node.errors import BadRequest, ResponseNotFound, UnsupportedParameter
 from worker_node.tasks.generate.api.openai.reply import new_id
 from worker_node.tasks.generate.api.openai.response_store import ResponseStore, StoredItem, StoredResponse
@@ -63,7 +63,7 @@ class Conversation:
         self._owner = request.app[API_KEYS].owner(request)
         self.stored = self._store.enabled and body.store is not False
         if body.store and not self.stored:
-            request[IGNORED].add("store")
+            note_ignored(request, "store")
         earlier = self._earlier(body.previous_response_id)
         # Calls that were cut have arguments that nobody can read, and no result.
         self.items: list[Item] = [
