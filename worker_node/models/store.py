@@ -20,7 +20,13 @@ from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.arrival import has_changed
 from worker_node.models.sources.disk import storage_problem
-from worker_node.models.sources.reference import LocalReference, alias_of, is_foreign, parse_reference
+from worker_node.models.sources.reference import (
+    LocalReference,
+    alias_of,
+    foreign_reference,
+    is_foreign,
+    parse_reference,
+)
 
 __all__ = ["InstalledModel", "ModelStore", "default_store_root"]
 
@@ -187,10 +193,16 @@ class ModelStore:
         entry = self.catalog.find(name)
         wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
         found = next((path for path in self.directories() if path.name.lower() in wanted), None)
-        return found or self._by_alias(alias_of(name))
+        return found or self._by_source(name)
 
-    def _by_alias(self, alias: str) -> Path | None:
-        return next((path for path in self.directories() if alias in read_aliases(path)), None)
+    def _by_source(self, name: str) -> Path | None:
+        """The model of that hub repository, URL or path; of several the one that is called as the source is."""
+        alias = alias_of(name)
+        same = [path for path in self.directories() if alias in read_aliases(path)]
+        if not same[1:]:
+            return next(iter(same), None)
+        reference = foreign_reference(name)
+        return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
 
     def _install(
         self, wish: Wish, progress: Progress, existing: Callable[[Wish], InstalledModel | None]
@@ -241,7 +253,8 @@ class ModelStore:
         Raises ConversionFailed where the source's files are not those that it was made of.
         """
         alias = wish.reference.alias if not isinstance(wish.reference, CatalogEntry) else ""
-        for directory in (path for path in self.directories() if alias in read_aliases(path)):
+        same = [path for path in self.directories() if alias in read_aliases(path)]
+        for directory in sorted(same, key=lambda path: path.name != wish.model_id):
             model = read_directory(directory)
             if (wish.named and model.id != wish.model_id) or wish.quantization not in {None, model.quantization}:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -160,9 +160,10 @@ class _Answer:
         before = self._text.tokens
         text = self._text.push(delta.tokens)
         self.tokens = self._text.tokens
-        logprobs = _logprobs(self._model, delta) if delta.logprobs else ()
+        taken = self.tokens - before
+        logprobs = _logprobs(self._model, delta.tokens[:taken], delta.logprobs[:taken]) if delta.logprobs else ()
         yield from self._reader.read(text, logprobs)
-        self._reasoning_tokens += self.tokens - before if self._reader.reasoning else 0
+        self._reasoning_tokens += taken if self._reader.reasoning else 0
         self.busy_us, self._busy_shared = delta.busy_us, delta.busy_shared
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
         if delta.finish is not None and not self.stopped:
@@ -249,9 +250,7 @@ def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReaso
     return FinishReason.TOOL_CALLS if called and finish is FinishReason.STOP else finish
 
 
-def _logprobs(model: GenerationModel, delta: TokenDelta) -> tuple[TokenLogprob, ...]:
+def _logprobs(model: GenerationModel, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
     """The probabilities of the tokens that are text; special ones, as the end of the answer, are none."""
-    pieces = [
-        (model.tokenizer.piece(token), value) for token, value in zip(delta.tokens, delta.logprobs or (), strict=True)
-    ]
+    pieces = [(model.tokenizer.piece(token), value) for token, value in zip(tokens, logprobs, strict=True)]
     return tuple(TokenLogprob(piece.decode("utf-8", "replace"), piece, value) for piece, value in pieces if piece)

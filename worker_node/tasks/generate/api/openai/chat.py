@@ -131,5 +131,5 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         for index, (outcome, end) in enumerate(outcomes)
     ]
     reply = envelope.wrap("chat.completion", parts)
-    reply["usage"] = usage(ends, choices.routes, len(choices.routes))
+    reply["usage"] = usage(ends, len(choices.routes))
     return json_response(reply, choices.routes[0], ends)

@@ -208,5 +208,5 @@ async def _completions(request: web.Request) -> web.StreamResponse:
             for index, (outcome, end) in enumerate(outcomes)
         ],
     )
-    reply["usage"] = usage(ends, choices.routes, count)
+    reply["usage"] = usage(ends, count)
     return json_response(reply, choices.routes[0], ends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +74,10 @@ async def collect(choices: Choices) -> list[tuple[WholeAnswer, Finished]]:
     return [(outcome, ends[index]) for index, outcome in enumerate(outcomes)]
 
 
-def usage(finished: Iterable[Finished], routes: Sequence[Route], choices_per_prompt: int) -> dict[str, int]:
-    """Tokens in and out; a prompt counts once, however many choices continue it."""
-    prompt = sum(route.token_count for route in routes[::choices_per_prompt])
+def usage(finished: Sequence[Finished], choices_per_prompt: int) -> dict[str, int]:
+    """Tokens in and out, of all choices in any order; a prompt counts once, however many choices continue it."""
+    # As the engine counted them: before, those of images are an estimate.
+    prompt = sum(end.usage.prompt_tokens for end in finished) // choices_per_prompt
     completion = sum(end.usage.completion_tokens for end in finished)
     return token_usage(prompt, completion)
 

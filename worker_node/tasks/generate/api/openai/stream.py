@@ -86,7 +86,7 @@ async def stream_chunks(
                 await stream.send(last)
             if include_usage:
                 body = envelope.wrap(renderer.kind, [])
-                body["usage"] = usage(ends, choices.routes, choices_per_prompt)
+                body["usage"] = usage(ends, choices_per_prompt)
                 await stream.send(body | busy_fields(ends))
             await stream.send_raw(b"[DONE]")
         except NodeError as error:
