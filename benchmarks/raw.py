@@ -5,6 +5,7 @@
 
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -85,7 +86,7 @@ class Embedding:
 
 
 class Continuous:
-    """A ContinuousBatchingPipeline loop: add all requests, step until none is left."""
+    """A ContinuousBatchingPipeline loop, for one caller too: LLMPipeline is no faster there (docs/performance.md)."""
 
     def __init__(self, directory):
         import openvino_genai as genai
@@ -99,59 +100,44 @@ class Continuous:
     def about(self):
         return {"kind": "continuous"}
 
-    def run(self, prompts, tokens):
+    def run(self, prompts, tokens, callers):
+        """A closed loop: `callers` requests are in the pipeline until no prompt is left."""
         import openvino_genai as genai
 
         config = genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
+        waiting, running, firsts = iter(prompts), [], []
+        produced = 0
         began = time.perf_counter()
-        handles = []
-        for prompt in prompts:
-            self._id += 1
-            ids = self._tokenizer.encode(prompt).input_ids
-            handles.append(self._pipeline.add_request(self._id, ids, config))
-        produced, first = 0, None
+
+        def send():
+            prompt = next(waiting, None)
+            if prompt is not None:
+                self._id += 1
+                ids = self._tokenizer.encode(prompt).input_ids
+                sent = time.perf_counter()
+                running.append([self._pipeline.add_request(self._id, ids, config), sent, 0])
+
+        for _ in range(callers):
+            send()
+        while running:
+            self._pipeline.step()
+            for request in list(running):
+                handle, sent, seen = request
+                while handle.can_read():
+                    request[2] += sum(len(out.generated_ids) for out in handle.read().values())
+                if request[2] and not seen:
+                    firsts.append(time.perf_counter() - sent)
+                produced += request[2] - seen
+                if request[2] >= tokens:
+                    running.remove(request)
+                    send()
+        seconds = time.perf_counter() - began
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-            for handle in handles:
-                while handle.can_read():
-                    produced += sum(len(out.generated_ids) for out in handle.read().values())
-                    first = first or time.perf_counter() - began
-        seconds = time.perf_counter() - began
-        return {"per_second": produced / seconds, "first_token_s": first, "tokens": produced}
+        return {"per_second": produced / seconds, "first_token_s": statistics.median(firsts), "tokens": produced}
 
 
-class Stateful:
-    """LLMPipeline, one prompt after another."""
-
-    def __init__(self, directory):
-        import openvino_genai as genai
-
-        self._pipeline = genai.LLMPipeline(str(directory), "CPU")
-
-    def about(self):
-        return {"kind": "stateful"}
-
-    def run(self, prompts, tokens):
-        produced, firsts = 0, []
-        began = time.perf_counter()
-        for prompt in prompts:
-            sent = time.perf_counter()
-            seen = []
-
-            def note(_text, seen=seen):
-                seen.append(time.perf_counter())
-                return False
-
-            self._pipeline.generate(
-                prompt, max_new_tokens=tokens, ignore_eos=True, streamer=note, apply_chat_template=False
-            )
-            produced += tokens
-            firsts.append(seen[0] - sent)
-        firsts.sort()
-        return {"per_second": produced / (time.perf_counter() - began), "first_token_s": firsts[len(firsts) // 2]}
-
-
-KINDS = {"embedding": Embedding, "continuous": Continuous, "stateful": Stateful}
+KINDS = {"embedding": Embedding, "continuous": Continuous}
 
 
 def main(kind, directory):
