@@ -215,9 +215,11 @@ def _speed(built: Dashboard) -> None:
     texts = f"sum by ({place}) (rate(npu_node_embedded_texts_total{{{_I}}}{_R}))"
     ranked = f"sum by ({place}) (rate(npu_node_reranked_documents_total{{{_I}}}{_R}))"
     text = "Texts embedded, those from the cache included, and documents ranked."
-    built.with_panel(
-        graph("Texts", text, "ops", (texts, f"{_PLACE} embedded"), (ranked, f"{_PLACE} ranked"), width=HALF)
-    )
+    built.with_panel(graph("Texts", text, "ops", (texts, f"{_PLACE} embedded"), (ranked, f"{_PLACE} ranked")))
+    heard = f"sum by ({place}) (rate(npu_node_audio_seconds_total{{{_I}}}{_R}))"
+    skipped = f"sum by ({place}) (rate(npu_node_audio_skipped_seconds_total{{{_I}}}{_R}))"
+    text = "Seconds of audio a second: transcribed, and left out because nobody speaks in them."
+    built.with_panel(graph("Speech", text, "short", (heard, f"{_PLACE} heard"), (skipped, f"{_PLACE} skipped")))
     padding = (
         f"sum by ({place}) (rate(npu_node_embedding_device_tokens_total{{{_I}}}{_R}))"
         f" / (sum by ({place}) (rate(npu_node_embedding_computed_tokens_total{{{_I}}}{_R})) > 0)"
@@ -226,7 +228,7 @@ def _speed(built: Dashboard) -> None:
         "Tokens computed for each token of the texts that ran: what static shapes and batches of unequal texts cost. "
         "Texts from the cache are not in it."
     )
-    built.with_panel(graph("Padding of embeddings", text, "short", (padding, _PLACE), width=HALF))
+    built.with_panel(graph("Padding of embeddings", text, "short", (padding, _PLACE)))
 
 
 def _process(built: Dashboard) -> None:

@@ -88,8 +88,11 @@ def test_the_metrics_of_all_tasks_are_there_before_the_first_request(telemetry):
             api.metrics(telemetry)
     declared = {family.name for family in telemetry.registry.collect()}
     names = ("generation_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds", "embedded_texts")
-    assert {f"npu_node_{name}" for name in (*names, "embedding_cache_hits", "reranked_documents")} <= declared
-    assert set(telemetry.made) == {"tokens", "texts"}, "what the dashboard counts"
+    assert {
+        f"npu_node_{name}" for name in (*names, "embedding_cache_hits", "reranked_documents", "audio_seconds")
+    } <= declared
+    counted = {"tokens", "texts", "documents", "seconds of audio"}
+    assert set(telemetry.made) == counted, "what the dashboard counts"
 
 
 async def test_a_blocked_event_loop_is_seen(telemetry):

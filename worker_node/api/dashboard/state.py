@@ -21,7 +21,7 @@ FIRST_TOKEN_WINDOW_S = 900.0
 
 def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]:
     """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
-    events and what each model has made since the start (`made`: tokens or texts by model).
+    events and what each model has made since the start (`made`: tokens, texts, documents or seconds of audio by model).
 
     `at`, and the times of failures, are Unix times by the node's clock.
     """

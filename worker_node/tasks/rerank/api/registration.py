@@ -12,7 +12,7 @@ from worker_node.api.replies import Reply
 from worker_node.api.task import TaskApi
 from worker_node.tasks.rerank.api.body import RerankBody
 from worker_node.tasks.rerank.api.routes import PATHS, error_response, routes
-from worker_node.tasks.rerank.serving.metrics import RerankMetrics
+from worker_node.tasks.rerank.serving.metrics import declare_rerank_metrics
 
 
 class RerankResult(Reply):
@@ -56,5 +56,5 @@ API = TaskApi(
         for path in PATHS
     ),
     errors=dict.fromkeys((*PATHS, f"{OVMS_PREFIX}rerank"), error_response),
-    metrics=lambda telemetry: telemetry.own(RerankMetrics),
+    metrics=declare_rerank_metrics,
 )

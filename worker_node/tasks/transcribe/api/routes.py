@@ -28,6 +28,7 @@ from worker_node.tasks.transcribe.options import AudioOptions
 from worker_node.tasks.transcribe.serving import rendering
 from worker_node.tasks.transcribe.serving.building import TranscriptionModel
 from worker_node.tasks.transcribe.serving.decoder import audio_decoder
+from worker_node.tasks.transcribe.serving.metrics import declare_speech_metrics
 from worker_node.tasks.transcribe.serving.service import (
     SpokenPart,
     Transcription,
@@ -239,4 +240,5 @@ API = TaskApi(
             ("translations", "Translate speech to English (multipart/form-data: file, model, …)"),
         )
     ),
+    metrics=declare_speech_metrics,
 )
