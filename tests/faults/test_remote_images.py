@@ -1,102 +1,20 @@
 """Images by URL, over real sockets on loopback: a scripted server that misbehaves, and a resolver that lies."""
 
 import asyncio
-import contextlib
-import io
-import logging
 import ssl
-import time
-from contextlib import asynccontextmanager
 
 import pytest
-from PIL import Image
 
 from tests.faults.client.test_tls import issue, make_authority
-from tests.support.application import application
-from tests.support.scripted_engines import Machine
-from tests.support.task_models import SEER, placement, seer
-from tests.unit.worker_node.api.test_memory_of_every_task import Answering
-from worker_node.domain import Picture
+from tests.support.image_server import PNG, WHERE, Server, allowing, fetched, reply
 from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
-from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.api.remote_images.fetching import FetchLimits, ImageFetcher
-from worker_node.tasks.generate.serving.pictures import PictureDecoder
-
-WHERE = "messages[0].content[1].image_url.url"
-
-
-def _png():
-    target = io.BytesIO()
-    Image.new("RGB", (48, 40), "red").save(target, "PNG")
-    return target.getvalue()
-
-
-PNG = _png()
-
-
-def reply(status="200 OK", body=PNG, **headers):
-    head = {"Content-Type": "image/png", "Content-Length": str(len(body)), "Connection": "close"}
-    head |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{name}: {value}" for name, value in head.items() if value is not None]
-    return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode() + body
-
-
-class Server:
-    """Answers every request on a port of 127.0.0.1 with `answer`: bytes, or a function that writes them itself."""
-
-    def __init__(self):
-        self.requests = []
-        self.answer = reply()
-        self.ended = asyncio.Event()
-        self._serving = set()
-
-    @asynccontextmanager
-    async def running(self, tls=None):
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in self._serving:
-                task.cancel()
-            await asyncio.gather(*self._serving, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        self._serving.add(asyncio.current_task())
-        try:
-            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-            if callable(self.answer):
-                await self.answer(writer)
-            else:
-                writer.write(self.answer)
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        except asyncio.CancelledError:
-            writer.transport.abort()
-            raise
-        finally:
-            writer.close()
-            self.ended.set()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
 
 
 @pytest.fixture
 async def server():
     async with Server().running() as running:
         yield running
-
-
-async def fetched(fetcher, url, *, most=10_000, seconds=60.0):
-    return await fetcher.fetch(url, WHERE, most, time.monotonic() + seconds)
-
-
-def allowing(*entries, **options):
-    fetcher = ImageFetcher(**options)
-    fetcher.follow(NodeSettings(allow_image_hosts=entries))
-    return fetcher
 
 
 async def test_an_image_of_a_host_that_is_named_with_its_port_is_fetched_without_secrets(server):
@@ -218,67 +136,6 @@ async def test_what_is_no_image_is_refused_with_the_reason(server, answer, error
     assert server.requests
 
 
-async def test_an_endless_image_ends_at_the_bound(server):
-    sent = 0
-
-    async def endless(writer):
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n")
-        while True:
-            writer.write(bytes(10_000))
-            sent += 10_000
-            await writer.drain()
-
-    server.answer = endless
-    fetcher = allowing(f"http://127.0.0.1:{server.port}")
-    with pytest.raises(PayloadTooLarge):
-        await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1_000_000)
-    await asyncio.wait_for(server.ended.wait(), 60)
-    # What the kernel's buffers hold was sent, too.
-    assert sent < 50_000_000
-
-
-def flood(head, piece):
-    """An answer that goes on with the same few bytes until the other side has enough; it yields what it sent."""
-
-    async def answer(writer):
-        writer.write(head)
-        while True:
-            writer.write(piece * 10_000)
-            await writer.drain()
-
-    return answer
-
-
-CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("head", "piece"),
-    [
-        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
-        (b"", b"HTTP/1.1 103\n\n"),
-        (CHUNKED, b"1\r\n\x89\r\n"),
-        (CHUNKED, b"1;" + b"a" * 1000 + b"\r\n\x89\r\n"),
-    ],
-    ids=["interim replies", "with bare line feeds", "chunks of a byte", "chunks with comments"],
-)
-async def test_framing_without_content_ends_the_connection(server, head, piece):
-    """Parsing it would hold the event loop; nothing else ends it before the image's 10 s are over."""
-    server.answer = flood(head, piece)
-    fetcher = allowing(f"http://127.0.0.1:{server.port}", limits=FetchLimits(timeout_s=3600))
-    with pytest.raises(BadRequest, match="cannot be fetched"):
-        await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1 << 20, seconds=3600)
-    await server.ended.wait()
-
-
-async def test_an_image_in_usual_chunks_arrives(server):
-    body = b"".join(b"200\r\n" + bytes([number % 256]) * 512 + b"\r\n" for number in range(4000)) + b"0\r\n\r\n"
-    server.answer = CHUNKED + body
-    fetcher = allowing(f"http://127.0.0.1:{server.port}")
-    assert len(await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1 << 22)) == 4000 * 512
-
-
 async def test_names_that_are_never_resolved_hold_up_no_other_image(server):
     asked = asyncio.Event()
 
@@ -344,76 +201,3 @@ async def test_a_certificate_is_checked_against_the_name_in_the_url(tmp_path):
         for refusing, host in ((fetcher, "images.test"), (allowing(*named), "127.0.0.1")):
             with pytest.raises(BadRequest, match=f"no secure connection to {host}"):
                 await fetched(refusing, f"https://{host}:{server.port}/")
-
-
-def chat(*urls):
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return {"model": SEER, "messages": [{"role": "user", "content": [{"type": "text", "text": "dark"}, *parts]}]}
-
-
-class Seeing(Answering):
-    """Keeps the sizes of the pictures that it was given."""
-
-    def __init__(self, name, machine):
-        super().__init__(name, machine)
-        self.sizes = []
-
-    async def run(self, job, result):
-        if job.seen is not None:
-            self.sizes += [(picture.width, picture.height) for picture in job.seen.pictures]
-        async for event in super().run(job, result):
-            yield event
-
-
-@asynccontextmanager
-async def serving(store, **settings):
-    """The application with a model that sees; yields a client, the node and the engine."""
-    engine = Seeing(SEER, Machine())
-    async with application([seer(store, [placement(SEER, engine)])], NodeSettings(**settings)) as (client, node):
-        node.manager.start()
-        try:
-            yield client, node, engine
-        finally:
-            await node.manager.stop()
-            await node.services.parts.close()
-
-
-@pytest.mark.usefixtures("store")
-async def test_chats_see_images_by_url_once_a_reload_allows_it(store, server, caplog):
-    caplog.set_level(logging.DEBUG)
-    url = f"http://127.0.0.1:{server.port}/a.png?key=secret"
-    async with serving(store) as (client, node, engine):
-
-        async def send(*urls, path="/v1/chat/completions"):
-            async with client.post(path, json=chat(*urls)) as answer:
-                body = await answer.json()
-                return answer.status, body.get("error", {}).get("message", "")
-
-        status, message = await send(url)
-        assert (status, "allow_image_hosts names no host" in message) == (400, True)
-        node.adopt(
-            NodeSettings(allow_image_hosts=(f"http://127.0.0.1:{server.port}",), max_image_body_bytes=len(PNG) * 2)
-        )
-        assert await send(url, url) == (200, "")
-        assert engine.sizes == [(48, 40)] * 2
-        status, message = await send(url, url, url)
-        assert status == 413, "all images of a request together have the bound of a body"
-        assert message.startswith("messages[0].content[3].image_url.url")
-        server.answer = reply(body=b"no image at all")
-        status, message = await send(url)
-        assert (status, "not an image" in message) == (400, True)
-        async with client.get("/metrics") as answer:
-            lines = (await answer.text()).splitlines()
-        # Three of two requests that were answered or had too many, and the text that is no image.
-        assert {line for line in lines if line.startswith("npu_node_remote_image")} == {
-            'npu_node_remote_images_total{outcome="fetched"} 5.0',
-            'npu_node_remote_images_total{outcome="invalid_request"} 1.0',
-            'npu_node_remote_images_total{outcome="payload_too_large"} 1.0',
-            f"npu_node_remote_image_bytes_total {4 * len(PNG) + 15}.0",
-        }
-    assert "secret" not in caplog.text
-
-
-async def test_without_the_edge_nothing_is_fetched():
-    with pytest.raises(BadRequest, match="fetches no remote URLs"):
-        await PictureDecoder().decode([Picture("", 0, WHERE, "https://images.test/")], None, time.monotonic() + 60)
