@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
+from worker_node.tallies import Tally
 from worker_node.tasks.rerank.serving.model import RerankReply
 from worker_node.telemetry import Telemetry
 
@@ -12,20 +13,20 @@ class RerankMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
 
-        self.documents = counter("reranked_documents", "Documents scored")
-        self._device_tokens = counter("rerank_device_tokens", "Tokens computed for reranking, padding included")
-        self._tokens = counter("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
+        self.documents = tally("reranked_documents", "Documents scored")
+        self._device_tokens = tally("rerank_device_tokens", "Tokens computed for reranking, padding included")
+        self._tokens = tally("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
 
     def reranked(self, reply: RerankReply) -> None:
         """Count a finished request."""
-        labels = (reply.route.model, reply.route.device.value)
-        self.documents.labels(*labels).inc(len(reply.logits))
+        labels = (reply.route.model, reply.route.device)
+        self.documents.add(len(reply.logits), *labels)
         if reply.device_tokens is not None:
-            self._device_tokens.labels(*labels).inc(reply.device_tokens)
-            self._tokens.labels(*labels).inc(reply.usage.prompt_tokens)
+            self._device_tokens.add(reply.device_tokens, *labels)
+            self._tokens.add(reply.usage.prompt_tokens, *labels)
 
 
 def declare_rerank_metrics(telemetry: Telemetry) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from worker_node.domain import Route
+from worker_node.tallies import Tally
 from worker_node.telemetry import Telemetry
 
 
@@ -12,17 +13,17 @@ class SpeechMetrics:
     """The task's own metrics, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"npu_node_{name}", text, ("model", "device"), registry=registry)
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
 
-        self.heard = counter("audio_seconds", "Seconds of audio given to speech models")
-        self._skipped = counter("audio_skipped_seconds", "Seconds of audio left out because nobody speaks in them")
+        self.heard = tally("audio_seconds", "Seconds of audio given to speech models")
+        self._skipped = tally("audio_skipped_seconds", "Seconds of audio left out because nobody speaks in them")
 
     def transcribed(self, route: Route, heard_s: float, skipped_s: float) -> None:
         """Count a finished request."""
-        labels = (route.model, route.device.value)
-        self.heard.labels(*labels).inc(heard_s)
-        self._skipped.labels(*labels).inc(max(0.0, skipped_s))
+        labels = (route.model, route.device)
+        self.heard.add(heard_s, *labels)
+        self._skipped.add(max(0.0, skipped_s), *labels)
 
 
 def declare_speech_metrics(telemetry: Telemetry) -> None:
