@@ -85,27 +85,31 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
 
 
 def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):
-    given = ("apiKeys.keys[0]=a", "port=PORT", "tls.existingSecret=x", "tls.clientSecret=y")
-    authority = Authority(tmp_path)
-    cert, key = authority.issue("node", "/CN=node", "DNS:*.r-npu-node.default.svc.cluster.local")
-    for secret in ("x", "y"):
-        (tmp_path / secret).mkdir()
-        for name, source in (("tls.crt", cert), ("tls.key", key), ("ca.crt", authority.cert)):
-            (tmp_path / secret / name).write_bytes(source.read_bytes())
-    tls = {"NPU_NODE_TLS_CERT": "tls.crt", "NPU_NODE_TLS_KEY": "tls.key", "NPU_NODE_TLS_CLIENT_CA": "ca.crt"}
-    environment = {name: str(tmp_path / "x" / file) for name, file in tls.items()}
-    with start_node(ready=False, NPU_NODE_MODELS="[]", **environment) as node:
+    authorities = [tmp_path / name for name in ("own", "foreign")]
+    for directory in authorities:
+        directory.mkdir()
+        Authority(directory).issue("x", "/CN=x", "DNS:*.r-npu-node.default.svc.cluster.local")
+    own, foreign = authorities
+    tls = {"NPU_NODE_TLS_CERT": "x.crt", "NPU_NODE_TLS_KEY": "x.key", "NPU_NODE_TLS_CLIENT_CA": "ca.crt"}
+    variables = {name: str(own / file) for name, file in tls.items()}
+    with start_node(ready=False, NPU_NODE_MODELS="[]", **variables) as node:
         port = node.url.rsplit(":", 1)[-1]
-        values = [part for value in given for part in ("--set", value.replace("PORT", port))]
+        given = ("apiKeys.keys[0]=a", f"port={port}", "tls.existingSecret=x", "tls.clientSecret=y")
+        values = [part for value in given for part in ("--set", value)]
         rendered = run(helm, "template", "r", CHART, *values, "--kube-version", "v1.31.0").stdout
         (daemonset,) = [part for part in yaml.safe_load_all(rendered) if part and part["kind"] == "DaemonSet"]
         (container,) = daemonset["spec"]["template"]["spec"]["containers"]
-        for probe in ("readinessProbe", "livenessProbe"):
-            python, option, program = container[probe]["exec"]["command"]
-            here = program.replace("/etc/npu-node-tls", f"{tmp_path}/x").replace(
-                "/etc/npu-node-caller", f"{tmp_path}/y"
-            )
-            run(python, option, here)
-        without = "import urllib.request, ssl; urllib.request.urlopen(URL, context=ssl._create_unverified_context())"
-        refused = run(python, option, without.replace("URL", repr(f"{node.url}/health/live")), check=False)
-        assert refused.returncode != 0
+
+        def probe(name, directory):
+            python, option, program = container[name]["exec"]["command"]
+            program = program.replace("/etc/npu-node-caller/tls", f"{directory}/x")
+            # A proxy of the environment is not asked.
+            return run("env", "https_proxy=http://127.0.0.1:1", python, option, program, check=False).returncode
+
+        assert probe("readinessProbe", own) == 0
+        assert probe("livenessProbe", own) == 0
+        # A certificate that expired, or of another authority, is no reason to restart the node.
+        assert probe("readinessProbe", foreign) != 0
+        assert probe("livenessProbe", foreign) == 0
+    assert probe("readinessProbe", own) != 0
+    assert probe("livenessProbe", own) != 0

@@ -132,19 +132,29 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* Asks a path of /health. A kubelet has no certificate to show, so a program of the pod asks where one is needed. */}}
+{{/*
+Asks a path of /health. A kubelet has no certificate to show, so a program of the pod asks where one is needed. As a
+kubelet, it verifies nothing. A node that refuses the certificate is alive: callers with a valid one are served.
+*/}}
 {{- define "npu-node.probe" -}}
 {{- if .root.Values.tls.clientSecret -}}
 exec:
   command:
     - python3
     - -c
-    - >-
-      import ssl, urllib.request;
-      tls = ssl.create_default_context(cafile="/etc/npu-node-tls/ca.crt");
-      tls.check_hostname = False;
-      tls.load_cert_chain("/etc/npu-node-caller/tls.crt", "/etc/npu-node-caller/tls.key");
-      urllib.request.urlopen("https://127.0.0.1:{{ .root.Values.port }}{{ .path }}", timeout=4, context=tls)
+    - |
+      import http.client, ssl, sys
+      tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+      tls.check_hostname = False
+      tls.verify_mode = ssl.CERT_NONE
+      tls.load_cert_chain("/etc/npu-node-caller/tls.crt", "/etc/npu-node-caller/tls.key")
+      node = http.client.HTTPSConnection("127.0.0.1", {{ .root.Values.port }}, timeout=4, context=tls)
+      try:
+          node.request("GET", "{{ .path }}")
+          status = node.getresponse().status
+          sys.exit(status != 200 and f"status {status}")
+      except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
+          sys.exit("{{ .path }}" != "/health/live" and f"refused: {error}")
 {{- else -}}
 httpGet:
   path: {{ .path }}
