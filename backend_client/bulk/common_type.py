@@ -103,6 +103,11 @@ def plain_type(type_: Any) -> Any:
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
 
 
+def is_nested_dictionary(type_: Any) -> bool:
+    """Whether there is a dictionary inside it."""
+    return bool(_parts(type_)) and any(map(need("pyarrow").types.is_dictionary, leaves_of(type_)))
+
+
 def _plain(kind: Kind) -> Kind:
     return Kind(plain_type(kind.type), kind.bounds, kind.parts)
 

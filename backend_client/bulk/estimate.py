@@ -10,7 +10,7 @@ from typing import Any
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.fragments import Fragment, of_shard
-from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.inputs import check_apart, list_inputs
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.plan import plan
 from backend_client.bulk.readers import read
@@ -50,6 +50,7 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
 
     Raises ConfigurationError for what a run would refuse, and NPUError.
     """
+    check_apart(request.source, request.out)
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     fragments = await in_daemon_thread(lambda: plan(files, request.rows), "plan")
     mine = of_shard(fragments, request.shard)

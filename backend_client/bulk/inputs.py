@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from backend_client.bulk.fragments import Form, InputFile
-from backend_client.bulk.optional import file_system
+from backend_client.bulk.optional import file_system, need
 from backend_client.errors import ConfigurationError
 
 _FORMS: dict[str, Form] = {
@@ -29,10 +30,10 @@ def list_inputs(pattern: str) -> list[InputFile]:
     """
     system, path = file_system(pattern)
     try:
-        if any(sign in path for sign in "*?["):
-            found = list(system.glob(path, detail=True).values())
+        if _is_glob(path):
+            found = [_target(system, info) for info in system.glob(path, detail=True).values()]
         elif system.isdir(path):
-            found = [info for info in system.find(path, detail=True).values() if _suffixes(info["name"])[0]]
+            found = list(_below(system, path, [os.path.realpath(path)]))
         else:
             found = [system.info(path)] if system.exists(path) else []
     except OSError as error:
@@ -44,6 +45,54 @@ def list_inputs(pattern: str) -> list[InputFile]:
             return files
         problem = f"no input file matches {pattern}"
     raise ConfigurationError(problem)
+
+
+def check_apart(pattern: str, out: str) -> None:
+    """Raise ConfigurationError for an output that the input would list: the job could not be continued."""
+    system, path = file_system(pattern)
+    other, place = file_system(out)
+    if other.protocol != system.protocol:
+        return
+    written = [f"{place.rstrip('/')}/{name}" for name in ("part-0.parquet", "rejected/0.jsonl")]
+    if _is_glob(path):
+        matches = re.compile(need("fsspec.utils").glob_translate(path)).match
+        listed = any(matches(name) for name in written)
+    else:
+        listed = any(name.startswith(f"{path.rstrip('/')}/") and not _is_hidden_below(name, path) for name in written)
+    if listed:
+        raise ConfigurationError(f"{out} is among the input {pattern}: choose an output outside of it")
+
+
+def _is_glob(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
+def _below(system: Any, path: str, walked: list[str]) -> Iterator[dict[str, Any]]:
+    """The files of known forms below a directory, also behind links. Hidden directories are left out, too."""
+    for info in system.find(path, detail=True).values():
+        if _is_hidden_below(info["name"], path):
+            continue
+        if info.get("islink") and system.isdir(info["name"]):
+            real = os.path.realpath(info["name"])
+            # What leads back into what is walked, or around it, would be there twice.
+            if not any(f"{real}/".startswith(f"{known}/") or f"{known}/".startswith(f"{real}/") for known in walked):
+                walked.append(real)
+                yield from _below(system, info["name"], walked)
+        elif _suffixes(info["name"])[0]:
+            yield _target(system, info)
+
+
+def _target(system: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """What a link leads to, under the link's name; others as they are. Raises ConfigurationError for one to nothing."""
+    if not info.get("islink"):
+        return info
+    if not system.exists(info["name"]):
+        raise ConfigurationError(f"{info['name']} is a link to a file that is not there")
+    return {**system.info(info["name"]), "name": info["name"]}
+
+
+def _is_hidden_below(name: str, path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.removeprefix(path).split("/"))
 
 
 def changed(file: InputFile) -> bool:

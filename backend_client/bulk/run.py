@@ -14,7 +14,7 @@ from backend_client.bulk.driver import Driver, Progress, TooManyRejected
 from backend_client.bulk.executors import Executor, LocalExecutor
 from backend_client.bulk.finish import SUCCESS, finish
 from backend_client.bulk.fragments import Fragment, listing_digest, of_shard
-from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.inputs import check_apart, list_inputs
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.quarantine import Quarantined, record, recorded
 from backend_client.bulk.receipts import Receipt, read_receipts
@@ -153,6 +153,7 @@ async def status(request: BulkRequest) -> BulkReport:
 
 async def _described(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
     """The job of the output: the one that is there, or else the one that is asked for."""
+    check_apart(request.source, request.out)
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     listing = listing_digest(files)
     data = await in_daemon_thread(lambda: store.read(JOB), "read job")

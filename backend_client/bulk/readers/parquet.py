@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from backend_client.bulk.common_type import Kind
+from backend_client.bulk.common_type import Kind, is_nested_dictionary
 from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.mapped_types import without_views
@@ -53,7 +53,7 @@ def _tables(file: Any, fragment: Fragment, job: BulkJob, size: int) -> Iterator[
     groups, skip = _groups(file.metadata, fragment)
     columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
     left = fragment.stop - fragment.start
-    for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
+    for batch in _batches(file, groups, size, columns):
         table = pa.Table.from_batches([batch])
         table = table.cast(without_views(table.schema))
         if skip >= table.num_rows:
@@ -66,6 +66,13 @@ def _tables(file: Any, fragment: Fragment, job: BulkJob, size: int) -> Iterator[
             yield table
         if not left:
             return
+
+
+def _batches(file: Any, groups: list[int], size: int, columns: list[str] | None) -> Iterator[Any]:
+    # Dictionaries in lists and structs: Arrow makes no batch of them that spans row groups.
+    inside = any(is_nested_dictionary(column.type) for column in file.schema_arrow)
+    for some in [[group] for group in groups] if inside else [groups]:
+        yield from file.iter_batches(size, row_groups=some, columns=columns, use_threads=False)
 
 
 def _rows_at_once(metadata: Any, fragment: Fragment, most: int) -> int:

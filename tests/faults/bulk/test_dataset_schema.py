@@ -223,3 +223,20 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line_and_numbers_that_no_doub
     assert rows == {"a": "1.0", "1e999 c": "nan", "d": "-inf"}
     (rejected,) = (out / "rejected").iterdir()
     assert json.loads(rejected.read_text())["reason"] == "a number that is larger than any double"
+
+
+def test_dictionaries_in_lists_pass_through_with_a_rejected_row_in_several_row_groups_and_files(tmp_path):
+    words = pa.array(["a", "b", "c", "d"] * 10).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 41, 2), pa.int32()), words)
+    texts = [None if row == 7 else str(row) for row in range(20)]
+    pq.write_table(pa.table({"text": texts, "l": lists}), tmp_path / "a.parquet", row_group_size=5)
+    pq.write_table(pa.table({"text": ["b"], "l": [["x"]]}), tmp_path / "b.parquet")
+    out = tmp_path / "out"
+    assert main(["embed-dataset", str(tmp_path / "*.parquet"), str(out), "--in-process", "--max-rejected", "1"]) == 0
+    expected = {text: value for text, value in zip(texts, lists.to_pylist(), strict=True) if text} | {"b": ["x"]}
+    assert {text: row["l"] for text, row in whole(out).items()} == expected
+    only = tmp_path / "only"
+    assert main(["embed-dataset", str(tmp_path / "a.parquet"), str(only), "--in-process", "--max-rejected", "1"]) == 0
+    (path,) = only.glob("part-*.parquet")
+    del expected["b"]
+    assert {row["text"]: row["l"] for row in pq.read_table(path).to_pylist()} == expected

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client.bulk.fragments import BYTES_PER_ROW, Fragment, InputFile, cut_bytes, cut_parquet, of_shard
-from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.inputs import changed, check_apart, list_inputs
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.plan import dump, load, plan
-from backend_client.bulk.readers import lines, read
+from backend_client.bulk.readers import lines, parquet, read
 from backend_client.bulk.readers.lines import split
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.errors import ConfigurationError
@@ -324,3 +324,62 @@ def test_a_row_group_of_few_bytes_that_unfolds_is_read_in_smaller_parts_from_the
         ids += chunk.ids
     assert ids == list(range(1500))
     assert max(sizes[1:]) < 10_000_000
+
+
+def test_links_are_read_as_what_they_lead_to_and_nothing_is_there_twice(tmp_path):
+    """The Hugging Face cache and Kubernetes' volumes hold files behind links."""
+    source, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
+    (source / "..2026" / "deep").mkdir(parents=True)
+    elsewhere.mkdir()
+    for path in (source / "a.jsonl", source / "..2026" / "m.jsonl", elsewhere / "z.jsonl", tmp_path / "blob"):
+        path.write_text('{"text": "x"}\n' * (1 + len(path.name)))
+    links = {"b.jsonl": "../blob", "m.jsonl": "..2026/m.jsonl", "dir": "../elsewhere", "loop": ".", "up": ".."}
+    for name, target in links.items():
+        (source / name).symlink_to(target)
+    found = list_inputs(str(source))
+    names = ["a.jsonl", "b.jsonl", "dir/z.jsonl", "m.jsonl"]
+    assert [file.url.removeprefix(f"file://{source}/") for file in found] == names
+    assert [file.size for file in found] == [(source / name).stat().st_size for name in names]
+    assert not any(changed(file) for file in found)
+    assert len(list_inputs(f"{source}/*.jsonl")) == 3
+    (source / "gone.jsonl").symlink_to("nowhere")
+    for pattern in (source, f"{source}/*.jsonl"):
+        with pytest.raises(ConfigurationError, match="is a link to a file that is not there"):
+            list_inputs(str(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out", "apart"),
+    [
+        ("in", "out", True),
+        ("in", "in", False),
+        ("in", "in/out", False),
+        ("in/", "in/out/", False),
+        ("in", "in/_out", True),
+        ("in", "in2", True),
+        ("in", ".", True),
+        ("in/*.jsonl", "in/out", True),
+        ("in/*.parquet", "in", False),
+        ("in/**/*.jsonl", "in/out", False),
+    ],
+)
+def test_an_output_that_the_input_would_list_is_refused(tmp_path, monkeypatch, pattern, out, apart):
+    monkeypatch.chdir(tmp_path)
+    if apart:
+        check_apart(pattern, out)
+    else:
+        with pytest.raises(ConfigurationError, match="choose an output outside of it"):
+            check_apart(pattern, out)
+
+
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_dictionaries_in_lists_and_structs_are_read_over_row_groups(tmp_path, size):
+    words = pa.array(["a", "b", "c", "d"] * 10).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 41, 2), pa.int32()), words)
+    inside = pa.StructArray.from_arrays([words.slice(0, 20)], ["x"])
+    table = pa.table({"text": [str(row) for row in range(20)], "id": list(range(20)), "l": lists, "s": inside})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=5)
+    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 100)
+    chunks = list(parquet.read(fragment, JOB, size))
+    rows = [row for chunk in chunks for row in chunk.table.to_pylist()]
+    assert rows == table.to_pylist()
