@@ -7,13 +7,15 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from backend_client.bulk.optional import file_system
 from backend_client.errors import ConfigurationError, NPUError
+
+R = TypeVar("R")
 
 _TEMPORARY = ".tmp-"
 _READS_AT_ONCE = 32
@@ -113,6 +115,14 @@ def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
         return {name: data for part in read for name, data in part if data is not None}
 
 
+def _twice(work: Callable[[], R]) -> R:
+    """Do it again where the temporary file is gone: whoever completed the job meanwhile removed those of all others."""
+    try:
+        return work()
+    except FileNotFoundError:
+        return work()
+
+
 class LocalStore:
     """A directory, on this machine or shared by several: files get their names by `link`, which never replaces."""
 
@@ -135,11 +145,11 @@ class LocalStore:
 
     def create(self, name: str, data: bytes) -> bool:
         """See Store."""
-        return self.commit(self._written(name, data), name)
+        return _twice(lambda: self.commit(self._written(name, data), name))
 
     def put(self, name: str, data: bytes) -> None:
         """See Store."""
-        self._written(name, data).replace(self._root / name)
+        _twice(lambda: self._written(name, data).replace(self._root / name))
 
     def read(self, name: str) -> bytes | None:
         """See Store."""

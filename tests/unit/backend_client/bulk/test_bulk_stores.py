@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from backend_client.bulk import optional, stores
-from backend_client.bulk.stores import open_store
+from backend_client.bulk.stores import LocalStore, open_store
 from backend_client.errors import ConfigurationError
 
 
@@ -102,3 +102,22 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 def _absent(name):
     raise ModuleNotFoundError(f"No module named {name}", name=name)
+
+
+def test_a_small_file_is_written_again_when_who_completed_the_job_removed_its_temporary_file(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    written = store._written
+    swept = []
+
+    def swept_once(name, data):
+        path = written(name, data)
+        if name not in swept:
+            swept.append(name)
+            store.sweep(every=True)
+        return path
+
+    monkeypatch.setattr(store, "_written", swept_once)
+    assert store.create("a", b"1")
+    assert not store.create("a", b"2")
+    store.put("b", b"3")
+    assert (store.read("a"), store.read("b")) == (b"1", b"3")
