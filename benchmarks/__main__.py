@@ -25,6 +25,7 @@ from benchmarks import (
     peers,
     prefix,
 )
+from benchmarks.curves.plot import load_pyplot
 from benchmarks.harness import GUARD
 from benchmarks.quiet import describe_machine
 from tests.support.nodes import start_node
@@ -77,9 +78,13 @@ def main():
         if not separator or not url.startswith(("http://", "https://")):
             parser.error(f"--peer {peer}: write NAME=URL, such as llama-server=http://127.0.0.1:8080")
         peers.PEERS[name] = url
+    if absent := asyncio.run(peers.unreachable()):
+        parser.error(f"no OpenAI-compatible server lists a model at: {', '.join(absent)}")
     chosen = [name for name in BENCHMARKS if not options.names or name.startswith(tuple(options.names))]
     if unknown := [given for given in options.names if not any(name.startswith(given) for name in chosen)]:
         parser.error(f"unknown: {', '.join(unknown)}")
+    if options.page:
+        load_pyplot()
     GUARD.patience_s = (0.0 if options.quick else 300.0) if options.patience is None else options.patience
     store = ModelStore()
     machine = describe_machine()

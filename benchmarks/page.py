@@ -1,6 +1,7 @@
 """One page of a run: the machine, whether it was quiet, and a plot and a table for each benchmark."""
 
-from benchmarks.curves.plot import draw_ratios
+from benchmarks.curves.curve import Curve
+from benchmarks.curves.plot import draw, draw_ratios
 
 
 def write(directory, results):
@@ -13,10 +14,23 @@ def write(directory, results):
         lines += [f"## {name}", ""]
         if any(figure.get("ratios") for figure in figures):
             lines += [f"![{name}]({draw_ratios(name, figures, directory / f'{name}.svg').name})", ""]
+        for curve in (Curve.of(figure) for figure in figures if "series" in figure):
+            lines += [f"![{curve.name}]({draw(curve, directory).name})", "", *_curve_table(curve)]
         lines += _table(figures)
     page = directory / "index.md"
     page.write_text("\n".join(lines), encoding="utf-8")
     return page
+
+
+def _curve_table(curve):
+    """The values at each point, and how they grow."""
+    lines = [f"| {curve.x} | {' | '.join(map(str, curve.points))} | power | for each more |"]
+    lines.append("|---" * (len(curve.points) + 3) + "|")
+    for series in curve.series:
+        values = " | ".join(f"{value:.4g}" for value in series.values)
+        growth = f"{curve.power(series):.2f} ({curve.verdict(series)}) | {curve.slope(series):.3g}"
+        lines.append(f"| {series.name}, {series.unit} | {values} | {growth} |")
+    return [*lines, ""]
 
 
 def _table(figures):

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+import aiohttp
+
 from benchmarks import workload
 from benchmarks.harness import Contender, in_turn, to_json
 from benchmarks.load import session
@@ -50,6 +52,20 @@ async def run(node, _store, quick):
     if not figures:
         print("no peers: name servers on this machine by --peer NAME=URL\n")
     return to_json(figures)
+
+
+async def unreachable():
+    """The names of the peers that do not answer, so that a run can say so before it measures for minutes."""
+
+    async def answers(http, url):
+        try:
+            async with http.get(url.rstrip("/").removesuffix("/v1") + "/v1/models") as reply:
+                return bool((await reply.json(content_type=None))["data"])
+        except (OSError, aiohttp.ClientError, ValueError, KeyError, TypeError):
+            return False
+
+    async with session() as http:
+        return [name for name, url in PEERS.items() if not await answers(http, url)]
 
 
 async def _serving(http, name, url, path):

@@ -1,9 +1,12 @@
-"""Repeated beginnings of prompts over HTTP: the engine's CPU time to the first token of 601 prompt tokens.
+"""Repeated beginnings of prompts over HTTP: the time to the first token of 601 prompt tokens.
+
+It is taken by the clock, and as CPU time of the engine, which other programs disturb little.
 
 All prompts but those called new begin with the same 600 tokens; new ones come between them, as other callers' would.
 """
 
 import random
+import time
 from functools import partial
 
 from benchmarks.edge_cpu import cpu_seconds
@@ -24,22 +27,28 @@ async def run(node, _store, quick):
         ask = partial(_first_token, http, node.url)
         await ask(prefix + _tokens(rng, 1))
 
-        async def engine_ms(prompt):
-            before = cpu_seconds(pid)
+        async def measured(prompt, clock):
+            before = clock()
             await ask(prompt)
-            return (cpu_seconds(pid) - before) * 1e3
+            return (clock() - before) * 1e3
 
-        async def new():
-            return await engine_ms(_tokens(rng, PREFIX_TOKENS + 1))
+        async def new(clock):
+            return await measured(_tokens(rng, PREFIX_TOKENS + 1), clock)
 
-        async def repeated():
+        async def repeated(clock):
             for _ in range(OTHERS_BETWEEN):
                 await ask(_tokens(rng, PREFIX_TOKENS + 1))
-            return await engine_ms(prefix + _tokens(rng, 1))
+            return await measured(prefix + _tokens(rng, 1), clock)
 
-        contenders = [Contender("new prompts", new), Contender("the first 600 tokens repeated", repeated)]
-        figures = await in_turn("CPU time of the engine to the first token", "ms", contenders, 3 if quick else 10)
-    print(f"  faster by {figures[0].median / figures[1].median:.1f}   target ≥ 5\n", flush=True)
+        figures = []
+        clocks = {"Time": time.perf_counter, "CPU time of the engine": partial(cpu_seconds, pid)}
+        for what, clock in clocks.items():
+            contenders = [
+                Contender("new prompts", partial(new, clock)),
+                Contender("the first 600 tokens repeated", partial(repeated, clock)),
+            ]
+            figures += await in_turn(f"{what} to the first token", "ms", contenders, 3 if quick else 10)
+            print(f"  faster by {figures[-2].median / figures[-1].median:.1f}   target ≥ 5\n", flush=True)
     return to_json(figures)
 
 

@@ -1,17 +1,15 @@
-"""How cost and memory grow: each curve is to be flat or linear. SVG plots of all of them go to docs/img."""
+"""How cost and memory grow: each curve is to be flat or linear. A run with `--page` draws them."""
 
 from functools import partial
 
 from benchmarks.curves import growing, serving
 from benchmarks.curves.curve import show
-from benchmarks.curves.plot import draw
 
 
 async def _run(measure, _node, store, quick):
-    """Measure, print and draw one curve; return it as plain data."""
+    """Measure and print one curve; return it as plain data."""
     curve = await measure(store, quick)
     show(curve)
-    print(f"  drawn in {draw(curve)}\n", flush=True)
     return [curve.to_json()]
 
 

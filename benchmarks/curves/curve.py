@@ -39,6 +39,12 @@ class Curve:
         power = self.power(series)
         return "flat" if power <= FLAT else "at most linear" if power <= LINEAR else "FASTER THAN LINEAR"
 
+    @classmethod
+    def of(cls, found):
+        """The curve that `to_json` made plain data of."""
+        series = [Series(each["name"], each["unit"], each["values"]) for each in found["series"]]
+        return cls(found["name"], found["x"], found["points"], series)
+
     def to_json(self):
         """Plain data, with power and slope of each series."""
         told = [{"power": self.power(each), "slope": self.slope(each)} for each in self.series]
@@ -57,6 +63,7 @@ def show(curve):
             f"  {series.name} ({series.unit}): {values}   power {curve.power(series):.2f} ({curve.verdict(series)}), "
             f"{curve.slope(series):.3g} for each more"
         )
+    print(flush=True)
 
 
 def _slope(pairs):

@@ -1,13 +1,9 @@
-"""Plots as SVG files for the docs."""
-
-from pathlib import Path
-
-IMAGES = Path(__file__).parents[2] / "docs" / "img"
+"""Plots as SVG files."""
 
 
-def draw(curve, directory=IMAGES):
+def draw(curve, directory):
     """Draw a curve, a panel for each of its series; return the file. Raises SystemExit where matplotlib is missing."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, panels = pyplot.subplots(1, len(curve.series), figsize=(4 * len(curve.series), 2.8), squeeze=False)
     for panel, series in zip(panels[0], curve.series, strict=True):
         panel.plot(curve.points, series.values, marker="o", color="#0068b5")
@@ -24,7 +20,7 @@ def draw(curve, directory=IMAGES):
 def draw_ratios(title, figures, file):
     """Draw the ratios of figures to their baseline, with their spread (see `harness.Figure`); return the file."""
     figures = [figure for figure in figures if figure["ratios"]]
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, panel = pyplot.subplots(figsize=(8, 0.4 * len(figures) + 1))
     for row, each in enumerate(reversed(figures)):
         ratios = sorted(each["ratios"])
@@ -39,7 +35,8 @@ def draw_ratios(title, figures, file):
     return _save(figure, file)
 
 
-def _pyplot():
+def load_pyplot():
+    """The library that draws. Raises SystemExit where it is missing: asked for before a run, not after it."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -56,5 +53,5 @@ def _save(figure, file):
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    _pyplot().close(figure)
+    load_pyplot().close(figure)
     return file

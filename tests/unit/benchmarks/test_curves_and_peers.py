@@ -39,6 +39,22 @@ def test_a_page_without_ratios_needs_no_plots(tmp_path):
     assert "| idle | 2 % | 1 … 3 |  |  |" in text
 
 
+def test_a_curve_is_on_the_page_with_its_plot_and_its_growth(tmp_path):
+    pytest.importorskip("matplotlib")
+    curve = Curve("open connections", "connections", [10, 100], [Series("memory", "MB", [107.0, 170.0])])
+    results = {"machine": {}, "quiet": {"line": ""}, "figures": {"curves-connections": [curve.to_json()]}}
+    text = page.write(tmp_path, results).read_text()
+    assert "![open connections](curve-open-connections.svg)" in text
+    assert "| memory, MB | 107 | 170 | 0.20 (at most linear) | 0.7 |" in text
+    assert (tmp_path / "curve-open-connections.svg").read_text().startswith("<?xml")
+
+
+async def test_a_peer_that_does_not_answer_is_named_before_anything_is_measured(aiohttp_server, monkeypatch):
+    there = await aiohttp_server(server("another", embeds=True))
+    monkeypatch.setattr(peers, "PEERS", {"here": str(there.make_url("/v1")), "gone": "http://127.0.0.1:9"})
+    assert await peers.unreachable() == ["gone"]
+
+
 def server(model, *, embeds):
     async def models(_request):
         return web.json_response({"data": [{"id": model}]})
