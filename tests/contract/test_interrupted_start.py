@@ -1,0 +1,37 @@
+"""Ctrl-C while a command is imported ends it with one line, whichever module it meets."""
+
+import subprocess
+import sys
+
+import pytest
+
+# A SIGINT at the moment when a module is about to be imported.
+PROGRAM = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+import npu_commands
+sys.argv = [{command!r}, "--help"]
+sys.exit(npu_commands.{entry}())
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "module"),
+    [
+        ("client", "backend_client"),
+        ("client", "backend_client.errors"),
+        ("client", "backend_client._cli.commands.health"),
+        ("node", "worker_node"),
+        ("node", "worker_node.cli"),
+        ("node", "worker_node.commands.serve"),
+    ],
+)
+def test_an_interrupt_while_a_command_is_imported_is_one_line(entry, module):
+    program = PROGRAM.format(module=module, entry=entry, command=f"npu-{entry}")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, f"npu-{entry}: interrupted\n")
