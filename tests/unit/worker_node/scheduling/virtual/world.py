@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 
 from worker_node.encoders import dynamic
-from worker_node.engines.messages import Failed
+from worker_node.engines.messages import Failed, Together
 from worker_node.errors import Overloaded
 from worker_node.scheduling.admission import Admission, Work
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
@@ -147,6 +147,9 @@ class World:
                 self._delta(delta)
         elif isinstance(event, Failed):
             self._end(event.id, event.code)
+        elif isinstance(event, Together):
+            for outcome in event.outcomes:
+                self.emit(outcome)
         elif isinstance(event, Embedded):
             request, permit, _, _ = self._open[event.id]
             request.started = event.started
