@@ -29,7 +29,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(NODE): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing the node into $(VENV): about 130 MB to download, 390 MB on disk"
+	@echo "installing the node into $(VENV): about 110 MB to download, 380 MB on disk"
 	@$(BIN)/python packaging/install_node.py $(BIN)/python
 	@touch $@
 
