@@ -36,6 +36,7 @@ class Progress:
         self.done = 0
         self.rows = 0
         self.rejected = 0
+        self.incomplete = 0
         self.rows_now = 0
         self.running = 0
         self.failures = 0
@@ -48,6 +49,7 @@ class Progress:
         self.done += 1
         self.rows += receipt.rows
         self.rejected += receipt.rejected
+        self.incomplete += receipt.incomplete
         if receipt.won and not before:
             self.rows_now += receipt.rows
             self.served.update(receipt.served)

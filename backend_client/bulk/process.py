@@ -93,6 +93,7 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
             rows=0,
             rejected=sum(rejection.count for rejection in sums.rejected),
             rejected_file=name,
+            incomplete=sum(rejection.rest for rejection in sums.rejected),
             tokens=sums.tokens,
             generated_tokens=sums.generated_tokens,
             npu_busy_us=sums.npu_busy_us,

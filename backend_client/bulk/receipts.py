@@ -21,7 +21,8 @@ METADATA_KEY = "npu_bulk"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `served` counts rows by node
+    """Of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `incomplete`
+    files ended early, or could not be read at all: each counts as one rejected row. `served` counts rows by node
     and device. `won`: this attempt's file is the one that has the name.
     """
 
@@ -29,6 +30,7 @@ class Receipt:
     rows: int
     rejected: int
     rejected_file: str = ""
+    incomplete: int = 0
     tokens: int = 0
     generated_tokens: int = 0
     npu_busy_us: int = 0
@@ -97,6 +99,6 @@ def totals(receipts: Iterable[Receipt]) -> dict[str, Any]:
     served: Counter[str] = Counter()
     for receipt in every:
         served.update(receipt.served)
-    names = ("rows", "rejected", "tokens", "generated_tokens", "npu_busy_us", "size")
+    names = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
     sums = {name: sum(getattr(receipt, name) for receipt in every) for name in names}
     return {**sums, "served": dict(served.most_common())}

@@ -14,18 +14,21 @@ CHUNK_BYTES = 8 * 1024 * 1024
 class Rejection:
     """A row that is set aside, and why; `count` rows from `row` on, where they cannot be told apart.
 
-    `row` is the number of the row in its file; in JSONL, the offset of its line in bytes.
+    `row` is the number of the row in its file; in JSONL, the offset of its line in bytes. `rest`: it stands for the
+    rest of its file, of which nobody knows how many rows it has.
     """
 
     row: int
     reason: str
     id: Any = None
     count: int = 1
+    rest: bool = False
 
     def line(self, file: str) -> bytes:
         """As a line of JSON."""
         known = {} if self.id is None else {"id": self.id}
-        more = {} if self.count == 1 else {"rows": self.count}
+        more: dict[str, Any] = {} if self.count == 1 else {"rows": self.count}
+        more |= {"rest": True} if self.rest else {}
         entry = {**known, "file": file, "row": self.row, "reason": self.reason, **more}
         return json.dumps(entry, default=str).encode() + b"\n"
 

@@ -259,6 +259,11 @@ def _rejected_message(progress: Progress, share: float) -> str:
 
 
 def _final(share: float, progress: Progress) -> tuple[ExitCode, str]:
+    if progress.incomplete and share < 1:
+        return ExitCode.TOO_MANY_REJECTED, (
+            f"{progress.incomplete} files are damaged or end early, and nobody knows how many rows they lack: see "
+            "rejected/; all else is done, --max-rejected 1 accepts it"
+        )
     if progress.rejected > share * (progress.rows + progress.rejected):
         return ExitCode.TOO_MANY_REJECTED, _rejected_message(progress, share)
     return ExitCode.COMPLETE, ""

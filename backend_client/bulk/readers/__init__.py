@@ -22,7 +22,7 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
     Raises OSError when the store fails, InputChanged when the file is no longer the planned one.
     """
     if fragment.problem:
-        yield Chunk(None, [], [], [Rejection(0, fragment.problem)])
+        yield Chunk(None, [], [], [Rejection(0, fragment.problem, rest=True)])
     else:
         yield from _READERS[fragment.file.form](fragment, job, CHUNK_ROWS)
     check_unchanged(fragment.file)

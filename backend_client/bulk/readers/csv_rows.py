@@ -37,7 +37,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
             if len(found) + len(rejected) >= size or length >= CHUNK_BYTES:
                 yield _chunk(found, rejected, header, job)
                 found, rejected, length = [], [], 0
-        rejected += [Rejection(number, str(error)) for error in damage]
+        rejected += [Rejection(number, str(error), rest=True) for error in damage]
         if found or rejected:
             yield _chunk(found, rejected, header, job)
 

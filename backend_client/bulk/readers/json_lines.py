@@ -98,7 +98,7 @@ def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejecti
                 if line is None or line.strip():
                     yield offset, _row(offset, line, job)
         except Damaged as error:
-            yield error.offset, Rejection(error.offset, str(error))
+            yield error.offset, Rejection(error.offset, str(error), rest=True)
 
 
 def _row(offset: int, line: bytes | None, job: BulkJob) -> Row | Rejection:

@@ -10,6 +10,8 @@ from backend_client.bulk.readers.source import InputSource
 
 LONGEST_LINE = 16 * 1024 * 1024
 _BLOCK = 1024 * 1024
+# Of a stream that ends early, what comes before the block in which it does is kept.
+_SMALL_BLOCK = 16 * 1024
 
 
 class Damaged(Exception):
@@ -79,7 +81,7 @@ def _decompressed(source: InputSource, compression: str) -> Iterator[bytes]:
     offset = 0
     try:
         stream = pa.CompressedInputStream(pa.PythonFile(source, "r"), compression)
-        while block := stream.read(_BLOCK):
+        while block := stream.read(_SMALL_BLOCK):
             yield block
             offset += len(block)
     except (pa.ArrowException, OSError, ValueError) as error:

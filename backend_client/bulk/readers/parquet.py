@@ -27,7 +27,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
         position = fragment.start
         try:
             # A buffer makes it read pages one after another; without one, all of a row group is in memory.
-            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
             size = _rows_at_once(file.metadata, fragment, size)
             while position < fragment.stop:
                 for table in _tables(file, replace(fragment, start=position), job, size):

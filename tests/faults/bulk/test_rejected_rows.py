@@ -217,7 +217,11 @@ async def test_damaged_files_are_set_aside_and_the_others_served(source, tmp_pat
     (folder / "text.jsonl").write_text(json.dumps({"text": "json"}))
     async with ScriptedNode().running() as node:
         report = await run_job(request_for(folder, tmp_path / "out"), settings_for(node))
-    assert report.exit_code is ExitCode.COMPLETE
+        accepted = await run_job(request_for(folder, tmp_path / "out", max_rejected=1.0), settings_for(node))
+    assert report.exit_code is ExitCode.TOO_MANY_REJECTED
+    assert "1 files are damaged or end early" in report.message
+    assert json.loads((tmp_path / "out" / "_SUCCESS").read_text())["incomplete"] == 1
+    assert accepted.exit_code is ExitCode.COMPLETE
     assert (report.rows, report.rejected) == (301, 1)
     ((place, reason),) = rejections_of(tmp_path / "out").items()
     assert place == ("cut.parquet", 0)
