@@ -20,7 +20,7 @@ from backend_client.results import EmbedOptions
 # A request that took less may be doubled; one that took more is halved. Well below the limit of an attempt, 10 s.
 _QUICK_S, _SLOW_S = 1.0, 4.0
 # In one request, and on their way in all: with many nodes, requests stay smaller.
-_MOST_TEXTS, _MOST_UNDER_WAY = 1024, 8192
+_MOST_TEXTS, _MOST_UNDER_WAY = 256, 8192
 _FEW_TEXTS = 256
 
 

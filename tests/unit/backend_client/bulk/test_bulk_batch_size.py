@@ -8,7 +8,7 @@ from backend_client.bulk.embedding import BatchSize
 @pytest.mark.parametrize(
     ("seconds", "texts"),
     [
-        ([0.1] * 9, 1024),
+        ([0.1] * 9, 256),
         ([1.5, 3.0, 1.5], 64),
         ([0.6, 1.3, 1.3], 128),
         ([0.1, 0.1, 5.0], 128),
@@ -32,7 +32,7 @@ def test_a_short_request_says_nothing_about_longer_ones_and_a_larger_setting_sta
     assert size.texts == 1000
 
 
-@pytest.mark.parametrize(("slots", "most"), [(3, 1024), (6, 1024), (12, 682), (24, 341), (300, 256)])
+@pytest.mark.parametrize(("slots", "most"), [(3, 256), (300, 256)])
 def test_with_many_nodes_requests_stay_smaller_so_that_memory_stays_bounded(slots, most):
     size = BatchSize(64, slots)
     for _ in range(9):
