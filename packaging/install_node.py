@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 4
+# For an interrupted pip to remove what it has unpacked.
+_LAST_S = 5.0
 EXTRAS = ".[node,convert]"
 
 
@@ -23,7 +25,14 @@ def packages() -> list[str]:
 
 
 def main(python: str) -> int:
-    """Install; the status of the last pip."""
+    """Install; the status of the last pip, 130 when interrupted. Run again, it goes on from what is installed."""
+    try:
+        return _install(python)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _install(python: str) -> int:
     pip = [python, "-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check"]
     install = [*pip, "install", "--constraint", "constraints.txt", "--progress-bar", "off", "--no-compile"]
     names = packages()
@@ -33,14 +42,24 @@ def main(python: str) -> int:
         for part in parts
     ]
     try:
-        failed = max(process.wait() for process in running)
-    except KeyboardInterrupt:
-        for process in running:
-            process.wait()
-        return 130
-    if not failed and subprocess.run([*pip, "check"], cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode == 0:  # noqa: S603
+        statuses = [process.wait() for process in running]
+    finally:
+        _end(running)
+    # A killed pip has a status below 0. `pip check` does not notice what only the extras need and is missing.
+    check = [*pip, "check"]
+    if not any(statuses) and subprocess.run(check, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode == 0:  # noqa: S603
         return 0
     return subprocess.run([*install, "--editable", EXTRAS], cwd=ROOT, check=False).returncode  # noqa: S603
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for those that Ctrl-C has reached, too, and end the others."""
+    for process in processes:
+        try:
+            process.wait(_LAST_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -14,9 +15,9 @@ def normalised(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def needed(name, extras, found):
-    """Add the packages that a package with some extras needs, and theirs."""
-    for line in requires(name) or ():
+def needed(lines, extras, found):
+    """Add the packages that the lines of a package name for these extras, and what they need."""
+    for line in lines or ():
         requirement = Requirement(line)
         marker = requirement.marker
         if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in (extras or {""})):
@@ -24,7 +25,7 @@ def needed(name, extras, found):
         key = (normalised(requirement.name), frozenset(requirement.extras))
         if key not in found:
             found.add(key)
-            needed(requirement.name, requirement.extras, found)
+            needed(requires(requirement.name), requirement.extras, found)
     return {package for package, _ in found}
 
 
@@ -33,6 +34,11 @@ def test_the_list_is_what_the_node_and_its_conversions_need():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     listed = module.packages()
-    assert sorted(listed) == sorted(needed("npu-node", {"", "node", "convert"}, set()))
+    # Not from the installed project's metadata: that is what it was when it was installed.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert sorted(listed) == sorted(
+        needed([*project["dependencies"], *extras["node"], *extras["convert"]], set(), set())
+    )
     pinned = {normalised(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert set(listed) <= pinned
