@@ -92,9 +92,10 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         from worker_node.commands.check import report
 
         return report(wishes, store.root, as_json=args.json)
-    together = [entry.id for entry in catalog.embedded() if not store.is_installed(store.wish(entry.id))]
-    if args.embedded and len(together) > 1:
-        _pull_at_once(store, together)
+    if args.embedded and args.quantization is None:
+        together = [entry.id for entry in catalog.embedded() if not store.is_installed(store.wish(entry.id))]
+        if len(together) > 1:
+            _pull_at_once(store, together)
     for wish in {wish.model_id: wish for wish in wishes}.values():
         with progress_display(wish.model_id) as progress:
             model = store.pull(wish, progress)
@@ -110,13 +111,16 @@ def _pull_at_once(store: ModelStore, names: list[str]) -> None:
     from worker_node.models.pulling import pull
 
     async def pull_all(shown: Sequence[Progress]) -> None:
-        tasks = [asyncio.ensure_future(pull(store.root, *each)) for each in zip(names, shown, strict=True)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        # A group cancels each task once: a second time would not let it wait for the end of its process.
+        async with asyncio.TaskGroup() as group:
+            for name, progress in zip(names, shown, strict=True):
+                group.create_task(pull(store.root, name, progress))
 
-    with progress_displays(names) as shown:
-        asyncio.run(pull_all(shown))
+    problem: Exception
+    try:
+        with progress_displays(names) as shown:
+            asyncio.run(pull_all(shown))
+        return
+    except ExceptionGroup as failed:
+        problem = failed.exceptions[0]
+    raise problem

@@ -88,6 +88,8 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         env=tool_environment(),
+        # Ctrl-C in the terminal is for the process that waits for this one.
+        process_group=0,
     )
     ended: Ended | None = None
     try:
@@ -107,7 +109,9 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
                 process.kill()
             await process.wait()
     if ended is None:
-        raise DownloadFailed(f"pulling {name} ended with status {process.returncode}; the node's log has the rest")
+        raise DownloadFailed(
+            f"pulling {name} ended with status {process.returncode}; what it wrote to standard error has the rest"
+        )
     if ended.problem is not None:
         raise _KINDS.get(ended.kind, DownloadFailed)(ended.problem)
 

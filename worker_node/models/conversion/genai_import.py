@@ -22,6 +22,8 @@ TOKENIZER_FILES = (
     "openvino_detokenizer.bin",
 )
 _NO_DEVICE = "NONE"
+# The error for it names it; any other is about the import, whatever has been written by then.
+_NAMES_NO_DEVICE = re.compile(rf'[Dd]evice.*"{_NO_DEVICE}"')
 # The value cache of each layer is named as if it were a second key cache; on an NPU the names become those of
 # inputs and outputs, which must differ.
 _MISNAMED_VALUE_CACHE = re.compile(r"(past_key_values\.(\d+)\.valuepresent\.\2\.)key")
@@ -42,7 +44,7 @@ def import_graph(gguf: Path, target: Path, scratch: Path) -> ov.Model:
     except RuntimeError as error:
         failure = error
     missing = [name for name in ("openvino_model.xml", *TOKENIZER_FILES) if not (scratch / name).is_file()]
-    if failure is None or missing:
+    if failure is None or missing or _NAMES_NO_DEVICE.search(str(failure)) is None:
         reason = failure or f"it compiled the model for {_NO_DEVICE}"
         raise ConversionFailed(f"{gguf}: OpenVINO GenAI cannot import it ({reason})") from failure
     for name in TOKENIZER_FILES:

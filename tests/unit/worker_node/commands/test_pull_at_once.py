@@ -1,12 +1,14 @@
 """`npu-node pull --embedded` prepares both models at the same time, each in a process of its own."""
 
 import asyncio
+import os
 
 import pytest
 
 from worker_node.cli import main
 from worker_node.errors import DownloadFailed
 from worker_node.models import pulling
+from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 
@@ -23,6 +25,8 @@ def test_both_are_pulled_at_once_and_one_failure_ends_the_other(monkeypatch, tmp
                 raise DownloadFailed("the index is away")
             await asyncio.Event().wait()
         finally:
+            # The end of its process, which takes a while: a second cancellation would not wait for it.
+            await asyncio.sleep(0)
             ended.append((root, name))
 
     monkeypatch.setattr(pulling, "pull", pull)
@@ -34,6 +38,57 @@ def test_both_are_pulled_at_once_and_one_failure_ends_the_other(monkeypatch, tmp
     told = capsys.readouterr().err
     assert "the index is away" in told
     assert "Traceback" not in told
+
+
+def test_an_interruption_waits_for_the_end_of_both(monkeypatch, tmp_path):
+    begun, ended = [], []
+
+    async def pull(root, name, progress):
+        begun.append(name)
+        try:
+            if len(begun) == 2:
+                (waiting,) = [task for task in asyncio.all_tasks() if task.get_coro().__name__ != "pull"]
+                waiting.cancel()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ended.append(name)
+
+    monkeypatch.setattr(pulling, "pull", pull)
+    with pytest.raises(asyncio.CancelledError):
+        main(["pull", "--embedded", "--model-store", str(tmp_path)])
+    assert sorted(ended) == sorted(begun)
+
+
+@pytest.mark.parametrize("arguments", [["--embedded", "--quantization", "int8_sym"], ["smollm2"]])
+def test_what_is_not_the_pair_of_every_node_is_pulled_as_before(monkeypatch, tmp_path, capsys, arguments):
+    def stop(store, wish, progress):
+        raise DownloadFailed(f"{wish.model_id} is asked for")
+
+    monkeypatch.setattr(pulling, "pull", lambda *arguments: pytest.fail("in a process of its own"))
+    monkeypatch.setattr(ModelStore, "pull", stop)
+    assert main(["pull", *arguments, "--model-store", str(tmp_path)]) == 1
+    assert "smollm2-135m-instruct" in capsys.readouterr().err
+
+
+def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path):
+    groups = []
+
+    class Told(Silent):
+        def stage(self, name, total=None):
+            groups.append(int(name))
+
+    script = tmp_path / "python"
+    script.write_text(
+        "#!/bin/sh\n"
+        """printf '{"type":"stage","name":"%s","total":null}\\n' "$(cut -d ' ' -f 5 /proc/self/stat)"\n"""
+        """echo '{"type":"ended","problem":null}'\n"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(pulling.sys, "executable", str(script))
+    asyncio.run(pulling.pull(tmp_path, "any", Told()))
+    assert groups != [os.getpgrp()]
 
 
 def test_an_error_of_the_operating_system_in_a_pull_is_its_problem(monkeypatch, tmp_path, capfdbinary):

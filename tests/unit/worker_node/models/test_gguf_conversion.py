@@ -8,7 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from worker_node.errors import ConversionFailed, SourceRejected
-from worker_node.models.conversion import exact_weights
+from worker_node.models.conversion import exact_weights, genai_import
 from worker_node.models.conversion.exact_logits import exact_logits
 from worker_node.models.conversion.exact_weights import restore_exact_weights
 from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
@@ -47,6 +47,18 @@ def imported(imported_once):
 
 def constants(model):
     return {node.friendly_name: node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
+
+
+def test_a_fault_after_the_files_were_written_is_not_taken_for_their_end(monkeypatch, make_gguf, tmp_path):
+    class Full:
+        def __init__(self, model, *_arguments, **_options):
+            for name in ("openvino_model.xml", *genai_import.TOKENIZER_FILES):
+                (model.parent / name).touch()
+            raise RuntimeError("Check 'bin_file.good()' failed: NONE of the bytes was written")
+
+    monkeypatch.setattr(genai_import.openvino_genai, "LLMPipeline", Full)
+    with pytest.raises(ConversionFailed, match=r"cannot import it .*of the bytes"):
+        import_gguf(make_gguf(), tmp_path)
 
 
 def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported, tmp_path):
