@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -46,6 +47,20 @@ def default_store_root() -> Path:
     return cache_home() / "npu-node" / "models"
 
 
+def _refuse_file(root: Path) -> None:
+    try:
+        other = not stat.S_ISDIR(root.stat().st_mode)
+    except NotADirectoryError:
+        other = True
+    except OSError:
+        # Not there yet, or not to be looked at: whoever uses it says so.
+        return
+    if other:
+        raise ConfigurationError(
+            f"the model store {root} is no directory; set {STORE_VARIABLE} (or --model-store) to one"
+        )
+
+
 def _encoder_form(entry: CatalogEntry, quantization: Quantization | None) -> bool:
     """Whether the entry is an encoder that is built here, and that is a form for it."""
     built = entry.kind == ModelKind.EMBEDDING and entry.format is SourceFormat.SAFETENSORS
@@ -56,7 +71,9 @@ class ModelStore:
     """Finds, makes and removes models under one root; several processes may use it at once."""
 
     def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
+        """Raises ConfigurationError where `root` is, or is below, something else than a directory."""
         self.root = default_store_root() if root is None else root
+        _refuse_file(self.root)
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:

@@ -15,6 +15,9 @@ from worker_node.settings.names import advice
 from worker_node.settings.options import known_options
 from worker_node.settings.toml_lines import known_part, line_of
 
+# Lists whose items are tables of their own.
+_TABLES = frozenset({"models", "models.placements"})
+
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
@@ -71,8 +74,18 @@ def explain(error: ValidationError, given: Given, known: Sequence[str]) -> list[
     # Pydantic counts a list's wrong items as missing from it, too.
     details = [detail for detail in details if detail["type"] != "too_short" or not _has_below(detail["loc"], paths)]
     return [
-        SettingProblem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known)) for detail in details
+        SettingProblem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known, given.document))
+        for detail in details
     ]
+
+
+def _value(document: Any, path: Sequence[str | int]) -> Any:
+    for element in path:
+        try:
+            document = document[element]
+        except (LookupError, TypeError):
+            return None
+    return document
 
 
 def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) -> bool:
@@ -84,8 +97,13 @@ def _key(path: Sequence[str | int]) -> str:
     return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in path).lstrip(".")
 
 
-def _message(detail: ErrorDetails, node: Sequence[str]) -> str:
+def _message(detail: ErrorDetails, node: Sequence[str], document: Mapping[str, Any]) -> str:
     path = detail["loc"]
+    if detail["type"] == "tuple_type":
+        name = ".".join(element for element in path if isinstance(element, str))
+        if name in _TABLES and isinstance(_value(document, path), dict):
+            return f"is a list of tables: write [[{name}]], with two brackets, instead of [{name}]"
+        return "should be a list"
     if detail["type"] != "extra_forbidden":
         return detail["msg"].removeprefix("Value error, ")
     names: Mapping[tuple[str, ...], Sequence[str]] = {

@@ -99,6 +99,18 @@ def test_a_home_that_may_not_be_entered(tmp_path, arguments):
     assert _STORE in told
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["serve", "--port", "0"], ["pull", "smollm2"], ["rm", "smollm2"]])
+@pytest.mark.parametrize("below", ["", "models"])
+def test_a_store_that_is_a_file(monkeypatch, capsys, tmp_path, arguments, below):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path / "file" / below))
+    monkeypatch.setenv("NPU_NODE_URL", "none")
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == (
+        f"npu-node: the model store {tmp_path / 'file' / below} is no directory; set {_STORE} to one\n"
+    )
+
+
 @pytest.mark.parametrize("arguments", [["list"], ["serve"], ["pull", "smollm2"]])
 def test_a_user_without_a_home(monkeypatch, capsys, arguments):
     def unknown(_number):

@@ -92,7 +92,16 @@ placements = [{ device = "NPU", load = "soon" }]
             '[[models]]\nname = "a"\nplacements = [{ device = "CPU", plugin_conf = {} }]',
             "node.toml:3: models[0].placements[0].plugin_conf: unknown key; did you mean plugin_config?",
         ),
-        ("models = 3", "node.toml:1: models: Input should be a valid tuple"),
+        ("models = 3", "node.toml:1: models: should be a list"),
+        (
+            'port = 1\n[models]\nname = "a"',
+            "node.toml:2: models: is a list of tables: write [[models]], with two brackets, instead of [models]",
+        ),
+        (
+            '[[models]]\nname = "a"\n[models.placements]\ndevice = "CPU"',
+            "node.toml:3: models[0].placements: is a list of tables: write [[models.placements]], with two brackets, "
+            "instead of [models.placements]",
+        ),
         ('[[models]]\nname = "a"\n[[models]]\nname = "a"', "node.toml:1: models: a model is named twice"),
     ],
 )
