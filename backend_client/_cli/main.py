@@ -26,15 +26,33 @@ def build_parser() -> argparse.ArgumentParser:
         description="Call NPU nodes. Settings come from flags, then NPU_CLIENT_* in the environment, then the file.",
     )
     parser.add_argument("--version", action="version", version=f"npu-client {_version()}")
-    parser.add_argument("--config", type=Path, help=f"TOML file with settings (else the one {CONFIG_VARIABLE} names)")
-    parser.add_argument("--node", action="append", dest="nodes", metavar="URL", help="a node; may be given again")
-    parser.add_argument("--local-only", action="store_true", default=None, help="never ask the cloud")
+    _add_settings(parser)
     # Without a command the help is shown: a first look is no mistake.
     parser.set_defaults(run=None, start=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         importlib.import_module(f"backend_client._cli.commands.{name}").add_parser(subparsers)
+    for command in subparsers.choices.values():
+        _add_settings(command.add_argument_group("settings, here or before the command"), "_behind")
     return parser
+
+
+def _add_settings(parser: argparse._ActionsContainer, suffix: str = "") -> None:
+    """The flags that may stand before the command and behind it: what is behind has names of its own, with `suffix`."""
+    add = parser.add_argument
+    add("--config", dest=f"config{suffix}", type=Path, help=f"TOML file (else the one {CONFIG_VARIABLE} names)")
+    add("--node", dest=f"nodes{suffix}", action="append", metavar="URL", help="a node; may be given again")
+    add("--local-only", dest=f"local_only{suffix}", action="store_true", default=None, help="never ask the cloud")
+
+
+def _settings(args: argparse.Namespace) -> ClientSettings:
+    """The settings, with the flags: what stands behind the command is nearer, and all nodes count."""
+    flags: dict[str, Any] = {}
+    if args.nodes or args.nodes_behind:
+        flags["nodes"] = [*(args.nodes or ()), *(args.nodes_behind or ())]
+    if args.local_only or args.local_only_behind:
+        flags["local_only"] = True
+    return ClientSettings.load(args.config_behind or args.config, **flags)
 
 
 def _version() -> str:
@@ -58,10 +76,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
-    flags: dict[str, Any] = {
-        name: value for name in ("nodes", "local_only") if (value := getattr(args, name)) is not None
-    }
-    settings = ClientSettings.load(args.config, **flags)
+    settings = _settings(args)
     # A command that has a process of its own for its work starts its event loop there.
     if args.start is not None:
         status: int = args.start(args, settings)

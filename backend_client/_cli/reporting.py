@@ -8,13 +8,19 @@ import sys
 from collections.abc import Callable
 
 from backend_client._cli.os_errors import sentence
-from backend_client.errors import NPUError
+from backend_client.errors import ConfigurationError, NPUError
+
+
+class WrongUsage(ConfigurationError):
+    """The values of a command's flags make no sense."""
 
 
 def reported(work: Callable[[], int]) -> int:
-    """The status of `work`, or that of the error it raised: 1 with a message, 130 when it was interrupted."""
+    """The status of `work`, or that of the error it raised: 1 with a message, 2 for WrongUsage, 130 interrupted."""
     try:
         return work()
+    except WrongUsage as error:
+        return _fail(error.message, 2)
     except NPUError as error:
         return _fail(error.message)
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
+_FORMS = "a node is given as host:port, http://host:port or https://host:port, such as 10.0.0.22:8081"
 _SOURCES = frozenset({"dns", "srv", "srv+https", "file"})
 
 
@@ -39,12 +40,13 @@ def node_url(value: str) -> str:
     value = value.strip()
     try:
         url = URL(value if "://" in value else f"http://{value}")
+        host, port = url.host, url.explicit_port
     except ValueError:
-        raise ValueError("a node is given as http://host:port") from None
-    if "://" not in value and url.explicit_port is None:
-        raise ValueError("a node is given as http://host:port")
-    if url.scheme not in {"http", "https"} or not url.host or url.query_string or url.fragment:
-        raise ValueError("a node is given as http://host:port")
+        raise ValueError(_FORMS) from None
+    if url.scheme not in {"http", "https"} or not host or " " in value or url.query_string or url.fragment:
+        raise ValueError(_FORMS)
+    if "://" not in value and port is None:
+        raise ValueError(f"the port is missing: {_FORMS}")
     if url.user or url.password:
         raise ValueError("a node's URL holds no user or password: URLs are logged; use api_key")
     return str(url).rstrip("/")

@@ -53,9 +53,11 @@ class BulkRequest:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for values that make no sense."""
         given = {name: getattr(self, name) for name in _POSITIVE}
-        wrong = [f"{name} must be more than 0" for name, value in given.items() if value is not None and value <= 0]
+        wrong = [f"{name} must be more than 0" for name, value in given.items() if value is not None and not value > 0]
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             wrong.append(f"shard {self.shard[0]}/{self.shard[1]} does not exist: shards are 0/n to n-1/n")
+        if not self.patience >= 0:
+            wrong.append("patience is a number of seconds, 0 or more")
         if not 0 <= self.max_rejected <= 1:
             wrong.append("max_rejected is a share of the rows, from 0 to 1")
         taken = [name for name in self.keep or () if name in {*RESULT_COLUMNS, "embeddings", "generated_text"}]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_client._cli.commands.dataset_progress import Bar, show_estimate, show_report
-from backend_client._cli.reporting import reported
+from backend_client._cli.reporting import WrongUsage, reported
 from backend_client.bulk import BulkRequest, ExitCode, run_job, status
 from backend_client.bulk.estimate import estimate
 from backend_client.bulk.supervisor import History, Note, supervise, supported
@@ -76,6 +76,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def start(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Run the job in a child process, so that a fragment that kills it is quarantined; on Ray the actors do that."""
+    _checked_request(args)
     if args.status or args.dry_run or args.ray is not None or args.in_process or not supported():
         return asyncio.run(run(args, settings))
     return supervise(lambda history, note: reported(lambda: asyncio.run(run(args, settings, history, note))))
@@ -85,7 +86,7 @@ async def run(
     args: argparse.Namespace, settings: ClientSettings, history: History | None = None, note: Note | None = None
 ) -> int:
     """Run the job, or show what there is. `history` and `note` are the supervisor's."""
-    request = _request(args)
+    request = _checked_request(args)
     if args.status:
         found = await status(request)
         show_report(found, as_json=args.json)
@@ -130,6 +131,15 @@ def _interruptible() -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
+def _checked_request(args: argparse.Namespace) -> BulkRequest:
+    """What the flags ask for. Raises WrongUsage."""
+    try:
+        return _request(args)
+    except ConfigurationError as error:
+        problem = error.message
+    raise WrongUsage(problem)
+
+
 def _request(args: argparse.Namespace) -> BulkRequest:
     if args.start_nodes and args.ray is None:
         raise ConfigurationError("--start-nodes needs --ray")
@@ -148,7 +158,7 @@ def _request(args: argparse.Namespace) -> BulkRequest:
         column=column,
         messages=messages,
         id_column=args.id_column,
-        keep=tuple(args.keep_columns.split(",")) if args.keep_columns else None,
+        keep=None if args.keep_columns is None else _columns(args.keep_columns),
         model=args.model,
         require_device=args.require_device,
         options=options,
@@ -162,6 +172,13 @@ def _request(args: argparse.Namespace) -> BulkRequest:
         timeout=args.timeout,
         allow_cloud=args.allow_cloud,
     )
+
+
+def _columns(value: str) -> tuple[str, ...]:
+    names = tuple(value.split(","))
+    if not all(names):
+        raise ConfigurationError("--keep-columns names columns, such as id,title: a name is empty")
+    return names
 
 
 def _shard(value: str | None) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -28,12 +29,12 @@ class Bar:
         *,
         as_json: bool,
         clock: Callable[[], float] = time.monotonic,
-        columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
+        columns: Callable[[], int] | None = None,
     ) -> None:
         self._form = "json" if as_json else "terminal" if sys.stderr.isatty() else "log"
         self._every = _EVERY_S[self._form]
         self._clock = clock
-        self._columns = columns
+        self._columns = columns or _terminal_columns
         self._began = clock()
         # Of a run that takes less, a log has the report only.
         self._last = self._began if self._form == "log" else float("-inf")
@@ -74,6 +75,14 @@ class Bar:
         else:
             line = bar_line(progress, rate, remaining, self._columns())
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _terminal_columns() -> int:
+    """The width of what standard error is: standard output may be a file, or another terminal."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
 
 
 def bar_line(progress: Progress, rate: float, remaining: float | None, columns: int = 80) -> str:

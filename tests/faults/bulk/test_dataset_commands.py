@@ -1,6 +1,11 @@
 """`npu-client embed-dataset` and `generate-dataset`: what they print, how they end, and wrong usage."""
 
+import fcntl
 import json
+import os
+import struct
+import sys
+import termios
 
 import pyarrow.parquet as pq
 import pytest
@@ -69,14 +74,43 @@ def test_status_of_nothing_says_so(tmp_path, capsys):
         (["--window", "0"], "window must be more than 0"),
         (["--max-rejected", "7"], "a share of the rows"),
         (["--start-nodes"], "--start-nodes needs --ray"),
-        (["--ray", "127.0.0.1:6379"], "RAY_AUTH_MODE=token"),
         (["--keep-columns", "text,device"], "adds a column device"),
+        (["--keep-columns", ""], "--keep-columns names columns"),
+        (["--patience", "nan"], "patience is a number of seconds"),
+        (["--timeout", "nan"], "timeout must be more than 0"),
+        (["--window", "two"], "invalid int value: 'two'"),
     ],
 )
-def test_wrong_usage_is_explained(source, tmp_path, capsys, monkeypatch, more, message):
+@pytest.mark.parametrize("how", ["--in-process", "--resume"])
+def test_values_that_make_no_sense_are_wrong_usage(source, tmp_path, capsys, more, message, how):
+    try:
+        status = main(["embed-dataset", source, str(tmp_path / "out"), how, *more])
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert capsys.readouterr().err.count(message) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_cluster_that_takes_no_token_is_not_asked(source, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert main(["embed-dataset", source, str(tmp_path / "out"), "--in-process", *more]) == 1
-    assert message in capsys.readouterr().err
+    assert main(["embed-dataset", source, str(tmp_path / "out"), "--ray", "127.0.0.1:6379"]) == 1
+    assert "RAY_AUTH_MODE=token" in capsys.readouterr().err
+
+
+def test_the_bar_is_as_wide_as_what_standard_error_is(monkeypatch):
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    # Standard output is a file, whose width would be taken for 80.
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Bar(as_json=False) as bar:
+            bar.update(Progress(10**30))
+    drawn = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert drawn.startswith("\r0/1000000")
+    assert len(drawn.strip().removesuffix("\x1b[K")) == 39
 
 
 def test_prompts_and_conversations_are_answered(fleet, tmp_path):

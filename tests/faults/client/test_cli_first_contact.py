@@ -67,6 +67,31 @@ def test_a_node_is_given_without_a_scheme(capsys):
     assert url in capsys.readouterr().out
 
 
+def test_settings_may_stand_before_the_command_and_behind_it(tmp_path, capsys):
+    with served_in_thread(ScriptedNode()) as first, served_in_thread(ScriptedNode()) as second:
+        assert main(["health", "--node", first, "--local-only"]) == 0
+        assert first in capsys.readouterr().out
+        assert main(["--node", first, "health", "--node", second]) == 0
+        assert first in (out := capsys.readouterr().out)
+        assert second in out
+        (tmp_path / "client.toml").write_text(f'nodes = ["{second}"]\n')
+        assert main(["embed", "--config", str(tmp_path / "client.toml"), "a"]) == 0
+
+
+@pytest.mark.parametrize("node", ["127.0.0.1", "npu.internal"])
+def test_a_node_without_its_port_is_told_what_is_missing(capsys, node):
+    assert main(["health", "--node", node]) == 1
+    assert "  nodes: the port is missing: a node is given as host:port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("node", [":9", "127.0.0.1:99999", "", "ftp://10.0.0.1:1", "http://", "[::1:8081", "a b:1"])
+def test_what_is_no_address_is_told_what_one_looks_like(capsys, node):
+    assert main(["health", "--node", node]) == 1
+    err = capsys.readouterr().err
+    assert "  nodes: a node is given as host:port, http://host:port or https://host:port" in err
+    assert err.count("\n") == 2
+
+
 def test_no_command_shows_the_help(capsys):
     assert main([]) == 0
     assert "commands:" in capsys.readouterr().out
