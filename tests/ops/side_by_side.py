@@ -6,8 +6,9 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Fixtures of machines, what takes longest first: each is set up once, on the worker that runs all who use it.
-MACHINES = ("fleet", "hardware")
+# Fixtures of machines, and of the chart on a control plane, what takes longest first: each is set up once, on the worker
+# that runs all who use it.
+MACHINES = ("fleet", "hardware", "release")
 
 
 @functools.cache

@@ -85,8 +85,9 @@ print(keeping.kept("key", make).read_text())
 
 
 def test_the_users_of_a_machine_run_on_one_worker():
-    units = {path.name: unit_of(str(path)) for path in TESTS.glob("test_*.py")}
-    fleet, hardware = ({name for name, unit in units.items() if unit == machine} for machine in MACHINES)
+    units = {path.name: unit_of(str(path)) for path in TESTS.rglob("test_*.py")}
+    fleet, hardware, release = ({name for name, unit in units.items() if unit == machine} for machine in MACHINES)
     assert {"test_provisioning.py", "test_upgrade.py", "test_bounded_user_unit.py"} <= fleet
     assert {"test_driver_role.py", "test_passthrough_role.py"} <= hardware
+    assert release == {"test_chart_data_sets.py", "test_chart_nodes.py", "test_chart_values.py"}
     assert "test_prometheus_rules.py" not in fleet | hardware
