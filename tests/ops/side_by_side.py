@@ -6,8 +6,8 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Fixtures of machines, and of the chart on a control plane, what takes longest first: each is set up once, on the worker
-# that runs all who use it.
+# Fixtures of machines, and of the chart on a control plane, what takes longest first. Each is set up once, on the
+# worker that runs all who use it.
 MACHINES = ("fleet", "hardware", "release")
 
 
