@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker_node.commands.progress import follow_pull, progress_display, progress_displays
+from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CONVERTED_FORMS, Catalog, Quantization
 from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
 if TYPE_CHECKING:
     from worker_node.commands.node_client import NodeClient
+
+# What the conversions of the embedded models take together, and half as much again.
+_MEMORY_FOR_BOTH = 3 * 10**9
 
 _EXAMPLES = """examples:
   npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
@@ -94,7 +98,8 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
         return report(wishes, store.root, as_json=args.json)
     if args.embedded and args.quantization is None:
         together = [entry.id for entry in catalog.embedded() if not store.is_installed(store.wish(entry.id))]
-        if len(together) > 1:
+        memory = available_memory()
+        if len(together) > 1 and (memory is None or memory >= _MEMORY_FOR_BOTH):
             _pull_at_once(store, together)
     for wish in {wish.model_id: wish for wish in wishes}.values():
         with progress_display(wish.model_id) as progress:
@@ -104,7 +109,7 @@ def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog)
 
 
 def _pull_at_once(store: ModelStore, names: list[str]) -> None:
-    """Pull models of the catalog, each in a process of its own; small ones, since together they take more memory.
+    """Pull models of the catalog, each in a process of its own.
 
     Raises the NodeError of the first that fails, and ends the others.
     """

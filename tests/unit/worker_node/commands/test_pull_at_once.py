@@ -6,10 +6,16 @@ import os
 import pytest
 
 from worker_node.cli import main
+from worker_node.commands import pull as pull_command
 from worker_node.errors import DownloadFailed
 from worker_node.models import pulling
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
+
+
+@pytest.fixture(autouse=True)
+def _memory_enough(monkeypatch):
+    monkeypatch.setattr(pull_command, "available_memory", lambda: 10**10)
 
 
 def test_both_are_pulled_at_once_and_one_failure_ends_the_other(monkeypatch, tmp_path, capsys):
@@ -61,8 +67,15 @@ def test_an_interruption_waits_for_the_end_of_both(monkeypatch, tmp_path):
     assert sorted(ended) == sorted(begun)
 
 
-@pytest.mark.parametrize("arguments", [["--embedded", "--quantization", "int8_sym"], ["smollm2"]])
-def test_what_is_not_the_pair_of_every_node_is_pulled_as_before(monkeypatch, tmp_path, capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "memory"),
+    [(["--embedded", "--quantization", "int8_sym"], None), (["smollm2"], None), (["--embedded"], 10**9)],
+)
+def test_one_after_the_other_in_another_form_alone_or_with_little_memory(
+    monkeypatch, tmp_path, capsys, arguments, memory
+):
+    monkeypatch.setattr(pull_command, "available_memory", lambda: memory)
+
     def stop(store, wish, progress):
         raise DownloadFailed(f"{wish.model_id} is asked for")
 
