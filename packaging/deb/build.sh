@@ -30,7 +30,7 @@ mkdir -p "$package/DEBIAN" "$package$home" "$package/usr/bin" "$package/etc/npu-
 # The environment is made where it is not going to be; what holds its path is corrected after.
 "$python" -m venv "$package$home"
 # shellcheck disable=SC2086  # several options
-"$package$home/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile ${PIP_OPTIONS:-} \
+"$package$home/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile ${PIP_OPTIONS:-} \
     --constraint "$root/constraints.txt" "${root}[node,convert]"
 find "$package$home" -name __pycache__ -prune -exec rm -rf {} +
 # Wheels bring their makers' tests and headers; the node needs neither.
