@@ -23,8 +23,11 @@ _PROVIDERS: Final[dict[Source, str]] = {"npu": "npu-node", "cloud": "openai"}
 _OTHER_OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
     "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
     "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
 }
 _PORTS: Final = {"http": 80, "https": 443}
 _SAMPLING: Final = (

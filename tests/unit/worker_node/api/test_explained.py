@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.application import application, built_models, with_engine
+from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from worker_node.domain import Device
 from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.settings import NodeSettings
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 TEXT = "What is the capital of France?"
@@ -24,8 +26,15 @@ BODIES = {
     "/api/embeddings": {"model": EMBEDDER, "prompt": TEXT},
     "/api/chat": {"model": WRITER, "messages": MESSAGES},
     "/api/generate": {"model": WRITER, "prompt": TEXT},
+    "/rerank": {"model": RANKER, "query": TEXT, "texts": [TEXT, "Paris"]},
+    "/v1/rerank": {"model": RANKER, "query": TEXT, "documents": [TEXT, "Paris"]},
+    # The fields of the form; the file is left out.
+    "/v1/audio/transcriptions": {"model": HEARER, "response_format": "verbose_json", "temperature": 0},
 }
 BODIES |= {path.replace("/v1/", "/v3/"): body for path, body in BODIES.items() if path.startswith("/v1/")}
+BODIES["/v2/rerank"] = BODIES["/v1/rerank"]
+# The recogniser here knows English only, and refuses these.
+TRANSLATIONS = {"/v1/audio/translations", "/v3/audio/translations"}
 
 
 class NoEngine:
@@ -42,8 +51,12 @@ class NoEngine:
 
 @pytest.fixture(scope="module")
 def models(store):
-    """The embedded models with their tokenizers and limits; what their engines would be is taken out below."""
-    return built_models(store, EMBEDDER, WRITER)
+    """The embedded models with their tokenizers and limits, a reranker and a recogniser of English speech.
+
+    What their engines would be is replaced below.
+    """
+    others = [make(store, [placement(name, None)]) for name, make in ((RANKER, ranker), (HEARER, hearer))]
+    return [*built_models(store, EMBEDDER, WRITER), *others]
 
 
 @pytest.fixture
@@ -64,9 +77,7 @@ async def test_every_path_on_offer_is_tried(explain):
     told = await explain("/nowhere", {})
     assert told.status == 400
     offered = told.body["error"]["message"].removeprefix("path is one of ").split(", ")
-    # Rerankers and speech are tried where there are such models (tests/real): none here ranks or hears.
-    others = {path for path in offered if path.endswith("/rerank") or "/audio/" in path}
-    assert set(offered) - others == set(BODIES), "a dialect was added or removed: give its path a request here"
+    assert set(offered) == set(BODIES) | TRANSLATIONS, "a dialect was added or removed: give its path a request here"
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -75,7 +86,13 @@ async def test_a_request_of_any_dialect_is_explained_and_nothing_runs(explain, p
     assert told.status == 200
     assert (told.body["path"], told.body["model"]) == (path, BODIES[path]["model"])
     assert (told.body["device"], told.body["reason"], told.body["refusal"]) == ("CPU", "preferred", None)
-    assert told.body["token_count"] == told.body["prompt_tokens"] > 5
+    if path.endswith("/rerank"):
+        # All pairs count; the longest one decides the route.
+        assert told.body["token_count"] > told.body["prompt_tokens"] > 5
+    elif "/audio/" in path:
+        assert told.body["token_count"] == 1, "how long the recording is decides no route"
+    else:
+        assert told.body["token_count"] == told.body["prompt_tokens"] > 5
     [place] = told.body["placements"]
     assert (place["device"], place["holds"], place["obstacle"]) == ("CPU", True, None)
 
@@ -103,3 +120,34 @@ async def test_the_headers_of_the_explained_request_count_in_any_dialect(explain
 async def test_a_request_that_would_be_refused_is_refused_here_with_its_reason(explain, path):
     told = await explain(path, BODIES[path] | {"model": "nobody-has-this"})
     assert (told.status, told.body["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", TRANSLATIONS)
+async def test_a_translation_is_refused_by_a_model_that_knows_english_only(explain, path):
+    told = await explain(path, {"model": HEARER})
+    assert (told.status, told.body["error"]["code"]) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": TEXT, "documents": []}, "documents"),
+        ("/rerank", {"query": TEXT, "texts": ["word " * 9000]}, "texts[0]"),
+        ("/v1/audio/transcriptions", {"response_format": "xml"}, "response_format"),
+        ("/v1/audio/transcriptions", {"stream": "perhaps"}, "stream"),
+        ("/v1/audio/transcriptions", {"language": "en"}, "language"),
+    ],
+)
+async def test_wrong_fields_of_the_newer_tasks_are_refused_here_as_they_would_be(explain, path, body, param):
+    told = await explain(path, body)
+    assert (told.status, told.body["error"]["param"]) == (400, param)
+
+
+async def test_a_strict_node_refuses_unknown_fields_of_a_form_here_too(models):
+    settings = NodeSettings(unknown_fields="reject")
+    served = [with_engine(model, NoEngine(EngineState.READY)) for model in models]
+    async with application(served, settings) as (client, _):
+        for fields, status in (({"include": "logprobs"}, 200), ({"beam": "5"}, 400)):
+            wanted = {"path": "/v1/audio/transcriptions", "body": fields}
+            async with client.post("/route/explain", json=wanted) as reply:
+                assert reply.status == status

@@ -96,7 +96,11 @@ async def _translations(request: web.Request) -> web.StreamResponse:
 async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
     if (dry_run := request[STATE].dry_run) is not None:
-        await explain(node.services, context, described(dry_run, translate=translate))
+        form = described_form(dry_run)
+        wanted = form.wanted(translate=translate)
+        form.stream()  # raises what the request would
+        form.note_ignored(request, detects_voice=True)
+        await explain(node.services, context, wanted)
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
@@ -130,8 +134,8 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def described(dry_run: DryRun, *, translate: bool) -> TranscriptionRequest:
-    """The fields of a request that is only to be explained, given as JSON without its file."""
+def described_form(dry_run: DryRun) -> UploadForm:
+    """The form of a request that is only to be explained, given as JSON without its file."""
     form = UploadForm(Path())
     fields = orjson.loads(dry_run.body)
     if not isinstance(fields, dict):
@@ -140,7 +144,7 @@ def described(dry_run: DryRun, *, translate: bool) -> TranscriptionRequest:
         for item in value if isinstance(value, list) else [value]:
             if item is not None:
                 form.fields.add(name, str(item).lower() if isinstance(item, bool) else str(item))
-    return form.wanted(translate=translate)
+    return form
 
 
 def _rendered(
