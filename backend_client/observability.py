@@ -14,10 +14,11 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 | `gen_ai_client_token_usage` (histogram) | operation, source, model, type (input, output) |
 | `npu_client_attempts_total` | node, outcome: each try, so the retries too |
 
-The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt) or
-embeddings, `source` (npu, cloud) stands for the provider, `model` is the one that answered, `error` is an exception's
-class. Beside these there is what `state_metrics` reads from the clients: nodes, breakers, the retry budget, what the
-cloud cost.
+The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt),
+embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (npu, cloud) stands for the
+provider, `model` is the one that answered, `error` is an exception's class. Chats and completions have output tokens,
+transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
+the retry budget, what the cloud cost.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from backend_client._api.base_client import BaseClient
 from backend_client._api.inference_client import InferenceClient
 from backend_client._api.npu_client import NPUClient
-from backend_client._api.span_attributes import EMBEDDINGS, of_answer, of_request, of_server, operation_name
+from backend_client._api.span_attributes import of_answer, of_request, of_server, operation_name, tokens_of
 from backend_client._api.state_metrics import StateCollector
 from backend_client._protocol.jobs import Answer, Backend, EmbedJob, EventStream, Exchange, GenerateJob, J, Job
 from backend_client._protocol.report import ModelReport
@@ -265,9 +266,8 @@ class ObservedBackend:
             return
         self._count_attempts(origin.attempts)
         seen.span.set_attributes(of_answer(operation, origin, usage, seen.finish_reason))
-        self._metrics.tokens.labels(operation, source, model, "input").observe(usage.prompt_tokens)
-        if operation != EMBEDDINGS:
-            self._metrics.tokens.labels(operation, source, model, "output").observe(usage.completion_tokens)
+        for kind, count in tokens_of(operation, usage).items():
+            self._metrics.tokens.labels(operation, source, model, kind).observe(count)
 
     def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
         for attempt in attempts:

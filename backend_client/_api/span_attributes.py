@@ -6,6 +6,7 @@ of models, devices and servers: no prompt, answer or stop sequence, which are th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ from backend_client.results import Origin, Source, Usage
 Attributes = dict[str, AttributeValue]
 
 EMBEDDINGS: Final = "embeddings"
+_TRANSCRIBE: Final = "transcribe"
+# Operations whose answers are made of tokens.
+_WRITING: Final = frozenset({"chat", "text_completion"})
 
 # The conventions' own value for whatever speaks OpenAI's API; there is none for nodes.
 _PROVIDERS: Final[dict[Source, str]] = {"npu": "npu-node", "cloud": "openai"}
@@ -26,8 +30,8 @@ _OTHER_OPERATIONS: Final = {
     "/detokenize": "detokenize",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
-    "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "translation",
+    "/v1/audio/transcriptions": _TRANSCRIBE,
+    "/v1/audio/translations": _TRANSCRIBE,
 }
 _PORTS: Final = {"http": 80, "https": 443}
 _SAMPLING: Final = (
@@ -40,12 +44,19 @@ _SAMPLING: Final = (
 
 
 def operation_name(job: Job) -> str:
-    """`embeddings`, `chat`, or `text_completion` for a prompt that is continued as it stands; as nodes call it."""
+    """`embeddings`, `rerank`, `transcribe`, `tokenize`, `detokenize`, `chat`, or `text_completion` for a prompt that is
+    continued as it stands; as nodes call it."""
     if isinstance(job, EmbedJob) or (isinstance(job, Exchange) and job.kind == "embedding"):
         return EMBEDDINGS
     if isinstance(job, Exchange) and job.path in _OTHER_OPERATIONS:
         return _OTHER_OPERATIONS[job.path]
     return "text_completion" if isinstance(job, GenerateJob) and job.sampling.get("raw") else "chat"
+
+
+def tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:
+    """The tokens that an answer counts, by the conventions' `type`. A recording has none: its size is its seconds."""
+    found = {} if operation == _TRANSCRIBE else {"input": usage.prompt_tokens}
+    return found | ({"output": usage.completion_tokens} if operation in _WRITING else {})
 
 
 def of_request(job: Job, operation: str, asked: Source, *, stream: bool) -> Attributes:
@@ -80,12 +91,10 @@ def of_answer(operation: str, origin: Origin, usage: Usage, finish_reason: str |
     found = of_server(origin.source, origin.node) | {
         "gen_ai.response.model": origin.model,
         "gen_ai.response.id": origin.request_id,
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "npu.device": origin.device or "",
         "npu.attempts": len(origin.attempts),
     }
-    if operation != EMBEDDINGS:
-        found["gen_ai.usage.output_tokens"] = usage.completion_tokens
+    found |= {f"gen_ai.usage.{kind}_tokens": count for kind, count in tokens_of(operation, usage).items()}
     if finish_reason:
         found["gen_ai.response.finish_reasons"] = [finish_reason]
     return found

@@ -235,6 +235,8 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: b
         lease.node.learn(lease.need.model, route.model)
     busy = told.get("npu_busy_delta_us")
     prompt, completion = usage_of(told)
+    # Of a recording nodes count positions of audio, and only those of its first part.
+    counted = 0 if lease.need.kind == "transcription" else route.prompt_tokens
     return RawReply(
         source="npu",
         node=lease.node.url,
@@ -249,7 +251,7 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: b
         headers=head.headers,
         status=head.status,
         body=body if keep_body else None,
-        usage=Usage(prompt or route.prompt_tokens, completion),
+        usage=Usage(prompt or counted, completion),
     )
 
 

@@ -21,7 +21,9 @@ _KIND_OF = {
     "/v1/chat/completions": "generation",
     "/tokenize": "generation",
     "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
     "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
 }
 PATHS = tuple(_KIND_OF)
 _INVALID = "invalid_request"
@@ -91,6 +93,8 @@ class FakeNode:
         try:
             kind = self._kind(path, body)
             model = body.get("model") or _MODELS[kind]
+            if kind not in self.offers and not (kind == "vision" and "generation" in self.offers):
+                return step, answers.refusal(Step("status", 404, "model_not_found"))
             if model != _MODELS[kind] and (model, kind) != (VIEWER, "generation"):
                 # A model that reads no images refuses them.
                 wrong = model == WRITER and kind == "vision"
@@ -115,9 +119,9 @@ class FakeNode:
             return answers.generation(model, body["prompt"], self._pieces(body))
         if path == "/v1/chat/completions":
             return self._chat(body, model)
-        if path == "/v1/rerank":
+        if path in {"/v1/rerank", "/v2/rerank"}:
             return answers.ranking(body["query"], body["documents"], body.get("top_n"))
-        if path == "/v1/audio/transcriptions":
+        if path.startswith("/v1/audio/"):
             language = None if body.get("stream") == "true" else body.get("language", "english")
             return answers.transcript(self.transcript, language)
         text = body.get("prompt") or json.dumps(body.get("messages"))

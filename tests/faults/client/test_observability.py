@@ -20,7 +20,13 @@ from backend_client import (
     StreamInterrupted,
     sync,
 )
+from backend_client._api.openai_routes import _UPLOADS, _WHOLE
+from backend_client._api.span_attributes import operation_name
+from backend_client._protocol.dialect import FORMS
+from backend_client._protocol.jobs import Exchange
+from backend_client._resilience.deadline import Deadline
 from backend_client.observability import Metrics, instrument
+from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, error_response, sse
 from tests.faults.served import served_in_thread
 
@@ -95,6 +101,48 @@ async def test_each_operation_has_a_span_and_its_tokens(scripted, observed):
     of_embeddings = {"operation": "embeddings", "source": "npu", "model": EMBEDDER}
     assert observed.value("gen_ai_client_token_usage_sum", **of_embeddings, type="input") == 7
     assert observed.value("gen_ai_client_token_usage_count", **of_embeddings, type="output") is None
+
+
+async def test_rankings_and_transcriptions_are_operations_of_their_own(observed):
+    with FakeFleet(1) as fleet:
+        async with observed(fleet.async_client()) as client:
+            await client.rerank("capital of France", ["Bonn", "Paris"])
+            await client.transcribe(b"RIFF", model="fake-listener")
+    ranked, heard = observed.spans
+    assert [span.name for span in (ranked, heard)] == ["rerank", "transcribe fake-listener"]
+    assert (ranked.attributes["gen_ai.usage.input_tokens"], ranked.attributes["gen_ai.response.model"]) == (
+        5,
+        "fake-reranker",
+    )
+    assert not [name for span in (ranked, heard) for name in span.attributes if name.endswith("output_tokens")]
+    assert "gen_ai.usage.input_tokens" not in heard.attributes, "a recording is counted in seconds"
+    for operation, model, tokens in (("rerank", "fake-reranker", 5), ("transcribe", "fake-listener", None)):
+        labels = {"operation": operation, "source": "npu", "model": model}
+        assert observed.value("gen_ai_client_operation_duration_seconds_count", **labels, error="") == 1
+        assert observed.value("gen_ai_client_token_usage_sum", **labels, type="input") == tokens
+        assert observed.value("gen_ai_client_token_usage_count", **labels, type="output") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/rerank", "rerank"),
+        ("/v2/rerank", "rerank"),
+        ("/v1/audio/transcriptions", "transcribe"),
+        ("/v1/audio/translations", "transcribe"),
+        ("/tokenize", "tokenize"),
+        ("/detokenize", "detokenize"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/chat/completions", "chat"),
+        ("/v1/responses", "chat"),
+    ],
+)
+def test_every_path_of_the_sdk_over_the_fleet_has_its_operation(path, operation):
+    assert path in _WHOLE | _UPLOADS | FORMS.keys()
+    kind = "embedding" if operation == "embeddings" else "generation"
+    job = Exchange(path=path, kind=kind, deadline=Deadline.after(1, lambda: 0.0), request_id="r")
+    assert operation_name(job) == operation
 
 
 async def test_a_raw_prompt_is_a_text_completion_as_nodes_call_it(scripted, observed):

@@ -9,7 +9,10 @@ import pickle
 
 import pytest
 
+import backend_client
 from backend_client import (
+    CloudClient,
+    CloudSettings,
     DeadlineExceeded,
     InferenceClient,
     InvalidArgument,
@@ -297,6 +300,72 @@ async def test_one_node_of_two_that_offers_it_gets_every_request(fleet):
         async with mixed.async_client() as client:
             results = await asyncio.gather(*(client.rerank("q", ["a", "b"]) for _ in range(8)))
         assert {result.node for result in results} == {mixed[1].url}
+
+
+async def test_a_recording_goes_to_the_node_that_hears():
+    with FakeFleet(2) as mixed:
+        mixed[1].offers = {"embedding", "rerank"}
+        async with mixed.async_client() as client:
+            heard = await asyncio.gather(*(client.transcribe(AUDIO) for _ in range(4)))
+            assert {result.node for result in heard} == {mixed[0].url}
+            mixed[0].script(status(500))
+            again = await client.transcribe(AUDIO)
+        # The name might be an alias there: the other node is asked once, when nobody else is left, and knows none.
+        assert [(attempt.node, attempt.outcome) for attempt in again.attempts] == [
+            (mixed[0].url, "NodeFailed"),
+            (mixed[1].url, "ModelMissing"),
+            (mixed[0].url, "ok"),
+        ]
+
+
+@pytest.mark.parametrize("fault", [drop(), status(500), status(503, "engine_unavailable"), status(429, "overloaded")])
+async def test_a_recording_is_heard_by_the_other_node_whatever_ends_the_first_attempt(client, fleet, fault):
+    fleet[0].script(fault)
+    result = await until_retried(lambda: client.transcribe(AUDIO))
+    assert [attempt.node for attempt in result.attempts] == fleet.urls
+
+
+async def test_the_cloud_is_never_asked_and_the_error_says_so(cloud):
+    settings = CloudSettings(base_url=cloud.url, api_key="sk", chat_model="cloud-chat")
+    with FakeFleet(2) as failing:
+        for node in failing:
+            node.script(*[status(500)] * 6)
+        async with InferenceClient(failing.async_client(), CloudClient(settings)) as client:
+            for path, call in (
+                ("/v1/rerank", client.rerank("q", DOCUMENTS, timeout=5)),
+                ("/v1/audio/transcriptions", client.transcribe(AUDIO, timeout=5)),
+            ):
+                with pytest.raises(NPUUnavailableError, match=f"serves chats and embeddings only, and this is {path}"):
+                    await call
+            for node in failing:
+                node.clear()
+            assert (await client.rerank("capital of France", DOCUMENTS)).documents[0].index == 1
+            assert client.ledger.local.calls == 1
+            assert client.ledger.local.prompt_tokens > 0
+    assert not cloud.requests
+
+
+async def test_a_recording_counts_no_tokens_in_the_ledger(fleet, monkeypatch):
+    """The node's token count is that of positions of audio, in the first passage."""
+    for node in fleet:
+        headers = {**route_headers("fake-listener"), "X-NPU-Node-Token-Count": "1500"}
+        monkeypatch.setattr(node, "_answer", lambda *_, told=headers: json_answer({"text": "a"}, told))
+    async with InferenceClient(fleet.async_client()) as client:
+        await client.transcribe(AUDIO)
+        assert (client.ledger.local.calls, client.ledger.local.prompt_tokens) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the SDK's name for translations
+async def test_a_translation_and_the_newer_form_of_rerank_go_over_the_fleet(fleet):
+    async with backend_client.openai(fleet.settings()) as openai:
+        said = await openai.audio.translations.create(
+            model="fake-listener", file=("a.wav", AUDIO), response_format="verbose_json"
+        )
+        path = str(openai.base_url).replace("/v1", "/v2") + "rerank"
+        ranked = await openai.post(path, cast_to=object, body={"query": "capital of France", "documents": DOCUMENTS})
+    assert said.text == "It is raining in Paris."
+    assert [result["index"] for result in ranked["results"]] == [1, 2, 0]
+    assert [request.path for request in fleet.requests] == ["/v1/audio/translations", "/v2/rerank"]
 
 
 def test_the_blocking_twin_has_both(fleet, tmp_path):
