@@ -17,15 +17,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from backend_client._protocol.forms import encode_form
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny
 from tests.support.nodes import start_node
+from tests.support.speech import SPEECH
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(2400)]
 
 RULES = Path(__file__).parents[2] / "config" / "prometheus" / "alerts.yml"
-EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
+EMBEDDER, WRITER, LISTENER = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 DEAD = "127.0.0.1:1"
 # Limits are for a hang: a query is asked until it is answered, and a busy machine makes little to measure in a while.
 HANG_S = 600
@@ -119,7 +121,8 @@ def prometheus(directory, jobs):
 
 
 def post(url, body, **headers):
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
             return reply.status
@@ -153,11 +156,13 @@ def served(text):
 
 
 class Load(threading.Thread):
-    """Calls that the service does not make: other dialects, long prompts, refusals."""
+    """Calls that the service does not make: other dialects and tasks, long prompts, refusals."""
 
     def __init__(self, nodes):
         super().__init__()
         self._nodes = nodes
+        shortest = min((file.read_bytes() for file in SPEECH), key=len)
+        self._speech = encode_form({"model": LISTENER}, "speech.ogg", shortest)
         self._over = threading.Event()
 
     def run(self):
@@ -172,6 +177,8 @@ class Load(threading.Thread):
                 post(url + "/embeddings", {"texts": ["word " * 60 + str(turn)]})
                 post(url + "/embeddings", {"texts": [1]})
                 post(url + "/rerank", {"query": "a", "texts": ["b c", str(turn)]})
+            recording, kind = self._speech
+            post(self._nodes[0] + "/v1/audio/transcriptions", recording, **{"Content-Type": kind})
 
     def stop(self):
         self._over.set()
@@ -189,11 +196,13 @@ def watched(tmp_path_factory, store):
     (sysfs / "npu_current_frequency_mhz").write_text("1400\n")
     npu_first = {"name": EMBEDDER, "placements": ["NPU", {"device": "CPU", "load": "eager"}], "npu_buckets": [32]}
     writer = {"name": WRITER, "placements": ["CPU"]}
+    store.pull(LISTENER)
+    listener = {"name": LISTENER, "placements": ["CPU"]}
     ranker = tmp_path_factory.mktemp("ranker") / "tiny"
     write_tiny(ranker)
     emulated = {
         "NPU_NODE_NPU_EMULATION": "1",
-        "NPU_NODE_MODELS": json.dumps([npu_first, writer, {"path": str(ranker), "placements": ["CPU"]}]),
+        "NPU_NODE_MODELS": json.dumps([npu_first, writer, listener, {"path": str(ranker), "placements": ["CPU"]}]),
         "NPU_NODE_CANARY_INTERVAL_S": "5",
     }
     with contextlib.ExitStack() as stack:

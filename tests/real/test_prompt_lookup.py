@@ -86,12 +86,15 @@ def test_answers_are_the_same_with_every_parameter_and_beside_others(engines):
 
 
 def test_an_answer_that_repeats_takes_fewer_steps(engines):
-    made = []
+    made, rows = [], []
     for engine in engines:
-        before = engine.steps
-        engine.answers("in parts")
+        before, counted = engine.steps, engine.runner.stats().rows
+        tokens, _ = engine.answers("in parts")
         made.append(engine.steps - before)
+        rows.append(engine.runner.stats().rows - counted)
     assert made[1] < 0.75 * made[0]
+    # What the dashboard's "Tokens a step" divides.
+    assert rows[1] < len(tokens["in parts"]) <= rows[0]
 
 
 def test_an_answer_that_is_cancelled_between_guesses_leaves_nothing(engines):
