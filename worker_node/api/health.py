@@ -226,6 +226,7 @@ def _engine(placement: Placement) -> dict[str, Any]:
         "restarts": status.restarts,
         "canary": _canary(status.proof),
         "notes": placement.notes,
+        "options": placement.options,
         "retry_after_s": None if status.retry_after is None else round(status.retry_after, 1),
     }
 

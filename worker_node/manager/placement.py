@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from worker_node.domain import Device
 from worker_node.engines.base import Engine, EngineState, EngineStatus
@@ -33,9 +34,9 @@ class Placement:
     """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `notes` say what was found when it was built. `suspects` are those of the model, shared by its
-    placements. `parts` say where each part of the model runs, if not all of it runs on `device`. `uses` are the
-    directories of other models that the engine reads when it is loaded.
+    at start-up. `notes` say what was found when it was built, `options` what the settings set for its engine.
+    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
+    all of it runs on `device`. `uses` are the directories of other models that the engine reads when it is loaded.
     """
 
     device: Device
@@ -47,6 +48,7 @@ class Placement:
     on_demand: bool = False
     eager: bool = False
     notes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)
     uses: tuple[Path, ...] = ()

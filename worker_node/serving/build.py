@@ -185,6 +185,7 @@ def _placement(
         emulated=emulated,
         on_demand=lazy or wanted.idle_unload_s is not None,
         notes=tuple(notes),
+        options=plan.chosen(wanted.options),
         lacks=task.lacks(plan.options),
         parts=task.parts(plan.options),
         uses=task.uses(plan.options),

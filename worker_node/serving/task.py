@@ -6,7 +6,7 @@ A task derives a class from `ServedTask` and names an object of it in its regist
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -17,7 +17,7 @@ from worker_node.hosting.life import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
-from worker_node.options.declaration import EngineOptions
+from worker_node.options.declaration import EngineOptions, options_of
 from worker_node.registry import load, task_of
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
@@ -40,6 +40,10 @@ class EnginePlan:
     def runner(self) -> str:
         """The name of the engine."""
         return self.options.engine
+
+    def chosen(self, wanted: Collection[str]) -> dict[str, Any]:
+        """The engine's options of these names, as it gets them."""
+        return {name: getattr(self.options, name) for name in options_of(type(self.options)) if name in wanted}
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,3 +142,11 @@ def test_the_usual_prompt_costs_nothing_that_must_be_told(built):
 def test_memory_that_is_not_known_is_not_guessed(built):
     (built.path / "config.json").unlink()
     assert built.placements(max_prompt_len=2048)[0].notes[0].endswith("2176 tokens: an unknown amount of memory")
+
+
+def test_each_placement_tells_what_was_set_for_its_engine(built, tmp_path):
+    wanted = {"prompt_lookup": True, "kv_cache_precision": "u8", "max_prompt_len": 512, "blobs": str(tmp_path)}
+    on_npu, on_cpu = built.placements(**wanted)
+    assert on_npu.options == {"max_prompt_len": 512, "blobs": str(tmp_path)}
+    assert on_cpu.options == {"prompt_lookup": True, "kv_cache_precision": "u8"}
+    assert [place.options for place in built.placements()] == [{}, {}]

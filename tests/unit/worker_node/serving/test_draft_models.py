@@ -65,6 +65,7 @@ def test_a_draft_is_found_by_its_name_in_the_store_or_its_directory(store, devic
     for name in ("small", str(store / "small")):
         options = plan(store, device, draft_model=name).options
         assert (options.draft_model, options.draft_tokens) == (str(store / "small"), 4)
+        assert plan(store, device, draft_model=name).chosen({"draft_model"}) == {"draft_model": str(store / "small")}
         assert GENERATE.uses(options) == (store / "small",), "it is not removed while this model is served"
 
 
