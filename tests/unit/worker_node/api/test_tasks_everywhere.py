@@ -1,0 +1,96 @@
+"""Reranking, speech and vision wherever a node tells of its models and of what they did, over HTTP.
+
+Engines are scripted; that a model with vision is listed as such is in `tests/real/test_vision.py`.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.support.application import application
+from tests.support.task_models import HEARER, MODELS, RANKER, SEER, placement, request
+from tests.support.task_runner import result_of
+from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+
+# What one request of `task_models.request` gives: two documents, half a second of sound, four tokens.
+MADE = {RANKER: {"documents": 2}, HEARER: {"seconds of audio": 0}, SEER: {"tokens": 4}}
+COUNTERS = {
+    RANKER: {"npu_node_reranked_documents_total": 2.0},
+    HEARER: {"npu_node_audio_seconds_total": 0.5, "npu_node_audio_skipped_seconds_total": 0.0},
+    SEER: {"npu_node_generation_tokens_total": 4.0, "npu_node_time_to_first_token_seconds_count": 1.0},
+}
+FACTS = {
+    RANKER: {"kind": "rerank", "documents_limit": 1000},
+    HEARER: {"kind": "transcription", "languages": ["en"], "translates": False, "skips_silence": False},
+    SEER: {"kind": "generation"},
+}
+
+
+class Engine:
+    """Answers whatever it is asked, in this process."""
+
+    ready = True
+    status = EngineStatus(EngineState.READY, None)
+
+    async def run(self, job, _result):
+        if isinstance(job, GenerateJob):
+            yield TokenDelta(job.id, np.frombuffer(job.tokens, "<i4").tolist()[:4], "stop")
+        else:
+            yield result_of(job)
+
+
+@pytest.fixture
+async def client(store):
+    """A node that has answered one request of each task."""
+    models = [make(store, [placement(name, Engine())]) for name, make in MODELS.items()]
+    async with application(models) as (made, node):
+        for name in MODELS:
+            path, body = request(name)
+            async with made.post(path, **body) as reply:
+                assert reply.status == 200, await reply.text()
+                assert reply.headers["X-NPU-Node-Route-Reason"] == "preferred"
+        yield made
+        await node.services.parts.close()
+
+
+async def get(client, path):
+    async with client.get(path) as reply:
+        assert reply.status == 200
+        return await reply.json() if "json" in reply.content_type else await reply.text()
+
+
+async def test_health_the_dashboard_and_the_lists_tell_of_each(client):
+    for path in ("/health", "/dashboard/state"):
+        models = {model["id"]: model for model in (await get(client, path))["models"]}
+        assert models.keys() == MODELS.keys()
+        for name, facts in FACTS.items():
+            assert models[name] | facts == models[name], path
+            assert (models[name]["state"], models[name]["engines"][0]["device"]) == ("ready", "CPU")
+    state = await get(client, "/dashboard/state")
+    assert state["made"] == MADE
+    assert {(route["model"], route["reason"], route["count"]) for route in state["routes"]} == {
+        (name, "preferred", 1) for name in MODELS
+    }
+    listed = {model["id"]: model["capabilities"] for model in (await get(client, "/v1/models"))["data"]}
+    for name, task in ((RANKER, "rerank"), (HEARER, "transcribe"), (SEER, "generate")):
+        assert listed[name], name
+        assert (await get(client, f"/models/{name}"))["task"] == task
+
+
+async def test_the_metrics_that_rules_and_dashboards_read_count_each(client):
+    found = {}
+    for line in (await get(client, "/metrics")).splitlines():
+        if match := re.fullmatch(r'(\w+)\{(.*model="(\w+)".*)\} (\S+)', line):
+            name, labels, model, value = match.groups()
+            found.setdefault(model, {}).setdefault(name, []).append((labels, float(value)))
+    for name, counters in COUNTERS.items():
+        for counter, value in counters.items():
+            assert [count for _, count in found[name][counter]] == [value], counter
+        for counter in ("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"):
+            assert [count for _, count in found[name][f"npu_node_{counter}_count"]] == [1.0], (name, counter)
+        bounds = [labels for labels, _ in found[name]["npu_node_e2e_request_latency_seconds_bucket"]]
+        assert any('le="2.5"' in labels for labels in bounds), "the objective of reranking is one of them"
+        assert [count for _, count in found[name]["npu_node_routes_total"]] == [1.0]
+    assert 'npu_node_http_requests_total{route="/v2/rerank",status="200"} 1.0' in await get(client, "/metrics")
