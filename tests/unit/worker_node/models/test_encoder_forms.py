@@ -4,14 +4,21 @@ import json
 
 import pytest
 
+from tests.faults.hosting.test_engine_faults import until
 from worker_node.commands.show import _of_store, _vector_fidelity
+from worker_node.devices.npu_source import npu_source
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.engines.base import EngineState
 from worker_node.errors import BadRequest, ConversionFailed
+from worker_node.models.canary import EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.catalog import Catalog, Quantization
 from worker_node.models.conversion.fidelity import PROBE_SENTENCES
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.sentence_prompts import matryoshka_of, prompts_of
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine, build_model
+from worker_node.settings import ModelSettings, NodeSettings
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +93,36 @@ def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(in_process, stor
     )
     assert (shown["prompts"], shown["matryoshka"]) == (["document", "query"], ["8", "16"])
     assert small.prompts == {"query": "the ", "document": ""}
+
+
+@pytest.mark.slow
+async def test_an_int8_form_is_examined_by_vectors_of_its_own_on_each_device(
+    in_process, store_root, make_bert, tmp_path
+):
+    # More than 5 s on a busy core: a conversion, and three engine processes.
+    store, (directory, _) = ModelStore(), make_bert()
+    small = store.convert(directory, "small", quantization=Quantization.INT8_SYM)
+    known = read_embedding_canary(small.path)
+    probe, settings = Probe((DeviceInfo("CPU"),), "test"), NodeSettings(compile_cache=tmp_path / "compiled")
+
+    async def ended_up(device, state):
+        with npu_source(None, emulated=True) as npu:
+            # A CPU's own precision (bf16, quantized activations) is too coarse for a random network.
+            exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+            wanted = ModelSettings(name="small", placements=[{"device": device, "plugin_config": exact}])
+            [place] = build_model(store.get("small"), wanted, Machine(settings, probe, npu)).placements
+            place.engine.wake()
+            try:
+                return await until(place.engine, state)
+            finally:
+                await place.engine.stop()
+
+    for device in ("CPU", "NPU"):
+        status = await ended_up(device, EngineState.READY)
+        assert (status.proof is not None, status.wrong) == (True, 0), device
+    wrong = tuple((*row[1:], row[0]) for row in known.vectors)
+    write_embedding_canary(small.path, EmbeddingCanary(known.texts, wrong))
+    assert "to the known vectors" in (await ended_up("CPU", EngineState.QUARANTINED)).reason
 
 
 def test_an_int8_form_of_the_catalogs_encoder_is_installed_beside_it():
