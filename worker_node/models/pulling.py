@@ -89,7 +89,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
         stdout=asyncio.subprocess.PIPE,
         env=tool_environment(),
         # Ctrl-C in the terminal is for the process that waits for this one.
-        process_group=0,
+        start_new_session=True,
     )
     ended: Ended | None = None
     try:
