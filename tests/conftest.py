@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 
 import aiohttp
@@ -206,3 +207,11 @@ async def http():
     """An HTTP client."""
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+@pytest.fixture
+def interruptible():
+    """Processes started here heed SIGINT, even where the suite itself was started in the background and ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -55,6 +55,7 @@ def test_what_goes_wrong_with_a_part_leads_to_pips_own_way(python, line):
     assert "--no-deps" not in commands[-1]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_ends_all_parts_and_begins_no_other_way(python):
     with subprocess.Popen(
         [sys.executable, SCRIPT, python("exec sleep 60")],

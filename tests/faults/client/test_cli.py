@@ -49,14 +49,6 @@ def test_health_as_json_and_of_a_dead_node(node, capsys):
     assert "cannot connect" in capsys.readouterr().out
 
 
-@pytest.fixture
-def interruptible():
-    """Processes started here heed SIGINT, even where the suite itself was started in the background and ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_health_is_watched_until_interrupted(scripted_node):
     command = [sys.executable, "-m", "backend_client", "health", "--watch", "--interval", "0.05"]
