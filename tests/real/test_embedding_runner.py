@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from worker_node.devices.cores import usable_cores
 from worker_node.domain import Device, ModelKind
 from worker_node.encoders.packing import packed_encoder
 from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec, results_of
@@ -112,9 +113,9 @@ def test_packed_texts_have_the_vectors_of_these_weights(store):
         assert float(vector @ alone[0]) >= 0.99999  # both are of length 1
 
 
-def _streams_used(path):
+def _streams_used(path, options):
     """For a text that comes alone, and for two jobs at once: the streams of the copies of the model that ran them."""
-    spec = EngineSpec("all-minilm-l6-v2", ModelKind.EMBEDDING, path, Device.CPU, "embedding", {"streams": 2})
+    spec = EngineSpec("all-minilm-l6-v2", ModelKind.EMBEDDING, path, Device.CPU, "embedding", options)
     runner, ran = EmbeddingRunner(spec), []
     start = runner._start
 
@@ -134,17 +135,20 @@ def _streams_used(path):
         runner.close()
 
 
-def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store):
-    # In a process of its own, with all cores: a worker of the suite is kept to one, where there is one copy only.
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, range(os.cpu_count()))
+@pytest.mark.parametrize("options", [{"streams": 2}, {}], ids=["two", "default"])
+def test_only_a_text_that_comes_alone_runs_on_the_second_copy(store, options):
+    # In a process of its own, with up to four cores: a worker of the suite is kept to one, with one copy only.
+    cores, some = os.sched_getaffinity(0), range(min(4, os.cpu_count()))
+    os.sched_setaffinity(0, some)
     try:
+        a_stream_each = usable_cores()
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            alone, together = process.submit(_streams_used, str(store.get("all-minilm-l6-v2").path)).result()
+            path = str(store.get("all-minilm-l6-v2").path)
+            alone, together = process.submit(_streams_used, path, options).result()
     finally:
         os.sched_setaffinity(0, cores)
     assert alone == [1]
-    assert set(together) == {2}
+    assert set(together) == {options.get("streams", a_stream_each)}
 
 
 def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner, monkeypatch):

@@ -14,7 +14,7 @@ from worker_node.options.declaration import EngineOptions, Option
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicEncoderOptions(EngineOptions):
-    """Precision, streams and batches. `max_batch_tokens` and `length_multiple` None take what was measured to be best.
+    """Precision, streams and batches. None takes what was measured to be best.
 
     `context_limit` is the model's, in tokens; the node sets it. Lengths are not rounded up where it is unknown.
     """
@@ -25,8 +25,15 @@ class DynamicEncoderOptions(EngineOptions):
         str | None, Option("OpenVINO's inference precision, for example f32 or bf16", default="the device's own")
     ] = None
     streams: Annotated[
-        int, Ge(0), Le(64), Option("batches that run at the same time; 0 leaves it to the device", also=("nireq",))
-    ] = 0
+        int | None,
+        Ge(0),
+        Le(64),
+        Option(
+            "batches that run at the same time; 0 leaves it to the device",
+            default="one for each core of a CPU with at most 4, else what the device takes",
+            also=("nireq",),
+        ),
+    ] = None
     max_batch_tokens: Annotated[
         int | None, Gt(0), Option("tokens of one batch, padding included", default="512 on a CPU, 8192 on a GPU")
     ] = None
