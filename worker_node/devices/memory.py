@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker_node.devices.kernel_files import read_kernel_file
+
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -21,17 +23,15 @@ class MachineMemory:
 
 def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemory | None:
     """Return the memory of the machine, or of the control group with the least left. None if it cannot be read."""
-    known = _fields(proc / "meminfo")
-    try:
-        total, available = known["MemTotal"], known["MemAvailable"]
-    except KeyError:
+    total, available = _sizes(f"{proc}/meminfo", b"MemTotal", b"MemAvailable")
+    if total is None or available is None:
         return None
     for group in _groups(proc, cgroups):
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        limit, used = _number(f"{group}/memory.max"), _number(f"{group}/memory.current")
         if limit is None or used is None:
             continue
         # The kernel takes back cached files before it kills anything.
-        cached = _statistic(group / "memory.stat", "inactive_file") or 0
+        cached = _statistic(f"{group}/memory.stat", b"inactive_file") or 0
         total, available = min(total, limit), min(available, max(0, limit - used + cached))
     return MachineMemory(total, available)
 
@@ -41,11 +41,10 @@ def own_memory(pid: int, proc: Path = _PROC) -> int | None:
 
     Files that are mapped, such as weights, do not count: the kernel can drop those pages at any time.
     """
-    known = _fields(proc / str(pid) / "status")
-    try:
-        return known["RssAnon"] + known["RssShmem"] + known.get("VmSwap", 0)
-    except KeyError:
+    anonymous, shared, swapped = _sizes(f"{proc}/{pid}/status", b"RssAnon", b"RssShmem", b"VmSwap")
+    if anonymous is None or shared is None:
         return None  # not there, or a zombie, which has no memory
+    return anonymous + shared + (swapped or 0)
 
 
 def available_memory() -> int | None:
@@ -60,10 +59,10 @@ def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     The sum of the machine's count and those of our control groups: only whether it grows is of use.
     """
     files = [
-        (proc / "vmstat", "oom_kill"),
-        *((group / "memory.events", "oom_kill") for group in _groups(proc, cgroups)),
+        f"{proc}/vmstat",
+        *(f"{group}/memory.events" for group in _groups(proc, cgroups)),
     ]
-    counts = [count for count in (_statistic(path, name) for path, name in files) if count is not None]
+    counts = [count for path in files if (count := _statistic(path, b"oom_kill")) is not None]
     return sum(counts) if counts else None
 
 
@@ -82,45 +81,52 @@ KERNEL = MemoryReader()
 def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
     """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
     try:
-        with open(f"{proc}/{pid}/statm", "rb", buffering=0) as file:  # noqa: PTH123  (a path costs more than the file)
-            pages = int(file.read().split()[1])
+        pages = int(read_kernel_file(f"{proc}/{pid}/statm").split()[1])
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Our control group and those around it (cgroup v2)."""
+def _groups(proc: Path, cgroups: Path) -> Iterator[str]:
+    """Directories of our control group and of those around it (cgroup v2)."""
     try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+        lines = read_kernel_file(f"{proc}/self/cgroup").decode().splitlines()
     except OSError:
         return
     for line in lines:
         if line.startswith("0::/"):
-            path = Path(line.removeprefix("0::/"))
-            yield from (cgroups / parent for parent in (path, *path.parents))
+            path = line.removeprefix("0::").rstrip("/")
+            while path:
+                yield f"{cgroups}{path}"
+                path = path.rpartition("/")[0]
+            yield str(cgroups)
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """The lines `Name:  123 kB` of a file, in bytes."""
+def _sizes(path: str, *names: bytes) -> list[int | None]:
+    """The lines `Name:  123 kB` of a file with these names, in bytes; None for what it does not have."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = b"\n" + read_kernel_file(path)
     except OSError:
-        return {}
-    parts = (line.replace(":", " ", 1).split() for line in lines)
-    return {part[0]: int(part[1]) * 1024 for part in parts if len(part) == 3 and part[2] == "kB"}
+        content = b""
+    sizes: list[int | None] = []
+    for name in names:
+        value = content.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
+        sizes.append(int(value[0]) * 1024 if len(value) == 2 and value[1] == b"kB" else None)
+    return sizes
 
 
-def _number(path: Path) -> int | None:
+def _number(path: str) -> int | None:
     try:
-        return int(path.read_text(encoding="ascii"))
+        return int(read_kernel_file(path))
     except (OSError, ValueError):
         return None  # "max": no limit
 
 
-def _statistic(path: Path, name: str) -> int | None:
+def _statistic(path: str, name: bytes) -> int | None:
+    """The value of the line `name 123` of a file."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
+        content = b"\n" + read_kernel_file(path)
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(name + " ")), None)
+    value = content.partition(b"\n" + name + b" ")[2].partition(b"\n")[0]
+    return int(value) if value else None

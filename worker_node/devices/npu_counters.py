@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker_node.devices.kernel_files import read_kernel_file
+
 BUSY_TIME_FILE = "npu_busy_time_us"
 _EMULATED = "the NPU is emulated"
 
@@ -46,7 +48,7 @@ def read_stand_in(busy_time: Path) -> NpuCounters:
 def read_counter(path: Path) -> Reading:
     """Read one counter file."""
     try:
-        return Reading(int(path.read_text(encoding="ascii")))
+        return Reading(int(read_kernel_file(str(path))))
     except FileNotFoundError:
         what = "this kernel does not have it" if path.parent.is_dir() else f"no NPU at {path.parent}"
         return Reading(None, what)

@@ -157,7 +157,7 @@ def read(node: Node) -> HistoryReading:
         prompt_tokens=total(telemetry.prompt_tokens),
         output_tokens=_made(telemetry, "tokens"),
         texts=_made(telemetry, "texts"),
-        npu_busy_us=node.npu.read().busy_time_us.value,
+        npu_busy_us=node.npu.busy_time_us(),
         in_flight=node.state.in_flight,
         queued=sum(placement.admission.queue_depth for placement in placements),
         errors=total(telemetry.errors),

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from worker_node.devices.kernel_files import read_kernel_file
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Of /proc/PID/stat, counted from what follows the name in brackets: user and system time in ticks, resident pages.
@@ -17,7 +19,7 @@ def usage(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[float, int] 
     seconds, resident, found = 0.0, 0, False
     for pid in pids:
         try:
-            fields = (proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            fields = read_kernel_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
         except OSError:
             continue
         found = True
