@@ -5,6 +5,10 @@ that waits for each request finds the caches of its core used by others, which c
 """
 
 import asyncio
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -21,7 +25,8 @@ _HEAD = orjson.dumps({"id": "chatcmpl-" + 24 * "0", "object": "chat.completion.c
 class Steps:
     """Wakes all who wait for the next step, as one frame of an engine wakes all of its streams."""
 
-    def __init__(self):
+    def __init__(self, seconds):
+        self._seconds = seconds
         self._next = None
 
     def next(self):
@@ -29,7 +34,7 @@ class Steps:
         if self._next is None:
             loop = asyncio.get_running_loop()
             self._next = loop.create_future()
-            loop.call_later(STEP_S, self._end)
+            loop.call_later(self._seconds, self._end)
         return self._next
 
     def _end(self):
@@ -37,7 +42,8 @@ class Steps:
         ended.set_result(None)
 
 
-STEPS = web.AppKey("steps", Steps)
+# By their length in seconds, which a request may say.
+STEPS = web.AppKey("steps", dict)
 
 
 async def _embed(request):
@@ -52,18 +58,38 @@ async def _chat(request):
     body = orjson.loads(await request.read())
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for _ in range(body["max_tokens"]):
-        await request.app[STEPS].next()
-        part = {"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": None}
-        await response.write(b"data: " + _HEAD[:-1] + b',"choices":[' + orjson.dumps(part) + b"]}\n\n")
-    await response.write_eof(b"data: [DONE]\n\n")
+    length = body.get("step_s", STEP_S)
+    steps = request.app[STEPS].setdefault(length, Steps(length))
+    with contextlib.suppress(ConnectionResetError):  # the caller has left
+        for _ in range(body["max_tokens"]):
+            await steps.next()
+            part = {"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": None}
+            await response.write(b"data: " + _HEAD[:-1] + b',"choices":[' + orjson.dumps(part) + b"]}\n\n")
+        await response.write_eof(b"data: [DONE]\n\n")
     return response
+
+
+@contextlib.contextmanager
+def running():
+    """Start the server in a process of its own; yield its process id and its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.bare_server"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    try:
+        yield process.pid, process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
 
 
 async def serve():
     """Listen on a free port of loopback, and print where, until the process is ended."""
     app = web.Application()
-    app[STEPS] = Steps()
+    app[STEPS] = {}
     app.add_routes([web.post("/v1/embeddings", _embed), web.post("/v1/chat/completions", _chat)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -5,14 +5,12 @@ all threads of the edge process, around a fixed amount of work. Beside it, in tu
 """
 
 import asyncio
-import contextlib
 import json
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
+from benchmarks import bare_server
 from benchmarks.harness import GUARD, Figure, show, to_json
 from benchmarks.load import session
 
@@ -44,7 +42,7 @@ async def run(node, _store, quick):
         (_stream, 32, 16),
     )
     floor = [Figure(f"aiohttp alone: {figure.name}", "ms", []) for figure in figures[: len(work)]]
-    with _bare_server() as (bare, bare_url):
+    with bare_server.running() as (bare, bare_url):
         servers = ((pid, node.url, figures), (bare, bare_url, floor))
         async with session() as http:
             for _, url, _ in servers:
@@ -59,19 +57,6 @@ async def run(node, _store, quick):
                 figures[-1].values.append(idle * 100)
     show("CPU time of the edge process", [*figures, *floor])
     return to_json([*figures, *floor])
-
-
-@contextlib.contextmanager
-def _bare_server():
-    """Yield the process id and the URL of a server that is aiohttp alone."""
-    command = [sys.executable, "-m", "benchmarks.bare_server"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
-    try:
-        yield process.pid, process.stdout.readline().split()[-1]
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
 
 
 async def _cpu_per_unit(pid, measure, *arguments):

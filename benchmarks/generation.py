@@ -1,10 +1,16 @@
-"""Generation: raw pipelines, the engine process and the node over HTTP, streaming, greedy, 64 new tokens."""
+"""Generation: raw pipelines, the engine process and the node over HTTP, streaming, greedy, 64 new tokens.
 
+Streaming itself takes some of the cores from the pipeline, whoever streams. So the raw pipeline is measured beside
+aiohttp alone, too, which sends as many chunks a second to the same client.
+"""
+
+import asyncio
+import contextlib
 import itertools
 
 import openvino_genai
 
-from benchmarks import engine, load, workload
+from benchmarks import bare_server, engine, load, workload
 from benchmarks.harness import Contender, Figure, RawPipeline, in_turn, show, to_json
 
 TOKENS = 64
@@ -23,26 +29,27 @@ async def compare(node, store, cases, rounds):
     """Measure and print these cases; return the figures."""
     installed = store.get("smollm2-135m-instruct")
     figures = []
-    async with load.session() as http, engine.running(installed) as alone:
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(load.session())
+        alone = await stack.enter_async_context(engine.running(installed))
+        _, bare = stack.enter_context(bare_server.running())
+        raw = stack.enter_context(contextlib.closing(RawPipeline("continuous", installed.path)))
         tokenizer = openvino_genai.Tokenizer(str(installed.path))
-        raw = RawPipeline("continuous", installed.path)
-        try:
-            for callers, length in cases:
-                case = _Case(raw, alone, tokenizer, http, node.url, callers, length)
-                figures += await case.compare(rounds)
-        finally:
-            raw.close()
+        for callers, length in cases:
+            case = _Case(raw, alone, tokenizer, http, node.url, bare, callers, length)
+            figures += await case.compare(rounds)
     return to_json(figures)
 
 
 class _Case:
     """One number of callers with prompts of one length; no contender sees a prompt twice, each sees the same ones."""
 
-    def __init__(self, raw, alone, tokenizer, http, url, callers, length):
-        self._raw, self._alone, self._tokenizer, self._http, self._url = raw, alone, tokenizer, http, url
+    def __init__(self, raw, alone, tokenizer, http, url, bare, callers, length):
+        self._raw, self._alone, self._tokenizer, self._http = raw, alone, tokenizer, http
+        self._url, self._bare = url, bare
         self._callers, self._length = callers, length
-        self._seeds = {who: itertools.count() for who in ("raw", "engine", "http")}
-        self._firsts = {"raw": [], "engine": [], "http": []}
+        self._seeds = {who: itertools.count() for who in ("raw", "beside", "engine", "http")}
+        self._firsts = {"raw": [], "beside": [], "engine": [], "http": []}
 
     def _prompts(self, who):
         # Two for each caller, so that the beginning, when all prompts come at once, is not all that is measured.
@@ -52,9 +59,24 @@ class _Case:
         self._firsts[who].append(first_s * 1e3)
         return rate
 
-    async def raw(self):
-        result = self._raw.run(prompts=self._prompts("raw"), tokens=TOKENS, callers=self._callers)
-        return self._note("raw", result["per_second"], result["first_token_s"])
+    async def raw(self, who="raw"):
+        task = {"prompts": self._prompts(who), "tokens": TOKENS, "callers": self._callers}
+        result = await asyncio.to_thread(self._raw.run, **task)
+        self._rate = result["per_second"]
+        return self._note(who, self._rate, result["first_token_s"])
+
+    async def beside(self):
+        """Raw beside a bare HTTP server and its client, on the same cores, which stream as many chunks a second."""
+        step_s = self._callers / self._rate
+        streams = [
+            asyncio.create_task(load.stream_for_ever(self._http, self._bare, step_s)) for _ in range(self._callers)
+        ]
+        try:
+            return await self.raw("beside")
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
 
     async def engine(self):
         prompts = [self._tokenizer.encode(prompt).input_ids.data[0] for prompt in self._prompts("engine")]
@@ -72,6 +94,7 @@ class _Case:
             "tokens/s",
             [
                 Contender("raw ContinuousBatchingPipeline loop", self.raw),
+                Contender("raw, while a bare HTTP server and its client stream as many tokens", self.beside),
                 Contender("engine process", self.engine),
                 Contender("HTTP", self.http, target=TARGET),
             ],

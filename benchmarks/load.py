@@ -55,6 +55,16 @@ async def generate(http, url, prompt, tokens):
     return first, json.loads(last[6:])["usage"]["completion_tokens"]
 
 
+async def stream_for_ever(http, url, step_s):
+    """Stream answers of 64 chunks from a `bare_server`, one chunk every `step_s`, until cancelled."""
+    body = {"max_tokens": 64, "step_s": step_s}
+    while True:
+        async with http.post(url + "/v1/chat/completions", json=body) as reply:
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    json.loads(line[6:])
+
+
 async def generate_all(http, url, prompts, tokens, callers):
     """Output tokens per second and the median time to first token in seconds."""
     waiting = iter(prompts)
