@@ -34,8 +34,9 @@ from worker_node.notify import ServiceManager
 from worker_node.operating_system import allow_files
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, reload_and_log, watch_file
-from worker_node.serving.build import Machine, build_on_demand
+from worker_node.serving.build import build_on_demand
 from worker_node.serving.configured import configured_model, configured_models
+from worker_node.serving.machine import Machine
 from worker_node.serving.memory import HOST, memory_budgets
 from worker_node.serving.parts import TaskParts
 from worker_node.serving.services import Services

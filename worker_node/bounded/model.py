@@ -14,7 +14,8 @@ from worker_node.hosting.life import Canary
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import build_model
+from worker_node.serving.machine import Machine
 from worker_node.tasks.generate.serving.model import GenerationModel
 
 REFERENCE_MODEL = "qwen2.5-1.5b-instruct"

@@ -18,7 +18,8 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.models.weights import check_weights
 from worker_node.options.blobs import BlobOptions
 from worker_node.options.declaration import engine_for
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import build_model
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 

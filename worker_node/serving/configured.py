@@ -10,8 +10,9 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.models.weights import check_weights
 from worker_node.options.pooling import VectorOptions
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import build_model
 from worker_node.serving.installed import installed_model
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings
 
 log = logging.getLogger(__name__)

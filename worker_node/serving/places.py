@@ -46,7 +46,7 @@ class Explained(Exception):
         self.explanation = explanation
 
 
-def turn_away(placements: Sequence[Placement], units: int, context: RequestContext) -> None:
+def reject_if_full(placements: Sequence[Placement], units: int, context: RequestContext) -> None:
     """Raise Overloaded if every placement would refuse: asked before tokenizing, refusing costs next to nothing."""
     refusal: Overloaded | None = None
     for placement in placements:
@@ -69,7 +69,7 @@ def explain(demand: Demand, context: RequestContext) -> Explanation:
     return Explanation(demand, seen.candidates, route, refusal, loads=isinstance(verdict, WaitsFor))
 
 
-async def find_place(demand: Demand, context: RequestContext, *, units: int = 1) -> Place:
+async def select_placement(demand: Demand, context: RequestContext, *, units: int = 1) -> Place:
     """Return the place for a request of so many `units` (see `AdmissionLimits`), loading an engine on demand for it.
 
     If no placement is up, a restart is waited for that is likely to end in time; that takes places in the queue.

@@ -12,7 +12,7 @@ from worker_node.domain import RequestContext, Route, Timing
 from worker_node.engines.messages import Job, JobResult
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
-from worker_node.serving.places import Place, errors_of, find_place
+from worker_node.serving.places import Place, errors_of, select_placement
 from worker_node.serving.proof import Proof
 from worker_node.serving.rerun import Runs, run_for_one_result
 from worker_node.serving.services import Services
@@ -74,8 +74,8 @@ class SingleRun(Generic[S]):
 
 
 async def run_single(services: Services, run: SingleRun[S], operation: Operation) -> Answer[S]:
-    """Choose the placement, and run the job on it. Raises what `find_place` and `run_placed` raise."""
-    place = await find_place(run.demand, run.context)
+    """Choose the placement, and run the job on it. Raises what `select_placement` and `run_placed` raise."""
+    place = await select_placement(run.demand, run.context)
     operation.routed(place.route)
     return await run_placed(services, run, place, operation)
 

@@ -27,7 +27,7 @@ from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving import rerun
-from worker_node.serving.places import find_place
+from worker_node.serving.places import select_placement
 from worker_node.serving.rerun import MAX_RUNS, Runs, run_again
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.embed.calls import EmbeddingOutput
@@ -62,7 +62,7 @@ class Model:
         now = time.monotonic()
         context = RequestContext("req_1", now, now + seconds, **more)
         demand = Demand("m", self.placements, 8, 8, 1)
-        place = await find_place(demand, context)
+        place = await select_placement(demand, context)
         return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
 
     async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, **more):

@@ -10,7 +10,7 @@ from worker_node.domain import RequestContext, Route, Timing, Usage
 from worker_node.errors import ContextLengthExceeded
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
-from worker_node.serving.places import turn_away
+from worker_node.serving.places import reject_if_full
 from worker_node.serving.single import SingleRun, run_single
 from worker_node.serving.verdict import Demand
 
@@ -43,7 +43,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
         model = await model_of(services.manager, KIND, CountingModel, name, context.deadline)
         with model.activity.used_by(context):
             if not context.dry_run:
-                turn_away(model.placements, len(texts), context)
+                reject_if_full(model.placements, len(texts), context)
             longest = max(map(len, texts), default=0)
             if longest > model.installed.context_limit:
                 raise ContextLengthExceeded(f"a text has {longest} letters; at most 64 are counted", param="texts")

@@ -12,8 +12,8 @@ from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
 from worker_node.models.manifest import MANIFEST_FILE, WEIGHTS_FILE
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import Machine
 from worker_node.serving.configured import configured_models
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
 
 SOUND = "all-minilm-l6-v2"

@@ -17,7 +17,8 @@ from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.sentence_prompts import matryoshka_of, prompts_of
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import build_model
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
 
 pytestmark = pytest.mark.slow

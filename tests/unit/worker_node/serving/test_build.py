@@ -13,8 +13,9 @@ from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.domain import Device, ModelKind
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.serving import build
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving import placements
+from worker_node.serving.build import build_model
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.serving import building
 
@@ -118,15 +119,15 @@ def test_weights_that_a_manifest_names_may_be_copied(built):
     assert built.cache() != kept
 
 
-def test_a_cache_that_cannot_be_written_is_done_without_and_told(built):
+def test_a_cache_that_cannot_be_written_leaves_a_note_and_no_cache(built):
     built.root.write_text("a file")
     placement = built.placements()[0]
     assert placement.engine.spec.options["cache_dir"] is None
     assert "nothing compiled is kept" in placement.notes[0]
 
 
-def test_the_memory_of_a_longer_prompt_is_told_at_start_up(built, caplog):
-    caplog.set_level(logging.WARNING, build.__name__)
+def test_the_memory_of_a_longer_prompt_is_logged_at_start_up(built, caplog):
+    caplog.set_level(logging.WARNING, placements.__name__)
     on_npu, on_cpu = built.placements(max_prompt_len=2048)
     # Keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens: 47.8 MiB.
     note = "max_prompt_len 2048 makes a static KV cache of 2176 tokens: 48 MiB of memory"
@@ -135,7 +136,7 @@ def test_the_memory_of_a_longer_prompt_is_told_at_start_up(built, caplog):
     assert own == [f"m on NPU: {note}"]
 
 
-def test_the_usual_prompt_costs_nothing_that_must_be_told(built):
+def test_the_default_prompt_length_leaves_no_note(built):
     assert built.placements(max_prompt_len=1024)[0].notes == built.placements()[0].notes == ()
 
 

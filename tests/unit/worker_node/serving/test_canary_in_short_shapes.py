@@ -10,7 +10,8 @@ from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import CanaryFailed
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import build_model
+from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.embed.calls import EmbeddingOutput
 

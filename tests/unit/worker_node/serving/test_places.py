@@ -10,7 +10,7 @@ from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.errors import DeadlineExceeded, DeviceUnavailable, EngineUnavailable, ModelLoading, Overloaded
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Explained, explain, find_place
+from worker_node.serving.places import Explained, explain, select_placement
 from worker_node.serving.verdict import Demand
 
 
@@ -75,7 +75,9 @@ def context(seconds=60.0, **more):
 
 async def test_a_request_that_only_a_lazy_placement_holds_has_it_loaded_and_waits():
     cpu = Engine(EngineState.UNLOADED)
-    finding = [asyncio.create_task(find_place(demand(Engine(EngineState.READY), cpu), context())) for _ in range(3)]
+    finding = [
+        asyncio.create_task(select_placement(demand(Engine(EngineState.READY), cpu), context())) for _ in range(3)
+    ]
     while not cpu.woken:
         await asyncio.sleep(0)
     cpu.loading_done.set()
@@ -87,7 +89,7 @@ async def test_a_request_that_only_a_lazy_placement_holds_has_it_loaded_and_wait
 async def test_a_request_whose_deadline_is_too_near_starts_the_load_and_is_told_when_to_come_back():
     cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
     with pytest.raises(ModelLoading) as caught:
-        await find_place(demand(Engine(EngineState.READY), cpu), context(5.0))
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(5.0))
     assert cpu.woken == 1
     assert caught.value.retry_after == 100.0
 
@@ -95,32 +97,32 @@ async def test_a_request_whose_deadline_is_too_near_starts_the_load_and_is_told_
 async def test_a_load_that_outlasts_the_deadline_is_not_waited_for_longer():
     cpu = Engine(EngineState.UNLOADED, load_seconds=0.001)
     with pytest.raises(DeadlineExceeded):
-        await find_place(demand(Engine(EngineState.READY), cpu), context(0.05))
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(0.05))
 
 
 async def test_a_load_that_fails_is_told():
     cpu = Engine(EngineState.UNLOADED, becomes=EngineState.FAILED)
     cpu.loading_done.set()
     with pytest.raises(EngineUnavailable):
-        await find_place(demand(Engine(EngineState.READY), cpu), context())
+        await select_placement(demand(Engine(EngineState.READY), cpu), context())
 
 
 async def test_what_the_npu_holds_wakes_nothing_else():
     cpu = Engine(EngineState.UNLOADED)
-    place = await find_place(demand(Engine(EngineState.READY), cpu, prompt_tokens=50), context())
+    place = await select_placement(demand(Engine(EngineState.READY), cpu, prompt_tokens=50), context())
     assert (place.route.device, place.route.reason, cpu.woken) == (Device.NPU, "preferred", 0)
 
 
 async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
     cpu = Engine(EngineState.UNLOADED)
     cpu.loading_done.set()
-    place = await find_place(demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50), context())
+    place = await select_placement(demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50), context())
     assert (place.route.device, place.route.reason) == (Device.CPU, "device_quarantined")
 
 
 async def test_an_eager_engine_that_is_loading_is_not_waited_for():
     with pytest.raises(ModelLoading):
-        await find_place(
+        await select_placement(
             demand(Engine(EngineState.STARTING), Engine(EngineState.READY), 50, require=Device.NPU), context()
         )
 
@@ -128,7 +130,7 @@ async def test_an_eager_engine_that_is_loading_is_not_waited_for():
 async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_loads_nothing():
     cpu = Engine(EngineState.UNLOADED)
     with pytest.raises(Explained) as caught:
-        await find_place(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
+        await select_placement(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
     explanation = caught.value.explanation
     assert explanation.refusal is None
     assert (explanation.route.device, explanation.route.reason) == (Device.CPU, "context_exceeds_npu")
@@ -151,14 +153,14 @@ async def test_one_who_asked_to_wait_waits_for_an_eager_engine_too():
     waiting = context(wait_for_load=True)
     assert explain(wanted, waiting).route.device is Device.NPU
     assert isinstance(explain(wanted, context()).refusal, ModelLoading)
-    place = await find_place(wanted, waiting)
+    place = await select_placement(wanted, waiting)
     assert place.route.device is Device.NPU
     assert place.loading_s > 0
 
 
 async def test_the_explanation_is_the_decision():
     wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
-    assert explain(wanted, context()).route == (await find_place(wanted, context())).route
+    assert explain(wanted, context()).route == (await select_placement(wanted, context())).route
 
 
 # An engine that served, died and is started again: in 0.5 s, to be loaded in 1 s
@@ -180,7 +182,7 @@ async def begun(*finding):
 @pytest.mark.parametrize("state", [EngineState.BACKING_OFF, EngineState.STARTING])
 async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_it(state):
     engine, wanted = restarting(state)
-    (finding,) = await begun(find_place(wanted, context()))
+    (finding,) = await begun(select_placement(wanted, context()))
     assert wanted.placements[0].admission.outstanding == 1
     engine.set(EngineState.STARTING)
     await asyncio.sleep(0)
@@ -194,24 +196,24 @@ async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_
 async def test_a_required_device_that_is_started_again_is_waited_for_too():
     engine, _ = restarting()
     wanted = demand(engine, Engine(EngineState.READY), 50, require=Device.NPU)
-    (finding,) = await begun(find_place(wanted, context()))
+    (finding,) = await begun(select_placement(wanted, context()))
     engine.set(EngineState.READY)
     assert (await finding).route.device is Device.NPU
     engine.set(EngineState.QUARANTINED)
     with pytest.raises(DeviceUnavailable):
-        await find_place(wanted, context())
+        await select_placement(wanted, context())
 
 
 async def test_a_placement_that_is_up_is_not_passed_over_for_one_that_is_started_again():
     engine, _ = restarting()
-    place = await find_place(demand(engine, Engine(EngineState.READY), 50), context())
+    place = await select_placement(demand(engine, Engine(EngineState.READY), 50), context())
     assert (place.route.device, place.route.reason) == (Device.CPU, "device_unavailable")
 
 
 async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_once_with_its_end():
     _, wanted = restarting()
     with pytest.raises(EngineUnavailable) as caught:
-        await find_place(wanted, context(1.4))
+        await select_placement(wanted, context(1.4))
     assert caught.value.retry_after == 1.5
 
 
@@ -220,15 +222,15 @@ async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
     _, wanted = restarting()
     patient = context(restart_wait_s=seconds)
     with pytest.raises(EngineUnavailable):
-        await find_place(wanted, patient)
+        await select_placement(wanted, patient)
     assert isinstance(explain(wanted, patient).refusal, EngineUnavailable)
 
 
 async def test_no_more_requests_wait_for_a_restart_than_the_queue_has_places():
     engine, wanted = restarting()
-    waiting = await begun(*(find_place(wanted, context()) for _ in range(8)))
+    waiting = await begun(*(select_placement(wanted, context()) for _ in range(8)))
     with pytest.raises(Overloaded):
-        await find_place(wanted, context())
+        await select_placement(wanted, context())
     engine.set(EngineState.READY)
     await asyncio.gather(*waiting)
 
@@ -236,15 +238,15 @@ async def test_no_more_requests_wait_for_a_restart_than_the_queue_has_places():
 async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():
     _, wanted = restarting(EngineState.STARTING, load_seconds=0.001)
     with pytest.raises(DeadlineExceeded):
-        await find_place(wanted, context(0.05))
+        await select_placement(wanted, context(0.05))
     with pytest.raises(ModelLoading):
-        await find_place(wanted, context(restart_wait_s=0.05))
+        await select_placement(wanted, context(restart_wait_s=0.05))
     assert wanted.placements[0].admission.outstanding == 0
 
 
 async def test_one_who_leaves_gives_its_place_in_the_queue_back():
     _, wanted = restarting()
-    (finding,) = await begun(find_place(wanted, context()))
+    (finding,) = await begun(select_placement(wanted, context()))
     finding.cancel()
     await asyncio.gather(finding, return_exceptions=True)
     assert wanted.placements[0].admission.outstanding == 0
@@ -252,7 +254,7 @@ async def test_one_who_leaves_gives_its_place_in_the_queue_back():
 
 async def test_an_engine_that_is_quarantined_instead_ends_the_wait():
     engine, wanted = restarting()
-    (finding,) = await begun(find_place(wanted, context()))
+    (finding,) = await begun(select_placement(wanted, context()))
     engine.set(EngineState.QUARANTINED)
     with pytest.raises(EngineUnavailable):
         await finding
@@ -261,7 +263,7 @@ async def test_an_engine_that_is_quarantined_instead_ends_the_wait():
 async def test_the_explanation_of_a_wait_is_the_route_after_it():
     engine, wanted = restarting()
     explanation = explain(wanted, context())
-    (finding,) = await begun(find_place(wanted, context()))
+    (finding,) = await begun(select_placement(wanted, context()))
     engine.set(EngineState.READY)
     assert explanation.loads
     assert explanation.route == (await finding).route

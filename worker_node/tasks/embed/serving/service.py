@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from worker_node.domain import Timing, Usage
 from worker_node.scheduling.admission import Work
-from worker_node.serving.places import find_place, turn_away
+from worker_node.serving.places import reject_if_full, select_placement
 from worker_node.serving.proof import Proof
 from worker_node.serving.services import Services
 from worker_node.serving.single import SingleRun, run_placed
@@ -51,7 +51,7 @@ async def _embed(
     tokenized = time.monotonic()
     operation.tokenized(began)
     tokens = prepared.tokens
-    place = await find_place(prepared.demand, context, units=len(tokens))
+    place = await select_placement(prepared.demand, context, units=len(tokens))
     route = place.route
     operation.routed(route)
     space = space_of(model, request.dimensions)
@@ -139,7 +139,7 @@ async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) ->
     check_dimensions(model, request.dimensions)
     texts = with_prompt(model, request.texts, request.input_type)
     if not request.context.dry_run:
-        turn_away(model.placements, len(request.texts), request.context)
+        reject_if_full(model.placements, len(request.texts), request.context)
     tokens = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
     demand = Demand(
         model.id,

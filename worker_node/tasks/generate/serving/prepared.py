@@ -10,7 +10,7 @@ from worker_node.domain import Sampling
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.errors import BadRequest, ContextLengthExceeded
 from worker_node.routing import Candidate, Feature
-from worker_node.serving.places import turn_away
+from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture
@@ -46,7 +46,7 @@ async def prepare_generation(
     """
     pictures = check_pictures(services.manager, model, request)
     if not request.context.dry_run:
-        turn_away(model.placements, 1, request.context)
+        reject_if_full(model.placements, 1, request.context)
     pixels: dict[str, RawPicture] = {}
     if pictures and model.pictures is not None:
         pixels = await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline)

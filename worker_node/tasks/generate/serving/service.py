@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from worker_node.domain import Finished, FinishReason, Piece, Route, Timing, TokenLogprob, Usage
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Permit, Work
-from worker_node.serving.places import Place, errors_of, find_place
+from worker_node.serving.places import Place, errors_of, select_placement
 from worker_node.serving.proof import Proof, after_first
 from worker_node.serving.rerun import Runs, run_again
 from worker_node.serving.services import Services
@@ -79,7 +79,7 @@ async def generate(
         request = prepared.request
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
-        place = await find_place(prepared.demand, context)
+        place = await select_placement(prepared.demand, context)
         operation.routed(place.route)
         prompt = prepared.prompt
         job = generate_job(request, prompt, place.candidate, prepared.model.max_tokens_limit)

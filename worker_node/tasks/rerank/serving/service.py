@@ -10,7 +10,7 @@ from worker_node.domain import Usage
 from worker_node.errors import BadRequest, EngineUnavailable
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.models import model_of
-from worker_node.serving.places import turn_away
+from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services
 from worker_node.serving.single import SingleRun, run_single
 from worker_node.serving.verdict import Demand
@@ -55,7 +55,7 @@ async def _rerank(
             param=request.field,
         )
     if not context.dry_run:
-        turn_away(model.placements, count, context)
+        reject_if_full(model.placements, count, context)
     pairs = await model.tokenizer.encode(
         request.query,
         request.documents,

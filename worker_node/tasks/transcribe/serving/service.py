@@ -17,7 +17,7 @@ from worker_node.errors import UnsupportedParameter
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
-from worker_node.serving.places import turn_away
+from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services
 from worker_node.serving.single import Answer, SingleRun, run_single
 from worker_node.serving.verdict import Demand
@@ -91,7 +91,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
         known = ", ".join(sorted(model.languages))
         raise UnsupportedParameter(f"language is one of {known}", param="language")
     if not context.dry_run:
-        turn_away(model.placements, 1, context)
+        reject_if_full(model.placements, 1, context)
     return model
 
 
