@@ -50,9 +50,9 @@ class NodeState:
 
 @dataclass(slots=True)
 class Node:
-    """A node that runs. Handlers of requests get to everything through it.
+    """A running node, through which request handlers reach everything.
 
-    `settings` are those that hold now: a reload replaces them, and calls the `followers` with the new ones.
+    `settings` are the current ones: a reload replaces them, and calls the `followers` with the new ones.
     """
 
     settings: NodeSettings
@@ -64,7 +64,7 @@ class Node:
     followers: list[Callable[[NodeSettings], None]] = field(default_factory=list, repr=False)
 
     def adopt(self, settings: NodeSettings) -> None:
-        """Go on with other settings."""
+        """Replace the settings."""
         self.settings = settings
         for follow in self.followers:
             follow(settings)

@@ -1,4 +1,4 @@
-"""What the node tells its service manager: listening, alive, stopping (systemd's sd_notify, in datagrams)."""
+"""Notifies the service manager that the node listens, is alive or stops (systemd's sd_notify, in datagrams)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 
 log = logging.getLogger(__name__)
 
-# How often the status is told where no watchdog asks for more.
+# How often the status is sent if no watchdog wants it more often.
 _STATUS_PERIOD_S = 10.0
 
 
 class ServiceManager:
-    """The socket that the manager gave us, or nothing, as in a shell: then every call does nothing.
+    """The socket of the service manager; without one, as in a shell, every call does nothing.
 
     `address` is the path of a datagram socket, with `@` first for an abstract one. `watchdog_s` is the silence after
     which the manager takes the node for hung and kills it; None when it does not watch.
@@ -31,7 +31,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> ServiceManager:
-        """Read the manager's variables and remove them: the engines are not to speak in the node's name."""
+        """Read the manager's variables and remove them, so that engines cannot notify in the node's name."""
         variables = os.environ if environment is None else environment
         address = variables.pop("NOTIFY_SOCKET", None)
         watchdog_us = variables.pop("WATCHDOG_USEC", None)
@@ -43,7 +43,7 @@ class ServiceManager:
 
     @asynccontextmanager
     async def attended(self, status: Callable[[], str]) -> AsyncIterator[None]:
-        """Tell that the node is up, and while the block runs that its event loop turns, and its `status` in words.
+        """Report that the node is up and, while the block runs, that its event loop turns, with `status` in words.
 
         Up means that it listens. Its models may still load, for minutes on an NPU; /health says `starting` until then,
         which is for clients and probes. A manager that waited for them would kill the node for a slow compiler.
@@ -58,7 +58,7 @@ class ServiceManager:
                 await beat
 
     def stopping(self) -> None:
-        """Tell that the node drains and will end."""
+        """Report that the node drains and will end."""
         self._tell("STOPPING=1")
 
     async def _beat(self, status: Callable[[], str]) -> None:

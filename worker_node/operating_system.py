@@ -1,7 +1,7 @@
-"""What the node asks of its operating system beyond Python's own: everything that Linux does in a way of its own.
+"""The services of the operating system beyond Python's own: all Linux-specific code of the node.
 
 Supporting another system means another version of this file; docs/install.md lists what is missing for Windows. The
-readers of /proc and /sys are apart: where there is none they know nothing, and the node serves without.
+readers of /proc and /sys are elsewhere: where these are missing they return nothing, and the node serves without.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Stoppable(Protocol):
-    """What `subprocess.Popen` is of."""
+    """The part of `subprocess.Popen` that is used here."""
 
     def send_signal(self, sig: int, /) -> None: ...
 
@@ -64,17 +64,17 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
 
 
 def stop_process(process: Stoppable) -> None:
-    """Have none of a child's threads run until `continue_process`."""
+    """Stop all threads of a child until `continue_process`."""
     process.send_signal(signal.SIGSTOP)
 
 
 def continue_process(process: Stoppable) -> None:
-    """End a `stop_process`."""
+    """Let a stopped child run again."""
     process.send_signal(signal.SIGCONT)
 
 
 def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], None]:
-    """Have the running event loop call once when a child process ends; what is returned forgets it."""
+    """Have the running event loop call back once when a child process ends; the returned function cancels that."""
     import asyncio  # noqa: PLC0415  (the edge process alone has a loop)
 
     loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ def call_when_ended(pid: int, callback: Callable[[], object]) -> Callable[[], No
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes the event loop of the edge process."""
+    """The function that creates the edge process's event loop."""
     import uvloop  # noqa: PLC0415  (the edge process alone needs it)
 
     return uvloop.new_event_loop
@@ -117,7 +117,7 @@ def try_lock(file: IO[str] | int) -> bool:
 
 
 def unlock(file: IO[str] | int) -> None:
-    """Give a lock back before the file is closed."""
+    """Unlock a file before it is closed."""
     fcntl.flock(file, fcntl.LOCK_UN)
 
 

@@ -185,12 +185,12 @@ def _refuse_to_open(merged: NodeSettings, new: NodeSettings) -> None:
 
 
 def _light(before: ModelSettings, after: ModelSettings) -> bool:
-    """Whether only such settings differ as the engines do not know of."""
+    """Whether the settings differ only in values that the engines do not use."""
     return _same(before, after.model_copy(update={name: getattr(before, name) for name in _LIGHT}))
 
 
 def _same(before: ModelSettings, after: ModelSettings) -> bool:
-    """Whether the values are equal, wherever in the file they stand."""
+    """Whether the values are equal, ignoring where in the file they stand."""
     return before.model_dump() == after.model_dump()
 
 

@@ -1,7 +1,7 @@
-"""Where a request runs, and why: a pure decision over what is known of each placement.
+"""Where a request runs, and why: a pure decision over the state of each placement.
 
-The route is the first placement, in the model's own order, that can serve now, can do what the request asks for, and
-holds its prompt. How long the answer may become does not count: it ends where the placement's window does.
+The route is the first placement, in the model's own order, that can serve now, supports what the request asks for, and
+holds its prompt. The length of the answer does not count: it ends at the limit of the placement's window.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def choose(
 ) -> Decision:
     """Return the placement for a request.
 
-    Raises UnsupportedParameter if none can do what it needs, ContextLengthExceeded if those hold its prompt not,
-    DeviceUnavailable if the required device cannot serve, ModelLoading or EngineUnavailable (with a time to retry
-    after) if those that it fits are not up.
+    Raises UnsupportedParameter if no placement supports what it needs, ContextLengthExceeded if its prompt does not fit
+    those that do, DeviceUnavailable if the required device cannot serve, ModelLoading or EngineUnavailable (with a time
+    to retry after) if the suitable ones are not up.
     """
     allowed = [(i, c) for i, c in enumerate(candidates) if require is None or c.device == require]
     if not allowed:

@@ -276,7 +276,7 @@ def _told(node: Node) -> str:
 
 
 async def _drain(node: Node) -> None:
-    """Refuse new work, say so in /health, and give admitted work `drain_timeout_s` to finish."""
+    """Refuse new work, report it in /health, and give admitted work `drain_timeout_s` to finish."""
     node.state.draining = True
     log.info("draining: %d requests in flight", node.state.in_flight)
     try:

@@ -22,16 +22,16 @@ _LAG_PERIOD_S = 0.1
 _IDLE_LAG_PERIOD_S = 0.5
 _FIRST_TOKENS_KEPT = 256
 
-# When each counter began is a second series for every one of them, and nobody asks.
+# The creation time of each counter would be a second series for every one of them, and has no use here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Telemetry:
     """The metrics of one node, in a registry of their own.
 
-    `first_tokens` are the latest times to first token, as (monotonic time of the answer's end, seconds): quantiles of
-    a few answers are not to be had from a histogram. `made` are counters of what requests gave, by the dashboard's word
-    for it (tokens, texts). Tasks fill both.
+    `first_tokens` are the latest times to first token, as (monotonic time of the answer's end, seconds), because a
+    histogram gives no accurate quantiles for few samples. `made` are counters of what requests produced, by the
+    dashboard's word for it (tokens, texts). Tasks fill both.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Telemetry:
         )
 
     def own(self, make: Callable[[CollectorRegistry], M]) -> M:
-        """The metrics that belong to one task alone, made by `make` when they are first asked for."""
+        """The metrics of one task, created by `make` on first use."""
         if make not in self._own:
             self._own[make] = make(self.registry)
         return cast("M", self._own[make])

@@ -1,10 +1,10 @@
 """What an engine is, on either side of the process boundary.
 
-* `Engine` is what the edge process holds: asynchronous, and blind to where the work runs. It is implemented by
-  a child process (`hosting.supervisor`), and may be by a cluster actor or by a script in tests.
-* `Runner` is what lives inside the engine process: synchronous, single-threaded, the only owner of a pipeline.
+* `Engine` is the edge process's view: asynchronous, and independent of where the work runs. It is implemented by a
+  child process (`hosting.supervisor`), and in tests by a script.
+* `Runner` runs inside the engine process: synchronous, single-threaded, the only owner of a pipeline.
 
-What travels between them is in `messages`.
+The messages between them are in `messages`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class DeviceBroken(Exception):
 
 
 class Outbox(Protocol):
-    """Where a runner puts its events."""
+    """Sends a runner's events."""
 
     def __call__(self, event: Event | Outcome) -> None: ...
 
 
 class Inbox(Protocol):
-    """Hands every command that has arrived to the runner, without waiting for more."""
+    """Passes every command that has arrived to the runner, without waiting for more."""
 
     def __call__(self) -> None: ...
 
@@ -60,7 +60,7 @@ class Runner(Protocol):
 
 
 class EngineState(StrEnum):
-    """Where an engine is in its life."""
+    """The states of an engine."""
 
     UNLOADED = "unloaded"
     STARTING = "starting"
@@ -129,7 +129,7 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Begin to load an engine that is unloaded; nothing for any other."""
+        """Start to load an engine that is unloaded; does nothing for any other."""
         ...
 
     async def unload(self) -> bool:
@@ -141,7 +141,7 @@ class Engine(Protocol):
         ...
 
     async def settled(self) -> EngineStatus:
-        """Wait until the engine is ready, or known not to become so by itself soon."""
+        """Wait until the engine is ready, or known not to become ready by itself soon."""
         ...
 
     def next_change(self) -> Coroutine[None, None, object]:

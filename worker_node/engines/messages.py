@@ -1,8 +1,8 @@
 """The messages between the edge process and an engine process.
 
-Jobs and commands go in, events come out (`hosting.wire` frames them). What a job and its results are is known to the
-task alone (`tasks`): here they travel as they were encoded, known by the job's id. Times are `time.monotonic()`
-seconds, one clock for both processes.
+Jobs and commands go in, events come out (`hosting.wire` frames them). Only the task knows the types of its jobs and
+results (`tasks`): here they travel encoded, identified by the job's id. Times are `time.monotonic()` seconds, one clock
+for both processes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """All that an engine process must know to load its model.
+    """What an engine process must know to load its model.
 
     `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
-    runner's own. `loads` names files beside the model's own that it loads, for the reason if it dies of them.
+    runner's own. `loads` names files beside the model's own that it loads, for the error message if they kill it.
     `nice` is added to the edge's own nice value.
     """
 
@@ -74,7 +74,7 @@ def submission(job: Job) -> Submit:
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """Something that came of job `id`. `body` is the task's result, encoded; nothing follows the `last` one."""
+    """One result of job `id`. `body` is the task's result, encoded; nothing follows the `last` one."""
 
     id: int
     body: msgspec.Raw
@@ -82,13 +82,13 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Results(msgspec.Struct, frozen=True, tag="results", array_like=True):
-    """What one step of the engine brought forth, for any of its jobs."""
+    """The results of one engine step, for any of its jobs."""
 
     results: list[Result]
 
 
 class JobResult(Protocol):
-    """What comes of a job: a frozen `msgspec.Struct` of a task's own. Nothing follows the `last` of a job."""
+    """A result of a job: a frozen `msgspec.Struct` of a task's own. Nothing follows the `last` one of a job."""
 
     @property
     def id(self) -> int: ...
@@ -101,9 +101,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def followed(self) -> bool:
-        """Whether the runner emits again before its next native call, unless a command comes: it is sent with that.
+        """Whether the runner emits again before its next native call, unless a command comes.
 
-        The edge process is then woken once and not twice.
+        Then both are sent together, so that the edge process wakes once and not twice.
         """
         return False
 
@@ -128,7 +128,7 @@ def results_of(outcome: Outcome) -> Results:
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Nobody waits for job `id` any more."""
+    """Cancel job `id`."""
 
     id: int
 

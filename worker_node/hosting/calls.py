@@ -18,10 +18,11 @@ from worker_node.hosting.sinks import JobSink
 
 
 class JobResults(Generic[R]):
-    """The results of one job, see `Engine.run`. The job is handed over when the first of them is asked for.
+    """The results of one job, see `Engine.run`. The job is submitted when the first result is requested.
 
-    `find_link` tells which process gets it then, or raises. With `suspect` the death of the process may be put down to
-    the job. An iterator and not a generator: the event loop keeps a record of each generator that is begun.
+    `find_link` returns the process that gets it then, or raises. With `suspect` the job may be blamed for the death of
+    the process. An iterator and not a generator, because the event loop keeps a record of each generator that is
+    started.
     """
 
     __slots__ = ("_ended", "_find_link", "_job", "_link", "_result", "_sink", "_suspect", "_timer")
@@ -69,7 +70,7 @@ class JobResults(Generic[R]):
         self._sink.put(DeadlineExceeded("the deadline passed while the engine worked on the request"))
 
     def _end(self) -> None:
-        """Tell the engine that nobody waits for the job, if it still holds it."""
+        """Cancel the job in the engine, if it still holds it."""
         self._ended = True
         link, self._link = self._link, None
         if link is None:

@@ -44,7 +44,7 @@ _PR_SET_NAME = 15
 
 
 class EdgeGone(Exception):
-    """The edge process closed the channel or asked for the end."""
+    """The edge process closed the channel or asked this process to end."""
 
 
 def make_runner(spec: EngineSpec) -> Runner:
@@ -56,7 +56,7 @@ def make_runner(spec: EngineSpec) -> Runner:
 
 
 class Loop:
-    """Drain the inbox, step, emit; and say once a second that the loop still turns."""
+    """Drain the inbox, step, emit; and send a heartbeat once a second."""
 
     def __init__(self, channel: ChildChannel, runner: Runner) -> None:
         self._channel = channel
@@ -88,7 +88,7 @@ class Loop:
             self._channel.send(event)
 
     def poll(self) -> None:
-        """Hand over every command that has arrived, without waiting; also called by a runner between tokens."""
+        """Handle every command that has arrived, without waiting; runners also call it between tokens."""
         try:
             frames = self._channel.receive(wait=False)
         except (EOFError, ConnectionError) as error:

@@ -1,10 +1,9 @@
-"""Turns on the CPU: while chats are answered there, engines of other tasks run for a share of the time only.
+"""Turns on the CPU: while chats run there, the engines of other tasks run for a share of the time only.
 
 The threads of an inference wait for each other at every layer, so an inference that shares some of its cores is about
-as slow as on the most crowded one. A lower priority does not help: it starves the others, and what it leaves them
-still disturbs. So the processes of the others are stopped and continued in turn, and a chat has all cores meanwhile.
-
-What yields is never starved: a request of which a quarter of the time has passed is not slowed down any more.
+as slow as on the most crowded one. A lower priority does not help: it starves the other tasks, and even the little that
+they run disturbs the chat. So their processes are stopped and continued in turn, and a chat has all cores meanwhile. No
+request is starved: one that has used a quarter of its time is not slowed down any more.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from typing import NamedTuple, Protocol
 from worker_node.engines.messages import Job
 from worker_node.operating_system import Stoppable, continue_process, stop_process
 
-# What yields stands until it has this credit. Measured (docs/performance.md): with shorter turns the caches are lost
-# too often, with longer ones all stutter.
+# Yielding processes stay stopped until they have this credit. Measured (docs/performance.md): with shorter turns the
+# caches are lost too often, with longer ones all stutter.
 TURN_S = 0.032
-# The credit of what has had nothing to do: a request that comes now and then is not slowed down at all.
+# The credit after idling, so that an occasional request is not slowed down at all.
 BURST_S = 0.3
 _PATIENT_SHARE = 0.25
-# So many ends of pauses are remembered: more than there are in the longest run.
+# Ends of pauses that are remembered: more than the longest run has.
 _REMEMBERED = 4096
 
 
 class CpuRole(Enum):
-    """Of an engine: what others yield to, what yields, and what does neither."""
+    """Whether an engine takes precedence on the CPU, yields to those that do, or takes no part."""
 
     FIRST = auto()
     YIELDS = auto()
@@ -39,7 +38,7 @@ class CpuRole(Enum):
 
 
 class Timer(Protocol):
-    """What `asyncio.TimerHandle` is of."""
+    """The part of `asyncio.TimerHandle` that is used here."""
 
     def cancel(self) -> None: ...
 
@@ -69,7 +68,7 @@ class Seat:
         return self._since is not None
 
     def began(self, job: Job) -> None:
-        """The process has a job from now on."""
+        """Record that the process has the job."""
         if self._role is CpuRole.APART or (self._role is CpuRole.FIRST and not job.interactive):
             return
         # Of a request that is several jobs, when the first of them began.
@@ -79,18 +78,18 @@ class Seat:
             self._turns.changed(self, self._role, busy=True)
 
     def ended(self, job_id: int) -> None:
-        """The process has a job no longer."""
+        """Record that the process no longer has the job."""
         if self._jobs.pop(job_id, None) is not None and not self._jobs:
             self._turns.changed(self, self._role, busy=False)
 
     def closed(self) -> None:
-        """The process has ended, or is asked to."""
+        """Record that the process has ended or is asked to end."""
         if self._jobs:
             self._jobs.clear()
             self._turns.changed(self, self._role, busy=False)
 
     def patient(self) -> bool:
-        """Whether none of its requests has used too much of its time."""
+        """Whether no request has used too much of its time."""
         now = self._clock()
         return all(now - held.since <= _PATIENT_SHARE * (held.deadline - held.since) for held in self._jobs.values())
 
@@ -101,7 +100,7 @@ class Seat:
             stop_process(self.process)
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Let the process continue."""
         if self._since is not None and self.process is not None:
             continue_process(self.process)
             now = self._clock()
@@ -110,7 +109,7 @@ class Seat:
             self._ends.append((now, self._stood))
 
     def ran_until(self, now: float) -> float:
-        """Monotonic time less all pauses: a process that stands does not hang."""
+        """Monotonic time less all pauses: a paused process does not count as hung."""
         return now - self._stood - (0.0 if self._since is None else now - self._since)
 
     def ran_of(self, age: float, now: float) -> float:
@@ -154,7 +153,7 @@ class CpuTurns:
         return Seat(self, role if self._share < 1.0 else CpuRole.APART, self._clock)
 
     def changed(self, seat: Seat, role: CpuRole, *, busy: bool) -> None:
-        """A process has its first job, or none any more."""
+        """Record that a process got its first job, or finished its last one."""
         self._account()
         seats = self._first if role is CpuRole.FIRST else self._yielding
         (seats.add if busy else seats.discard)(seat)
@@ -183,7 +182,7 @@ class CpuTurns:
             seat.resume()
 
     def _run(self) -> None:
-        """Let them run as long as the credit lasts."""
+        """Let the yielding processes run as long as the credit lasts."""
         self._account()
         self._pausing = False
         for seat in self._yielding:
@@ -191,7 +190,7 @@ class CpuTurns:
         self._timer = self._later(self._credit / (1.0 - self._share), self._pause)
 
     def _pause(self) -> None:
-        """Have them stand until there is credit for a turn."""
+        """Stop the yielding processes until there is credit for a turn."""
         self._account()
         self._pausing = True
         for seat in self._yielding:
@@ -201,13 +200,13 @@ class CpuTurns:
 
 
 class CpuPlace(NamedTuple):
-    """Where the processes of one engine get their seats."""
+    """Creates the seats for the processes of one engine."""
 
     turns: CpuTurns
     role: CpuRole
 
     def seat(self) -> Seat:
-        """The seat of one of them."""
+        """A seat for a new process."""
         return self.turns.seat(self.role)
 
 

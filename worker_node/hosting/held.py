@@ -1,7 +1,7 @@
-"""The jobs that an engine process holds, and what each is told when the process dies.
+"""The jobs that an engine process holds, and the error that each gets when the process dies.
 
-What an engine does for a job may go on when its caller has left or its deadline has passed: a native call cannot be
-interrupted. Should the process die of it, that job is to blame, and not those that waited.
+An engine may still compute a job whose caller has left or whose deadline has passed, because a native call cannot be
+interrupted. If the process dies in that call, this job is to blame, not the jobs that waited.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class _Held:
 
 
 class HeldJobs:
-    """Jobs by id, each with the sink of its results. `blame` is known when the engine has ended.
+    """Jobs by id, each with the sink of its results.
 
-    `ended` is called with the id of each job that the engine holds no longer, while the engine lives.
+    `blame` is set when the engine has ended. `ended` is called with the id of each job that a living engine
+    no longer holds.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class HeldJobs:
         return len(self._jobs)
 
     def add(self, job: Job, sink: JobSink, *, suspect: bool) -> None:
-        """The engine has the job from now on."""
+        """Record that the engine holds the job."""
         self._jobs[job.id] = _Held(job, sink, suspect)
         self._idle.clear()
 
     def release(self, job_id: int) -> JobSink | None:
-        """Forget a job, which has ended; returns its sink, None if nobody waits for it."""
+        """Forget a job that has ended; return its sink, or None if its caller has left."""
         self._left.pop(job_id, None)
         held = self._take(job_id)
         return None if held is None else held.sink
 
     def leave(self, job_id: int, now: float) -> bool:
-        """Nobody waits for a job any more; returns whether the engine still held it."""
+        """Record that the caller of a job has left; return whether the engine still held the job."""
         held = self._take(job_id)
         if held is not None and held.suspect:
             held.left = now
@@ -80,7 +81,7 @@ class HeldJobs:
         return held is not None
 
     def called(self, call: NativeCall) -> None:
-        """The engine works on the jobs of this call from now on, and on no others."""
+        """Record a native call: until the next one, the engine computes these jobs and no others."""
         self._call = call
         if self._left:
             self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
@@ -103,7 +104,7 @@ class HeldJobs:
         return held
 
     def deliver(self, result: Result) -> None:
-        """Pass a result to its job's sink; that of a job that was given up meanwhile is dropped."""
+        """Pass a result to its job's sink; results of jobs whose callers have left are dropped."""
         held = self._jobs.get(result.id)
         if held is None:
             if result.last:
@@ -121,7 +122,7 @@ class HeldJobs:
         await self._idle.wait()
 
     def engine_died(self, reason: str, *, blameless: bool) -> None:
-        """Fail every job. Unless `blameless`, note those that may have caused the end, by the last native call."""
+        """Fail every job. Unless `blameless`, record the jobs that may have caused the end, by the last native call."""
         jobs, self._jobs = self._jobs, {}
         left, self._left = self._left, {}
         self._idle.set()
@@ -144,7 +145,7 @@ class HeldJobs:
         )
 
     def _fate(self, held: _Held, reason: str) -> NodeError:
-        """The error of a job that the engine took with it."""
+        """The error of a job that was lost with the engine."""
         if held.suspect and self._suspects and self._suspects.standing(fingerprint(held.job)) is Standing.REFUSED:
             return RequestBreaksEngine(
                 f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
@@ -154,5 +155,5 @@ class HeldJobs:
 
 
 def engine_died(spec: EngineSpec, reason: str) -> EngineDied:
-    """The error for what an engine took with it, and can be sent again."""
+    """The error for a request that was lost with the engine and can be sent again."""
     return EngineDied(f"{spec.model_id} on {spec.device}: {reason}; the request can be sent again")

@@ -1,4 +1,4 @@
-"""Lets requests onto an engine as `trials.py` decides, with the time that each may wait."""
+"""Admits requests to an engine as `trials.py` decides, and bounds how long each may wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALONE_S = 10.0
 
 
 class _OnBoard:
-    """What `Isolation.visit` returns. A class and not a generator, since every request makes one."""
+    """The context manager of `Isolation.visit`. A class, not a generator, because every request makes one."""
 
     __slots__ = ("_deadline", "_isolation", "_visit")
 
@@ -42,7 +42,7 @@ class _OnBoard:
 
 
 class Isolation:
-    """The requests on one engine, and those that wait for it."""
+    """The requests on one engine, and those that wait to enter it."""
 
     def __init__(self) -> None:
         self._trials = Trials()
@@ -50,22 +50,22 @@ class Isolation:
 
     @property
     def trials_go_on(self) -> bool:
-        """Whether a suspect is being tried or waits for that: what it may do to the engine is not known."""
+        """Whether a suspect is being tried or waits for its trial, so that the engine may die soon."""
         return self._trials.going_on
 
     def visit(
         self, standing: Standing, deadline: float, company: int = 1, *, thorough: bool = False
     ) -> AbstractAsyncContextManager[Visit]:
-        """Be on the engine while the block runs; `deadline` is monotonic time. Entering raises DeadlineExceeded."""
+        """Hold a place on the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded."""
         return _OnBoard(self, Visit(standing, company, thorough), deadline)
 
     async def enter(self, visit: Visit, deadline: float) -> None:
-        """Be on the engine, or among those that wait for it, until `leave`. Raises DeadlineExceeded."""
+        """Take a place on the engine, or queue for one, until `leave`. Raises DeadlineExceeded."""
         if not self._trials.arrive(visit):
             await self._wait(visit, deadline)
 
     def leave(self, visit: Visit) -> None:
-        """The visit is over: others may enter."""
+        """Release the place, so that others may enter."""
         self._trials.leave(visit)
         if self._trials.waiting:
             self._admit()
@@ -82,7 +82,7 @@ class Isolation:
             asyncio.get_running_loop().call_soon(self._admit)
 
     def harmless(self, visit: Visit) -> None:
-        """A first result has come of it, or its last if it is `thorough`."""
+        """Record that the engine survived the request: at its first result, or at its last if it is `thorough`."""
         if visit.standing is Standing.PRIME:
             asyncio.get_running_loop().call_later(_ALONE_S, self._release, visit)
         else:

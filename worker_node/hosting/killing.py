@@ -1,7 +1,7 @@
-"""What ended an engine process: its own doing, its memory, or a kill from outside (an operator, a deployment, a test).
+"""What ended an engine process: itself, its memory, or a kill from outside (an operator, a deployment, a test).
 
-A request that breaks its engine ends it by a signal of its own (SIGSEGV, SIGABRT, ...), by an exit status, or by the
-memory that it takes: then the kernel or a daemon kills the engine by SIGKILL, too. Pure, but for the given readings.
+A request that breaks its engine ends it by a signal such as SIGSEGV or SIGABRT, by an exit status, or by the memory
+that it takes: then the kernel or a daemon sends SIGKILL, too. Pure: the caller supplies the readings.
 """
 
 from __future__ import annotations

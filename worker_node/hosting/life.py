@@ -1,7 +1,7 @@
-"""One life of one engine process: spawned, loaded, examined, looked after, ended.
+"""One life of one engine process: spawn, load, canary, supervision, end.
 
-The canary is asked before the engine is called ready and again whenever it has been idle at the time; a device that
-answers garbage raises no error.
+The canary runs before the engine counts as ready, and again at intervals while the engine is idle: a device that
+computes garbage raises no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CANARY_TIMEOUT_S = 120.0
 
 
 class CanaryFailed(Exception):
-    """The engine runs, but what it answers is wrong."""
+    """The engine runs, but its answers are wrong."""
 
 
 class _CanaryUnanswered(Exception):
@@ -44,8 +44,7 @@ class _CanaryUnanswered(Exception):
 
 
 class End(Enum):
-    """How a life ended: by a crash, hang or limit; by wrong answers; by a load that the engine refused; because its
-    memory had grown."""
+    """How a life ended: a crash, hang or limit; wrong answers; a load that the engine refused; memory growth."""
 
     CRASHED = auto()
     WRONG = auto()

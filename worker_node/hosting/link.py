@@ -1,7 +1,7 @@
 """One life of one engine process, as the edge process sees it: from spawn to death.
 
-The link knows which jobs the engine holds. When the process dies, its end of the socket pair closes, and every job
-it held fails at once; nobody waits for a timeout to learn of it.
+The link knows which jobs the engine holds. When the process dies, its end of the socket pair closes and every job that
+it held fails at once, without waiting for a timeout.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class EngineLink(asyncio.Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether the engine process can still be spoken to."""
+        """Whether the engine process can still receive commands."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -152,9 +152,9 @@ class EngineLink(asyncio.Protocol):
         await self._jobs.drained()
 
     def kill(self, reason: str, *, blameless: bool = False) -> None:
-        """Kill the process at once; `reason` is what its callers and /health will be told.
+        """Kill the process at once; callers and /health get `reason`.
 
-        With `blameless` no request that the engine holds is suspected for it.
+        With `blameless` no request that the engine holds becomes a suspect.
         """
         self._kill_reason = reason
         self._blameless = blameless
@@ -162,7 +162,10 @@ class EngineLink(asyncio.Protocol):
             self._process.send_signal(signal.SIGKILL)
 
     def kill_hung(self, reason: str) -> None:
-        """As `kill`, for a process that is silent. One that was stopped from outside is as one that was killed so."""
+        """As `kill`, for a process that is silent.
+
+        A process that was stopped (SIGSTOP) is treated as killed from outside.
+        """
         self.killed_from_outside = stopped(self.pid) and not self.seat.paused
         if self.killed_from_outside:
             reason += "; the process was stopped from outside (SIGSTOP)"

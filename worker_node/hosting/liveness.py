@@ -1,8 +1,8 @@
-"""Whether an engine process still makes progress: pure, the clock is the caller's.
+"""Whether an engine process still makes progress. Pure: the caller supplies the time.
 
-An engine proves that it lives by its events. Before a native call it announces the call's size and is then silent until
-the call returns, so it is given the time that calls of that size are known to take. Runs that proceed behind a beating
-loop are judged by the age that the heartbeat reports for the oldest one.
+Every event of an engine proves that it is alive. Before a native call it announces the call's size and then stays
+silent until the call returns, so it gets the time that calls of this size are known to take. Runs that proceed while
+the loop sends heartbeats are judged by the age of the oldest one, which each heartbeat reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallTimes:
     _slowest: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def learn(self, stage: str, units: int, seconds: float) -> None:
-        """A call of `units` took `seconds`."""
+        """Record that a call of `units` took `seconds`."""
         known = self._slowest.setdefault(stage, {})
         size = units.bit_length()
         known[size] = max(seconds, known.get(size, 0.0) * _FADE)
@@ -77,18 +77,18 @@ class Liveness:
         self._heard = self._due = self.now
 
     def heard(self, now: float) -> None:
-        """The engine sent an event: a call that it had announced has returned."""
+        """Record an event of the engine: a call that it had announced has returned."""
         self._heard = now
         if self._call is not None:
             self.times.learn(self._call.stage, self._call.units, max(0.0, now - self._call.since))
             self._call = None
 
     def called(self, stage: str, units: int, now: float) -> None:
-        """The engine enters a native call of `units` and is silent until it returns."""
+        """Record that the engine entered a native call of `units`; it stays silent until the call returns."""
         self._call = _Call(stage, units, now)
 
     def beat(self, oldest: tuple[int, float] | None, last: tuple[int, float] | None) -> None:
-        """A heartbeat reported the oldest active run and the last finished one, each as (units, seconds)."""
+        """Record a heartbeat: the oldest active run and the last finished one, each as (units, seconds)."""
         self._run = oldest
         if last is not None:
             self.times.learn("run", *last)

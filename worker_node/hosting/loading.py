@@ -1,7 +1,7 @@
-"""Whether an engine process that loads makes progress: judged by what the kernel tells of it, since it says nothing.
+"""Whether an engine process that loads makes progress, judged by the kernel's figures, since it sends no events.
 
-A cold compile for an NPU takes minutes, and computes all the time. A process that is stopped, or sleeps for ever, does
-not. The judgement is pure; the clock and the readings are the caller's.
+A cold compile for an NPU takes minutes and computes all the time. A process that is stopped or sleeps for ever does
+not. Pure: the caller supplies the time and the readings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One engine process of an engine, with the task that looks after it, from spawn until it is gone."""
+"""One process of an engine and the task that supervises it, from spawn until the process is gone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Examine = Callable[[EngineLink], Awaitable[None]]
 
 
 class EngineProcess:
-    """A process just spawned. `ready` is done once it has been loaded and has passed its canary.
+    """A process just spawned.
 
-    `task` looks after it and returns how and why it ended. `on_ready` is called when `ready` is done.
+    `ready` is done once it has been loaded and has passed its canary. `task` supervises it and returns how and why it
+    ended. `on_ready` is called when `ready` is done.
     """
 
     def __init__(

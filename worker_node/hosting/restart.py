@@ -1,8 +1,8 @@
-"""When an engine that ended is started again: pure, the clock is the caller's.
+"""When an engine that ended is started again. Pure: the caller supplies the time.
 
 Backoff doubles from `first_backoff_s` to `max_backoff_s`. `crash_limit` crashes within `crash_window_s` quarantine the
-engine for `quarantine_s`. A kill from outside is no crash: it only backs off, and from the beginning again when the
-engine had served for `kill_window_s`. After a quarantine it gets one attempt: another crash, before it has served for
+engine for `quarantine_s`. A kill from outside does not count as a crash: it only backs off, starting over if the engine
+had served for `kill_window_s`. After a quarantine the engine gets one attempt: another crash, before it has served for
 `crash_window_s`, quarantines it again. Serving for that long clears its history.
 """
 
@@ -65,9 +65,10 @@ class RestartPolicy:
         return RestartVerdict(self._backoff(count), quarantined=False, reason=reason)
 
     def killed(self, reason: str, *, served_s: float) -> RestartVerdict:
-        """Somebody killed it from outside, `served_s` seconds after it became ready (0: it never did).
+        """Record a kill from outside, `served_s` seconds after the engine became ready (0: it never did).
 
-        An operator, or a daemon that wants memory and kills again: neither says that the engine cannot serve.
+        An operator killed it, or a daemon that needs memory and will kill again. Neither shows that the engine cannot
+        serve.
         """
         self._kills = 1 if served_s >= self.limits.kill_window_s else self._kills + 1
         return RestartVerdict(self._backoff(self._kills), quarantined=False, reason=reason)
@@ -82,7 +83,7 @@ class RestartPolicy:
         return RestartVerdict(self.limits.first_backoff_s, quarantined=False, reason=reason)
 
     def distrusted(self, reason: str) -> RestartVerdict:
-        """It runs, but what it answers is wrong: quarantined at once, since another start would answer the same."""
+        """Quarantine at once an engine that answers wrongly: a restart would not change its answers."""
         return self._quarantine(reason)
 
     def _backoff(self, count: int) -> float:

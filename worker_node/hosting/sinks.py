@@ -10,10 +10,9 @@ from worker_node.errors import NodeError
 
 
 class JobSink:
-    """Holds a job's results, encoded, until its caller, one alone, reads them.
+    """Holds the encoded results of a job until its only caller reads them; bounded by the results of one job.
 
-    Bounded by what one job can bring forth. It does what is needed of `asyncio.Queue` at a fifth of its cost, which
-    every job pays.
+    Replaces `asyncio.Queue` at a fifth of its cost, which every job pays.
     """
 
     __slots__ = ("_items", "_waiter")

@@ -1,4 +1,4 @@
-"""Turns at loading: one engine at a time compiles for a device, first loads, restarts and successors alike."""
+"""Loading slots: on each device one engine at a time compiles, whether for a first load, a restart or a successor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FREE: AbstractAsyncContextManager[object] = nullcontext()
 
 
 class LoadingSlots:
-    """One slot for each device, given in the order in which it is asked for."""
+    """One slot for each device, granted in order of request."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}

@@ -1,8 +1,8 @@
 """The processes of one engine: the one that serves, its successor while that loads, those that finish their requests.
 
-A process whose memory has grown (`growth`) is replaced without the loss of a request. With a successor beside it, new
-requests go to the successor as soon as that has passed its canary, and the old process ends after its last request.
-Without, the process ends when it is idle, or is forced out, and requests wait for the next one.
+A process whose memory has grown (`growth`) is replaced without losing a request. If memory allows a second process, new
+requests go to the successor once it has passed its canary, and the old process ends after its last request. Otherwise
+the old process ends when it is idle or is forced out, and requests wait for the next one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class EngineEnd:
-    """How and why the last process that served has ended, so many seconds after it became ready (0: it never did)."""
+    """How and why the last serving process ended, and how long after it became ready (0: it never did)."""
 
     end: End
     reason: str
@@ -78,7 +78,7 @@ class Succession:
 
     @property
     def heir_loads(self) -> bool:
-        """Whether a successor is being loaded, which the next `serve` would serve with."""
+        """Whether a successor is being loaded, with which the next `serve` would start."""
         return self._heir is not None and not self._heir.task.done()
 
     async def serve(self) -> EngineEnd:
@@ -128,17 +128,17 @@ class Succession:
         await asyncio.gather(*self._reaping)
 
     def closing(self) -> None:
-        """From now on leave it to `close` to end processes."""
+        """Leave it to `close` to end the processes from now on."""
         self._closing = True
 
     def became_ready(self, process: EngineProcess) -> None:
-        """A process has passed its first canary."""
+        """Record that a process has passed its first canary."""
         process.base = process.memory = self._read(process)
         if process is self.current:
             self._serves()
 
     def distrust(self) -> None:
-        """The process that served last was found to answer wrong."""
+        """Record that the process that served last gave wrong answers."""
         if self.last is not None:
             self.last.proof = None
 
@@ -159,7 +159,7 @@ class Succession:
         return process
 
     async def _change(self, process: EngineProcess) -> None:
-        """Wait until something happens to the processes, or it is time to look at the memory."""
+        """Wait until a process changes, or until the memory is due to be read."""
         waits: list[asyncio.Future[Any]] = [process.task]
         if not process.ready.done():
             waits.append(process.ready)
@@ -233,7 +233,7 @@ class Succession:
         log.warning("engine %s: its successor failed: %s; the next is tried in %.0f s", self._name, reason, wait)
 
     def _hand_over(self, process: EngineProcess, heir: EngineProcess) -> EngineProcess:
-        """From now on requests go to the successor."""
+        """Send requests to the successor from now on."""
         self._heir, self.current = None, heir
         self.recycles[Recycle.BESIDE] += 1
         log.info(
@@ -248,7 +248,7 @@ class Succession:
         return heir
 
     async def _give_way(self, process: EngineProcess, how: Recycle, grown: int) -> EngineEnd:
-        """Take the process out of service; it is gone when this returns, unless a successor is being loaded already."""
+        """Take the process out of service; it is gone on return, unless a successor is being loaded already."""
         self.recycles[how] += 1
         self.replacing = True
         self.current = None

@@ -1,8 +1,8 @@
-"""Keeps one engine alive over many lives of its process, and is the `Engine` that the node calls.
+"""Keeps one engine alive over many lives of its process; it is the `Engine` that the node calls.
 
-Death is seen by the closing of the socket, a hang by `liveness.py`. After either, the engine is started again as
-`restart.py` decides. It is `ready` only after its canary has passed; one that fails, then or later, quarantines the
-engine at once. A process whose memory grows is replaced (`succession.py`), which counts as no failure.
+A closed socket shows a death, `liveness.py` a hang. After either, the engine is started again as `restart.py` decides.
+It is `ready` only after its canary has passed; a canary that fails, then or later, quarantines the engine at once. A
+process whose memory grows is replaced (`succession.py`), which does not count as a failure.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SupervisedEngine:
             self._begin()
 
     def wake(self) -> None:
-        """Load the engine if it is not: returns at once, `settled` waits."""
+        """Start to load the engine if it is not loaded; return at once (`settled` waits)."""
         if self._state is EngineState.UNLOADED:
             self._begin()
 
@@ -169,7 +169,7 @@ class SupervisedEngine:
                 await self._succession.discard_heir()
 
     async def _serve_once(self) -> None:
-        """Serve until a process ends by itself or is replaced, and be ready for the next."""
+        """Serve until a process ends by itself or is replaced, then return to the initial state."""
         try:
             outcome = await self._succession.serve()
         except Exception as error:
@@ -198,7 +198,7 @@ class SupervisedEngine:
         await self._pause(state, verdict.reason, verdict.delay)
 
     def _judge(self, outcome: EngineEnd) -> RestartVerdict:
-        """Count an end that was not asked for, and decide when to start again."""
+        """Count an unrequested end, and decide when to start again."""
         self._restarts += 1
         if outcome.end is End.WRONG:
             self._succession.distrust()

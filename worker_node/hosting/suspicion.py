@@ -1,14 +1,12 @@
-"""Which requests are suspected of having taken an engine down: pure, the clock is the caller's.
+"""Which requests are suspected of having killed an engine. Pure: the caller supplies the time.
 
 An engine that dies with several requests on board leaves several suspects. They are run again in groups (`trials.py`).
-A group with which the engine dies again is divided; the last one left is then run alone. A request that was alone on an
-engine both times when an engine died twice is refused, here and whenever it is sent again.
+If the engine dies again, the group is divided; the last suspect left is run alone. A request that was alone on an
+engine at both of its deaths is refused, here and whenever it is sent again.
 
-Most breaking requests break the engine before their first result, so that is when a group makes room for the next. A
-suspect that had results and was on board again and again when the engine died may do it later: it is `thorough`, its
-trial lasts until its end.
-
-Requests are known by a digest of what the engine is given, never by their text.
+Most breaking requests break the engine before their first result, so a group makes room for the next one at that point.
+A suspect that had results and was on board at death after death may break the engine late: it is `thorough`, and its
+trial lasts until its end. Requests are identified by a digest of the engine's input, never by their text.
 """
 
 from __future__ import annotations
@@ -125,12 +123,12 @@ class Suspects:
         return 1 if record is None else max(1, record.company)
 
     def thorough(self, key: bytes) -> bool:
-        """Whether the request shows itself harmless by its end only, not by its first result."""
+        """Whether only the end of the request, and not its first result, shows that it is harmless."""
         record = self._records.get(key)
         return record is not None and record.thorough
 
     def answered(self, key: bytes) -> None:
-        """The request was answered to its end: it is harmless."""
+        """Record that the request was answered to its end: it is harmless."""
         self._barren = 0
         self._records.pop(key, None)
 

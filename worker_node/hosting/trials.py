@@ -1,9 +1,9 @@
-"""Who may be on an engine together while the cause of its death is looked for: pure, without a clock.
+"""Which requests may be on an engine together while the cause of a death is sought. Pure, without a clock.
 
-Clear requests share the engine. Suspects enter when no clear request is on board, in groups: with a suspect whose
-`company` is n at most n are on board of which nothing is known. Those that have shown themselves harmless make room for
-the next; a group that kills the engine is divided (`suspicion.py`). The prime suspect enters an empty engine. None
-keeps the engine from those it runs already; one that has waited long enough to be `urgent` keeps it from further ones.
+Clear requests share the engine. Suspects enter in groups when no clear request is on board: a suspect whose `company`
+is n shares the engine with at most n suspects of unknown effect. Suspects that have proved harmless make room for the
+next ones; a group that kills the engine is divided (`suspicion.py`). The prime suspect enters an empty engine. Waiting
+suspects do not interrupt running requests; one that has waited long enough to be `urgent` keeps new ones out.
 """
 
 from __future__ import annotations

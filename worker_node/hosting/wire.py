@@ -59,7 +59,7 @@ def decode_spec(body: bytes) -> EngineSpec:
 
 
 class FrameBuffer:
-    """Cuts a byte stream into frame bodies, however the bytes arrive."""
+    """Splits a byte stream into frame bodies, however the bytes arrive."""
 
     def __init__(self) -> None:
         # The beginning of a frame, and how many bytes it must have before more of it can be told.

@@ -1,4 +1,4 @@
-"""Whether a model is in use, and since when it is not."""
+"""Whether a model is in use, and since when it has been idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Activity:
         self._idle.set()
 
     def working(self) -> AbstractContextManager[None]:
-        """A request is being worked on while the block runs."""
+        """Counts one request as in progress while the block runs."""
         return self
 
     def __enter__(self) -> None:
@@ -42,7 +42,7 @@ class Activity:
                 self.on_idle()
 
     def used_by(self, context: RequestContext) -> AbstractContextManager[None]:
-        """As `working`, for a request from when its model is found; one that is only explained is no use."""
+        """As `working`, for a request from when its model is found; a dry run does not count."""
         return nullcontext() if context.dry_run else self.working()
 
     @property

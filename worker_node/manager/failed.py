@@ -1,4 +1,4 @@
-"""A model of the settings that cannot be served, since its files are missing or damaged: the others serve."""
+"""A configured model whose files are missing or damaged, while the others serve."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from worker_node.manager.served import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A request's wish: seconds after the last use, counted from `since` at the earliest; None for good."""
+    """The keep-alive that a request set: seconds after the last use, counted from `since` at the earliest; None for
+    good.
+    """
 
     seconds: float | None
     since: float
@@ -19,21 +21,21 @@ class _Kept:
 
 @dataclass(slots=True)
 class Keeping:
-    """The wishes by model id. `clock` is monotonic seconds."""
+    """Keep-alives that requests set, by model id. `clock` is monotonic seconds."""
 
     clock: Callable[[], float] = time.monotonic
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
-        """From now on unload the model when it has been idle for `seconds`; None keeps it for good."""
+        """Unload the model when it has been idle for `seconds`; None keeps it for good."""
         self._kept[model.id] = _Kept(seconds, self.clock())
 
     def forget(self, model: ServedModel) -> None:
-        """Let the settings decide again."""
+        """Return to the keep-alive of the settings."""
         self._kept.pop(model.id, None)
 
     def until(self, model: ServedModel) -> float | None:
-        """When the model is unloaded if nothing more is asked of it; None if it stays, or is in use."""
+        """When the model is unloaded if it stays idle; None if it stays loaded or is in use."""
         idle_since, seconds = model.activity.idle_since, self._seconds(model)
         if seconds is None or idle_since is None:
             return None

@@ -90,7 +90,7 @@ class ModelManager:
         return self._reconciler.budgets
 
     def set_budget(self, pool: str, size: int | None) -> None:
-        """Keep to another budget from now on: idle models leave if it is exceeded."""
+        """Change the budget: idle models are unloaded if it is exceeded."""
         self._reconciler.budgets[pool] = size
         self._reconciler.poke()
 
@@ -134,10 +134,10 @@ class ModelManager:
         self.failed[:] = [failed for failed in self.failed if failed.name != name]
 
     async def resolve(self, name: str, deadline: float) -> ServedModel:
-        """The model of that name; one that is only installed is served from now on. `deadline` is monotonic seconds.
+        """The model of that name; a model that is installed but not served yet is served from now on.
 
-        Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed;
-        DeadlineExceeded and Overloaded where its files must be read first.
+        `deadline` is monotonic seconds. Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable
+        for a configured one that failed; DeadlineExceeded and Overloaded where its files must be read first.
         """
         try:
             return self._names.find(name)
@@ -145,7 +145,7 @@ class ModelManager:
             return await self._on_demand.find(name, deadline)
 
     async def installed(self, deadline: float) -> list[InstalledModel]:
-        """Every model that can be asked for: those of a task that is no longer installed are left out.
+        """Every model that requests can name, without those whose task is no longer installed.
 
         Raises as `in_store`.
         """
@@ -155,17 +155,17 @@ class ModelManager:
         return served + [model for model in others if model.id not in known and model.kind in tasks()]
 
     async def in_store(self, deadline: float) -> list[InstalledModel]:
-        """Every sound model of the store. Raises DeadlineExceeded, Overloaded."""
+        """Every undamaged model of the store. Raises DeadlineExceeded, Overloaded."""
         return await self.look(_installed, deadline)
 
     async def look(self, look: Callable[[ModelStore], R], deadline: float) -> R:
-        """What a look at the store shows. Raises DeadlineExceeded, Overloaded."""
+        """Scan the store. Raises DeadlineExceeded, Overloaded."""
         return await self._on_demand.reading.run(look, lambda call: call(look, self.store), deadline)
 
     async def load(self, model: ServedModel, deadline: float) -> float:
-        """Have the model in memory; returns the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
+        """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
 
-        A model whose engines cannot be loaded now is left to routing, which says why.
+        For a model whose engines cannot be loaded now it returns, and routing gives the reason.
         """
         began = self._clock()
         if not self.want(model):
@@ -174,7 +174,7 @@ class ModelManager:
         return self._clock() - began
 
     def want(self, model: ServedModel) -> bool:
-        """Begin to load the model's preferred engine; False if one serves already, or none can be loaded now."""
+        """Start to load the model's preferred engine; False if one serves already, or none can be loaded now."""
         preferred = model.placements[0]
         if model.serving() is not None or preferred.state not in _LOADABLE:
             return False
@@ -182,30 +182,30 @@ class ModelManager:
         return True
 
     async def insist(self, model: ServedModel) -> None:
-        """Begin to load the model's preferred engine, also one that failed or paused and would be tried again later."""
+        """Start to load the model's preferred engine, even one that failed or backs off and would be retried later."""
         engine = model.placements[0].engine
         if engine.status.state in _PAUSED:
             await engine.unload()
         self.want(model)
 
     async def decided(self) -> None:
-        """Wait until the manager has looked at what is wanted now."""
+        """Wait until the manager has acted on what is wanted now."""
         if self._started:
             await self._reconciler.looked()
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
-        """From now on unload the model when it has been idle for `seconds`; None keeps it for good."""
+        """Unload the model when it has been idle for `seconds`; None keeps it for good."""
         self._keeping.keep(model, seconds)
         for placement in model.placements:
             placement.residency.leave = False
         self._reconciler.poke()
 
     def expires_in(self, model: ServedModel) -> float | None:
-        """Seconds until the model is unloaded if nothing more is asked of it; None if it stays."""
+        """Seconds until the model is unloaded if it stays idle; None if it stays loaded."""
         return self._keeping.expires_in(model)
 
     def unload(self, model: ServedModel) -> None:
-        """Free the model's memory as soon as it runs nothing more."""
+        """Unload the model as soon as it is idle."""
         self._keeping.forget(model)
         for placement in model.placements:
             placement.residency.leave = True
@@ -227,7 +227,7 @@ class ModelManager:
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
         """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
 
-        It is looked for until the `deadline`. Once begun it goes on when the caller leaves.
+        Finding it may take until the `deadline`. A removal that has started continues when the caller leaves.
         """
         try:
             directory = await self.look(lambda store: store.locate(name), deadline)

@@ -31,21 +31,21 @@ class Names:
             self._by_source.setdefault(normalise_name(alias), model)
 
     def drop(self, model: ServedModel) -> None:
-        """Stop serving a model: it is no longer found."""
+        """Stop serving a model: requests find it no longer."""
         self.models = tuple(other for other in self.models if other is not model)
         self._by_id.pop(normalise_name(model.id), None)
         self._by_alias = {alias: other for alias, other in self._by_alias.items() if other is not model}
         self._by_source = {alias: other for alias, other in self._by_source.items() if other is not model}
 
     def swap(self, old: ServedModel, new: ServedModel) -> None:
-        """Serve `new` in the place of `old`, from one request to the next."""
+        """Replace `old` by `new` between two requests."""
         models = [new if model is old else model for model in self.models]
         self.drop(old)
         self.add(new)
         self.models = tuple(models)
 
     def arrange(self, ids: Sequence[str]) -> None:
-        """Put the models into this order, others after them: the first of a kind is its default."""
+        """Set the order of these models, others after them: the first of a kind is its default."""
         places = {normalise_name(name): place for place, name in enumerate(ids)}
         self.models = tuple(sorted(self.models, key=lambda m: places.get(normalise_name(m.id), len(places))))
 

@@ -1,6 +1,6 @@
-"""Serves models that are only installed once they are asked for, and failed ones once they are repaired.
+"""Starts to serve installed models on their first request, and failed ones once they are repaired.
 
-Their files are read within the deadline of who asks (`reading.py`).
+Their files are read within the deadline of the request (`reading.py`).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class OnDemand:
         self._building: dict[str, asyncio.Lock] = {}
 
     async def find(self, name: str, deadline: float) -> ServedModel:
-        """The model of that name, which is not served yet: from now on it is.
+        """The model of that name, which is not served yet; it is served from now on.
 
         Raises ModelNotFound, also when it is installed but damaged; EngineUnavailable for a configured one that failed;
-        DeadlineExceeded; Overloaded when too many are looked up already.
+        DeadlineExceeded; Overloaded when too many look-ups are under way.
         """
         return await self.reading.run(normalise_name(name), lambda in_thread: self._find(name, in_thread), deadline)
 
@@ -91,7 +91,7 @@ class OnDemand:
             # Files were removed meanwhile: perhaps those of this model.
 
     async def _repaired(self, failed: FailedModel, in_thread: InThread) -> ServedModel:
-        """A configured model that failed, if its files are sound by now."""
+        """A configured model that failed, if its files have been repaired."""
         async with self._lock(failed.name):
             if failed not in self.failed:
                 return self._names.find(failed.name)
@@ -114,7 +114,7 @@ class OnDemand:
         return next((model for model in self._names.models if model.id == model_id), None)
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """Held by who builds that model: another would build it a second time."""
+        """The lock for building that model, so that it is not built twice at once."""
         return self._building.setdefault(normalise_name(name), asyncio.Lock())
 
     @staticmethod

@@ -79,7 +79,7 @@ class Placement:
 
     @property
     def awaited(self) -> bool:
-        """Whether requests wait for its load: it is loaded for requests, or would serve if we had left it alone."""
+        """Whether requests wait for its load: an on-demand engine, or one that the manager unloaded or is replacing."""
         return (
             self.on_demand
             or self.residency.on_request
@@ -88,14 +88,14 @@ class Placement:
         )
 
     def wake(self, *, insist: bool = False) -> None:
-        """Have the engine loaded: returns at once, `settled` waits. Unless `insist`, only while somebody waits."""
+        """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
         self.residency.want(on_request=True, insist=insist)
         if self.residency.ask is None:
             self.residency.settle()
             self.engine.wake()
 
     async def settled(self, deadline: float, *, patient: bool = False) -> None:
-        """Wait until the engine is ready, or known not to become so soon.
+        """Wait until the engine is ready, or known not to become ready soon.
 
         `patient`: also wait for memory that other models use. Raises DeadlineExceeded, InsufficientMemory.
         """
@@ -132,7 +132,7 @@ class Placement:
         return self.residency.ready_in()
 
     async def returned(self, deadline: float) -> None:
-        """Wait until an engine that is being restarted is ready, or given up. Raises DeadlineExceeded."""
+        """Wait until an engine that is being restarted is ready, or has failed. Raises DeadlineExceeded."""
         try:
             async with asyncio.timeout(max(0.0, deadline - self.residency.clock())):
                 while self.returning_in() is not None:

@@ -1,4 +1,4 @@
-"""Pulls in progress: one for each model, however many ask for it."""
+"""Pulls in progress: one for each model, however many callers want it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pull = Callable[[str, Progress], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Listeners:
-    """Progress for everybody who waits for one pull."""
+    """Passes progress to all callers of one pull."""
 
     all: list[Progress] = field(default_factory=list)
     _stage: tuple[str, int | None] | None = None
@@ -43,15 +43,16 @@ class _Listeners:
 
 @dataclass(slots=True)
 class Pulls:
-    """Runs pulls. One goes on when its caller leaves, so that asking again finds it further on; `close` ends all."""
+    """Runs pulls. A pull continues when its caller leaves, for a later call to find it further on; `close` ends all."""
 
     pull: Pull
     _running: dict[str, tuple[asyncio.Task[None], _Listeners]] = field(default_factory=dict)
     _closed: bool = False
 
     async def run(self, model_id: str, progress: Progress) -> None:
-        """Wait for the model's pull, begun if there is none. Raises DownloadFailed, also when the node is
-        stopped, and Overloaded when many others are under way.
+        """Wait for the model's pull, starting one if there is none.
+
+        Raises DownloadFailed, also when the node is stopped, and Overloaded when many others are under way.
         """
         if self._closed:
             raise DownloadFailed("the node is shutting down; pull again when it is back")
@@ -73,7 +74,7 @@ class Pulls:
         task.result()
 
     async def close(self) -> None:
-        """End every pull, and what it started."""
+        """End every pull, with the processes that it started."""
         self._closed = True
         tasks = [task for task, _ in self._running.values()]
         for task in tasks:
@@ -84,7 +85,7 @@ class Pulls:
         try:
             await self.pull(model_id, listeners)
         except NodeError as error:
-            # Here, since everybody who asked for it may have left.
+            # Logged here, because all of its callers may have left.
             log.warning("the pull of %s failed: %s", model_id, error.message)
             raise
         finally:

@@ -1,7 +1,7 @@
-"""Reads models' files for requests: in threads of its own, for no longer than a request waits, and with a bound.
+"""Reads models' files for requests: in threads of its own, within the request's deadline, and with a bound.
 
-A disk may be slow, or answer never (a file system on a network). Whoever waits for it learns so by the deadline, and
-the threads that other work needs stay free.
+A disk may be slow, or never respond (a network file system). The caller learns so by its deadline, and the threads that
+other work needs stay free.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class FileReading:
         self._closed = False
 
     async def run(self, name: object, work: Callable[[InThread], Awaitable[R]], deadline: float) -> R:
-        """What `work` returns, by `deadline`; it is given how to call a function in a thread.
+        """Return what `work` returns, by `deadline`; `work` gets a function that calls others in a thread.
 
-        Callers with one `name` share work that no thread has begun. Work that was begun goes on when they leave, so
-        that asking again finds it further on; other work is dropped. Raises DeadlineExceeded, Overloaded,
-        EngineUnavailable when the node ends, and what `work` raises.
+        Callers with one `name` share work that no thread has begun. Work that has begun continues when its callers
+        leave, so that a later call finds it further on; other work is dropped. Raises DeadlineExceeded, Overloaded,
+        EngineUnavailable when the node stops, and what `work` raises.
         """
         task = next((task for task in self._tasks if task.name == name and not task.begun), None)
         if task is None:
@@ -121,7 +121,7 @@ class FileReading:
 
     def _ended(self, task: _Task, running: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # Everybody who asked may have left.
+        # All callers may have left.
         error = None if running.cancelled() else running.exception()
         if error is not None and not isinstance(error, NodeError):
             log.error("reading models failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Brings the engines to what is wanted: one loop that looks, decides (`policy`) and acts."""
+"""Brings the engines to the desired state: one loop that observes, decides (`policy`) and acts."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class Reconciler:
         self._idle_look: asyncio.TimerHandle | None = None
 
     def poke(self) -> None:
-        """Something has changed: look again."""
+        """Request another look because something has changed."""
         self._poked.set()
 
     async def looked(self) -> None:
-        """Wait for the next look at everything, which is soon."""
+        """Wait for the next complete look, which comes soon."""
         self.poke()
         await self._looked.wait()
 
     def start(self) -> None:
-        """Begin. From then on every model that is attended is loaded by this loop alone."""
+        """Start the loop, which from then on is the only one to load the attended models."""
         self._start(self._run(), "model manager")
 
     def attend(self, model: ServedModel) -> None:
-        """Look after one more model, and have those of its engines loaded that are wanted from the start."""
+        """Manage one more model, and load those of its engines that are loaded at start."""
         model.activity.on_idle = self._went_idle
         for placement in model.placements:
             placement.residency.ask = self.poke
@@ -93,7 +93,7 @@ class Reconciler:
         self.poke()
 
     def leave(self, model: ServedModel) -> None:
-        """Look after a model no more."""
+        """Stop managing a model."""
         for placement in model.placements:
             placement.residency.ask = None
             placement.residency.settle()
@@ -134,7 +134,7 @@ class Reconciler:
                 self._idle_look = None
             try:
                 look_at = self._reconcile()
-            except Exception:  # one mistake must not leave the node without anybody who loads its models
+            except Exception:  # one error must not end the only loop that loads models
                 log.exception("the models could not be reconciled; trying again")
                 look_at = self._clock() + _LOOK_S
             looked, self._looked = self._looked, asyncio.Event()
@@ -142,7 +142,7 @@ class Reconciler:
             await self._wait(look_at)
 
     def _reconcile(self) -> float | None:
-        """Look, decide and act once; return when to look again if nothing happens before."""
+        """Observe, decide and act once; return when to look again if nothing happens before."""
         units: dict[Key, tuple[ServedModel, Placement]] = {}
         snapshot: list[Unit] = []
         turning_over = False
@@ -211,7 +211,7 @@ class Reconciler:
         )
 
     def _stand_in(self, model: ServedModel) -> None:
-        """Have the next placement loaded when an engine goes down."""
+        """Load the next placement when an engine goes down."""
         for placement, following in pairwise(model.placements):
             key = (model.id, placement.device.value)
             if placement.engine.status.state not in _DOWN:
@@ -223,7 +223,7 @@ class Reconciler:
 
     @staticmethod
     def _line_up(snapshot: list[Unit], units: dict[Key, tuple[ServedModel, Placement]]) -> None:
-        """Tell each engine that waits for its turn how long those before it on its device will take."""
+        """Set for each engine that waits for its turn how long the loads before it on its device will take."""
         ahead: dict[str, float] = {}
         for unit in snapshot:
             if unit.state is UnitState.LOADING:
@@ -286,13 +286,13 @@ class Reconciler:
 
 
 def _busy(model: ServedModel, placement: Placement) -> bool:
-    """Whether requests are in hand that need the engine, or may do so."""
+    """Whether requests need the engine, or may do so."""
     running = model.activity.idle_since is None or placement.engine.status.in_flight > 0
     return running or placement.residency.waiters > 0
 
 
 def _hold(unit: Unit) -> str:
-    """Why a unit is not evicted."""
+    """The reason why a unit is not evicted."""
     if unit.pinned:
         return "configured"
     if unit.state is UnitState.LOADING:

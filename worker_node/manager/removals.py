@@ -1,4 +1,4 @@
-"""Removing models from the store while they are served."""
+"""Removes models from the store while they are served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker_node.models.store import ModelStore
 
 
 class WhileInUse(StrEnum):
-    """What becomes of a model that is to be removed and has requests: refuse, wait for their end, or end them."""
+    """How to remove a model that has requests: refuse, wait until they end, or end them."""
 
     REFUSE = "refuse"
     DRAIN = "drain"
@@ -22,7 +22,7 @@ class WhileInUse(StrEnum):
 
 
 class Removals:
-    """The removals under way. A directory is `in` it until its files are gone; `count` are all that ever began."""
+    """The removals under way. A directory is `in` it until its files are gone; `count` includes those that ended."""
 
     def __init__(self, store: ModelStore, turnover: Turnover) -> None:
         self._store = store
@@ -35,9 +35,9 @@ class Removals:
         return directory in self._leaving
 
     async def run(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        """Retire the `models` of a directory and remove it. Once begun it goes on when the caller leaves.
+        """Retire the `models` of a directory and remove it. Once begun it continues when the caller leaves.
 
-        Raises InsufficientStorage, and the models are served on, where the directory cannot be written.
+        Raises InsufficientStorage, and keeps serving the models, where the directory cannot be written.
         """
         # Before anything is retired: a file system that is read-only, or another user's.
         if not all(os.access(written, os.W_OK) for written in (directory, directory.parent)):

@@ -1,4 +1,4 @@
-"""What the manager knows about one engine: who wants it loaded, how much memory it takes, how long it loads."""
+"""The manager's record of one engine: whether it is wanted, how much memory it takes, how long it loads."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Residency:
 
     @property
     def memory(self) -> int:
-        """What a load takes, as far as is known."""
+        """The bytes that a load takes, as far as is known."""
         return self.after_load if self.after_load is not None else self.estimate
 
     def want(self, *, on_request: bool = False, insist: bool = True, patient: bool = False) -> None:
-        """Have the engine loaded as soon as that is possible."""
+        """Load the engine as soon as possible."""
         self.leave = False
         self.refusal = None
         self.on_request = self.on_request or on_request
@@ -64,12 +64,12 @@ class Residency:
             self.ask()
 
     def settle(self) -> None:
-        """Nothing is wanted any more: the load has ended, was refused, or nobody waits for it."""
+        """Withdraw the wish: the load has ended or was refused, or its callers have left."""
         self.wanted_since = None
         self.on_request = self.insisted = self.waits_for_memory = False
 
     def observe(self, *, loading: bool, ready: bool, memory: int | None) -> None:
-        """Take note of the engine's state now. `memory` is what its process takes, None if it has none."""
+        """Record the engine's state. `memory` is what its process takes, None if it has none."""
         now = self.clock()
         self.held = memory if loading or ready else None
         if loading:

@@ -1,4 +1,4 @@
-"""Taking models out of service and putting others in their place, without dropping a request."""
+"""Takes models out of service and puts others in their place, without dropping a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Turnover:
         return self._reconciler_of()
 
     async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
-        """Stop serving a model: no new request finds it; its engines end after its last one, or now."""
+        """Stop serving a model: new requests do not find it; its engines end after its last request, or now."""
         self._names.drop(model)
         await self._end(model, drain=drain)
 
@@ -73,7 +73,7 @@ class Turnover:
         return None
 
     async def close(self) -> None:
-        """End what is being retired, with the requests that it still has."""
+        """End the models that are being retired, with their remaining requests."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -58,7 +58,7 @@ class Work:
 
 
 class Permit:
-    """A request that is admitted while the block runs; its progress is what later estimates are made of.
+    """An admitted request, while the block runs; later estimates are based on its progress.
 
     Entering raises as `Admission.permit`.
     """
@@ -86,23 +86,23 @@ class Permit:
         self._admission.backlog.remove(self._job, self._admission.clock())
 
     def progressed(self, tokens: int, *, at: float | None = None, prefilled: tuple[int, float] = (0, 0.0)) -> None:
-        """The engine had new tokens at `at` (monotonic; None: now).
+        """Record new tokens at `at` (monotonic; None: now).
 
-        Before that it computed the `prefilled` tokens of any prompts, in so many seconds.
+        Before that the engine computed the `prefilled` tokens of any prompts, in so many seconds.
         """
         self._admission.backlog.measured(*prefilled)
         self._admission.backlog.progressed(self._job, tokens, at=self._admission.clock() if at is None else at)
 
     def restarted(self) -> None:
-        """The engine ended, and another begins with the request anew."""
+        """Record that the engine ended, and another one starts the request anew."""
         self._admission.backlog.restart(self._job, self._admission.clock())
 
     def answered(self, *, by_itself: bool) -> None:
-        """The answer ended by itself, or was cut at its limit."""
+        """Record that the answer ended by itself, or was cut at its limit."""
         self._admission.backlog.answered(self._job, by_itself=by_itself)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """The engine did so many tokens in so many seconds while more work was waiting."""
+        """Record that the engine computed so many tokens in so many seconds while more work was waiting."""
         self._admission.backlog.measured(tokens, seconds)
 
 

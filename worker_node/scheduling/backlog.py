@@ -1,9 +1,9 @@
-"""What an engine has before it, in tokens, and how long that takes: one estimator for all engines.
+"""Estimates how long the work before an engine takes, in tokens and seconds: one estimator for all engines.
 
 A job has two phases: the prefill (the tokens of its prompt, or of its texts), for which jobs are taken in turn, and the
 decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Prompts are
-computed in the order of `prompts`: those of fewer pieces first. Both phases have a measured rate. No device, no clock
-of its own; times are the caller's monotonic seconds.
+computed in the order of `prompts`: those of fewer pieces first. The rates of both phases are measured. No device, no
+clock: the caller supplies times in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Backlog:
         return round(self._prefill[interactive] + new)
 
     def add(self, job: AdmittedJob) -> None:
-        """A job was admitted."""
+        """Add an admitted job."""
         self._advance(job.since)
         self._luck = (self._luck + _GOLDEN) % 1.0 or 1.0
         job.luck = self._luck
@@ -99,7 +99,7 @@ class Backlog:
         self._estimates.clear()
 
     def remove(self, job: AdmittedJob, now: float) -> None:
-        """A job ended, whether or not it was done."""
+        """Remove a job that ended, complete or not."""
         if job in self._pending[job.interactive]:
             self._end_prefill(job, now)
         self._sequences.remove(job, now)
@@ -112,7 +112,7 @@ class Backlog:
         self.add(job)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """The engine computed so many tokens of texts or prompts in so many seconds."""
+        """Record that the engine computed so many tokens of texts or prompts in so many seconds."""
         self._prefill_s += seconds
         pending = self._prefill[True] + self._prefill[False]
         full = tokens >= self.capacity.step_tokens
@@ -125,7 +125,7 @@ class Backlog:
         self._estimates.clear()
 
     def progressed(self, job: AdmittedJob, tokens: int, *, at: float) -> None:
-        """A generation got new tokens at `at`; with the first of them its prompt is computed."""
+        """Record new tokens of a generation at `at`; with the first of them its prompt is computed."""
         if job in self._pending[job.interactive]:
             self._end_prefill(job, at)
             self._sequences.taken_up(job, self._pending)
@@ -135,7 +135,7 @@ class Backlog:
         self._estimates.clear()
 
     def answered(self, job: AdmittedJob, *, by_itself: bool) -> None:
-        """An answer ended by itself, or was cut at its limit."""
+        """Record that an answer ended by itself, or was cut at its limit."""
         self._decoding.ended(job, by_itself=by_itself)
 
     def own_prefill_s(self, tokens: int) -> float:
@@ -198,7 +198,7 @@ class Backlog:
         return (max(0.0, ahead) / self._share_of_engine(now, interactive=interactive) + step) / rate
 
     def _ahead(self, turn: int, *, interactive: bool) -> float:
-        """Tokens of this priority that go before those of a job whose own turns are of so many."""
+        """Tokens of this priority that are computed before a job whose own turns take so many tokens."""
         others = sum(max(0, job.prefill - turn) for job in self._large[interactive])
         return self._prefill[interactive] - max(others, self._under_way[interactive])
 
@@ -250,7 +250,7 @@ class Backlog:
         return max((job.prefill for job in lane), default=0)
 
     def _end_prefill(self, job: AdmittedJob, now: float) -> None:
-        """A prefill is done, or given up."""
+        """Record that a prefill is complete or was given up."""
         self._advance(now)
         lane = self._pending[job.interactive]
         self._under_way[job.interactive] = max(0.0, self._under_way[job.interactive] - job.prefill)

@@ -1,4 +1,4 @@
-"""Which of the waiting jobs has passed its deadline, in O(log n) a job."""
+"""Finds waiting jobs whose deadline has passed, in O(log n) a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Deadlines:
     _heap: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, job_id: int, deadline: float) -> None:
-        """A job began to wait; `deadline` is on the caller's clock."""
+        """Add a job that waits; `deadline` is on the caller's clock."""
         heapq.heappush(self._heap, (deadline, job_id))
 
     def due(self, now: float, waiting: Container[int]) -> list[int]:

@@ -32,13 +32,13 @@ class Decoding:
         self.rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
 
     def grew(self, job: AdmittedJob, tokens: int, at: float, prefill_s: float) -> None:
-        """A job got new tokens at `at`."""
+        """Record that a job got new tokens at `at`."""
         self._answers_like(job).grew(job.generated, tokens)
         job.generated += tokens
         job.heard, job.heard_prefill_s = at, prefill_s
 
     def ended(self, job: AdmittedJob, *, by_itself: bool) -> None:
-        """An answer ended by itself, or was cut at its limit."""
+        """Record that an answer ended by itself, or was cut at its limit."""
         self._answers_like(job).ended(job.generated, by_itself=by_itself)
 
     def seconds(self, job: AdmittedJob, *, by_luck: bool = False) -> float:

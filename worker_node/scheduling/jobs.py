@@ -1,4 +1,4 @@
-"""The prompts before a generation engine: two priorities, weighted service. No device, no clock of its own."""
+"""The queue of prompts before a generation engine: two priorities, weighted service. No device, no clock of its own."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class JobQueue(Generic[J]):
         return job_id in self._interactive or job_id in self._batch
 
     def add(self, job: J) -> None:
-        """A job begins to wait."""
+        """Add a job that waits."""
         self._arrivals += 1
         self._line(job).add(Prompt(job, self._arrivals, job.prompt_tokens))
         self._deadlines.add(job.id, job.deadline)
 
     def remove(self, job_id: int) -> Prompt[J] | None:
-        """Take out a job whose prompt is computed, or which nobody waits for any more; None if it is not here."""
+        """Remove a job whose prompt is computed or whose caller has left; None if it is not queued."""
         prompt = self._interactive.remove(job_id) or self._batch.remove(job_id)
         if prompt is not None:
             if not self._batch:
@@ -55,7 +55,7 @@ class JobQueue(Generic[J]):
         return self._ranked(step_tokens, due=step_tokens)
 
     def next(self, piece_tokens: int = WHOLE_PROMPT_PIECE) -> Prompt[J] | None:
-        """Take out the job to run next, to its end and alone; None if none waits."""
+        """Remove and return the job to run next, alone and to its end; None if none waits."""
         first = next(iter(self._ranked(piece_tokens, due=sys.maxsize)), None)
         if first is not None:
             self.remove(first.job.id)
@@ -70,12 +70,12 @@ class JobQueue(Generic[J]):
         return [first, *interactive, *batch[1:]] if first.owed else [*interactive, *batch]
 
     def computed(self, prompt: Prompt[J], tokens: int) -> None:
-        """So many tokens of a prompt were computed."""
+        """Record that so many tokens of a prompt were computed."""
         self._line(prompt.job).computed(prompt, tokens)
         self.generated(prompt, tokens)
 
     def generated(self, prompt: Prompt[J], tokens: int) -> None:
-        """The answer to a prompt got so many tokens."""
+        """Record that the answer to a prompt got so many tokens."""
         if prompt.owed:
             self.credit.charge(tokens)
         elif prompt.job.interactive and self._batch:

@@ -1,9 +1,9 @@
-"""How long answers get, learned from those that were generated: pure arithmetic.
+"""Predicts how long answers get, learned from those that were generated: pure arithmetic.
 
-Most answers end by themselves long before their limit, and many are still running or were cut. So what is learned is
-which share of the answers that outgrow one length ends before the next, in classes of length that grow geometrically;
-an answer is an observation as soon as it has left a class. From that follows how much longer an answer of any length is
-expected to get, also where a few long answers are among many short ones.
+Most answers end by themselves long before their limit, and many are still running or were cut. So the estimator learns
+what share of the answers that outgrow one length ends before the next, in classes of length that grow geometrically; an
+answer counts as an observation as soon as it has left a class. From these shares follows how much longer an answer of
+any length is expected to get, also where a few long answers are among many short ones.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class AnswerLengths:
     _rest: list[float] = field(default_factory=list)  # the expected rest at each edge
 
     def grew(self, length: int, tokens: int) -> None:
-        """An answer of `length` tokens got `tokens` more."""
+        """Record that an answer of `length` tokens got `tokens` more."""
         for index in range(_class_of(length), _class_of(length + tokens)):
             self._passed[index] += 1
             self._fade(index)
 
     def ended(self, length: int, *, by_itself: bool) -> None:
-        """An answer ended with `length` tokens; one that was cut at its limit would have gone on."""
+        """Record that an answer ended with `length` tokens; one that was cut at its limit would have gone on."""
         index = _class_of(length)
         (self._ended if by_itself else self._passed)[index] += 1
         self._unread += _REFRESH_ANSWERS

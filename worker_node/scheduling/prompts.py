@@ -1,8 +1,8 @@
-"""In which order the prompts of one priority are computed. No device, no clock of its own.
+"""The order in which prompts of one priority are computed. No device, no clock of its own.
 
 The prompt with the fewest pieces left goes first, so that a short one never waits for a long one to end. A piece is
-what one step computes; prompts of as many pieces go in order of arrival. That alone would starve the long ones under
-endless short work, so the oldest is guaranteed a share of the tokens.
+what one step computes; prompts with equally many pieces go in order of arrival. That alone would starve long prompts
+under endless short work, so the oldest is guaranteed a share of the tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pieces(tokens: int, piece_tokens: int) -> int:
 
 
 class Queued(Protocol):
-    """What must be known of a job. `deadline` is on the caller's clock; sizes are in tokens."""
+    """What the queue must know of a job. `deadline` is on the caller's clock; sizes are in tokens."""
 
     @property
     def id(self) -> int: ...
@@ -41,7 +41,7 @@ J = TypeVar("J", bound=Queued)
 
 @dataclass(slots=True, eq=False)
 class Prompt(Generic[J]):
-    """A prompt that is not computed to its end: `left` of its tokens are to come, as far as is known.
+    """A prompt that is not fully computed: `left` of its tokens are still to come, as far as is known.
 
     `begun` is when its first tokens were computed. `owed` is set for batch work that goes before interactive work by
     its guaranteed share.
@@ -72,11 +72,11 @@ class PromptLine(Generic[J]):
         return iter(self._prompts.values())
 
     def add(self, prompt: Prompt[J]) -> None:
-        """A prompt begins to wait."""
+        """Add a prompt that waits."""
         self._prompts[prompt.job.id] = prompt
 
     def remove(self, job_id: int) -> Prompt[J] | None:
-        """Take a prompt out that is computed, or that nobody waits for any more; None if it is not here."""
+        """Remove a prompt that is computed or whose caller has left; None if it is not queued."""
         oldest = next(iter(self._prompts), None)
         prompt = self._prompts.pop(job_id, None)
         if job_id == oldest:
@@ -93,7 +93,7 @@ class PromptLine(Generic[J]):
         return order
 
     def computed(self, prompt: Prompt[J], tokens: int) -> None:
-        """So many tokens of a prompt were computed; it may have left the line already."""
+        """Record that so many tokens of a prompt were computed; it may have left the queue already."""
         # It stays until its answer begins: how much the prefix cache held of it is not known.
         prompt.left = max(1, prompt.left - tokens)
         if prompt is next(iter(self), None):

@@ -1,4 +1,4 @@
-"""How fast work gets done, measured by work: pure arithmetic, no clock."""
+"""Measured rates of work: pure arithmetic, no clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rate:
     _seconds: float = 0.0
 
     def measured(self, units: float, seconds: float) -> None:
-        """So many units took so many seconds; zero seconds are right for what was done along with other work."""
+        """Record that so many units took so many seconds; zero seconds for units computed along with other work."""
         if units <= 0 or seconds < 0:
             return
         kept: float = 0.5 ** (units / self.memory)
@@ -40,7 +40,7 @@ class Load:
     _at: float | None = None
 
     def arrived(self, seconds: float, now: float) -> None:
-        """Work of so many seconds arrived."""
+        """Record that work of so many seconds arrived."""
         self._advance(now)
         self._work_s += seconds
 

@@ -1,4 +1,4 @@
-"""Which of the admitted generations hold one of the engine's sequences, as far as can be told from outside of it."""
+"""Which of the admitted generations hold one of the engine's sequences, as far as the edge process can know."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Sequences:
     _batch: int = 0
 
     def add(self, job: AdmittedJob, now: float) -> None:
-        """A job begins to wait for a sequence, and has it at once if one is free."""
+        """Add a job that waits for a sequence; it gets one at once if one is free."""
         self.queued[job.interactive][job] = None
         self._fill(now)
 
     def remove(self, job: AdmittedJob, now: float) -> None:
-        """A job ended."""
+        """Remove a job that ended."""
         self.queued[job.interactive].pop(job, None)
         if job in self.serving:
             self._leave(job)

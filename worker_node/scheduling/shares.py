@@ -18,16 +18,16 @@ def batch_sequences(sequences: int) -> int:
 
 @dataclass(slots=True)
 class BatchCredit:
-    """What waiting batch work is owed. It goes first once that pays for its next piece of work.
+    """The credit of waiting batch work, which goes first once the credit pays for its next piece of work.
 
-    Work that nobody else was waiting for is free: idle time is never charged. `balance` is in interactive tokens, of
-    which INTERACTIVE_WEIGHT pay for one of batch work.
+    Work done while nothing else waits costs no credit. `balance` is in interactive tokens, of which INTERACTIVE_WEIGHT
+    pay for one of batch work.
     """
 
     balance: int = 0
 
     def interactive_served(self, tokens: int) -> None:
-        """Interactive work got so many tokens while batch work was waiting."""
+        """Record that interactive work got so many tokens while batch work was waiting."""
         self.balance += tokens
 
     def pays_for(self, tokens: int) -> bool:
@@ -35,9 +35,9 @@ class BatchCredit:
         return self.balance >= tokens * INTERACTIVE_WEIGHT
 
     def charge(self, tokens: int) -> None:
-        """Batch work of this size went before interactive work; a negative number gives back what it did not use."""
+        """Charge batch work of this size that went before interactive work; a negative number refunds unused tokens."""
         self.balance -= tokens * INTERACTIVE_WEIGHT
 
     def nothing_waits(self) -> None:
-        """The last waiting batch work is gone: what it was owed does not last, what it owes does."""
+        """Record that no batch work waits any more: its credit is dropped, its debt is kept."""
         self.balance = min(self.balance, 0)

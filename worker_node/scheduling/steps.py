@@ -1,7 +1,7 @@
-"""What a continuous-batching pipeline is given to compute next, and what that takes. Pure; seconds are the caller's.
+"""Which prompts a continuous-batching pipeline gets next, and how long its steps take. Pure: the caller keeps time.
 
-The pipeline computes prompts in the order in which it gets them and holds a step's tokens at most. So it gets no more
-prompts than fill its next steps, in the order of `prompts`; when that order changes, they are taken back.
+The pipeline computes prompts in the order in which it gets them, and one step holds a limited number of tokens. So it
+gets no more prompts than fill its next steps, in the order of `prompts`; when that order changes, they are taken back.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ def end_of_part(prompt: Prompt[J], limits: StepLimits, free: int) -> int:
 
 
 def makes_way(prompt: Prompt[J], limits: StepLimits) -> bool:
-    """Whether a prompt takes so many steps that short work is given time beside it."""
+    """Whether a prompt takes so many steps that short work gets time beside it."""
     return limits.split and prompt.job.prompt_tokens > _LONG_STEPS * limits.tokens and prompt.left > limits.tokens
 
 
 def without_long(chosen: Sequence[Prompt[J]], limits: StepLimits) -> list[Prompt[J]]:
-    """Return the prompts of a step that is left to short work.
+    """Return the prompts of a step that is reserved for short work.
 
-    The pipeline reserved KV cache for all of the long prompts. Short ones must not need more than what is unused of it:
-    they would overwrite what was computed, which would be computed again.
+    The pipeline reserved KV cache for all of the long prompts. The short ones must fit into the unused part of it:
+    otherwise the pipeline would overwrite parts of the long prompts and compute these again.
     """
     unused = sum(prompt.left for prompt in chosen if makes_way(prompt, limits))
     short = [prompt for prompt in chosen if not makes_way(prompt, limits)]
@@ -106,7 +106,7 @@ def without_long(chosen: Sequence[Prompt[J]], limits: StepLimits) -> list[Prompt
 
 @dataclass(slots=True)
 class ShortTurns:
-    """The time that short work is owed for steps with a piece of a long prompt. Never more than for one such step."""
+    """The time that short work is owed for steps with a piece of a long prompt; never more than for one such step."""
 
     owed_s: float = 0.0
 
@@ -148,7 +148,7 @@ class PrefillMeter:
         self.tokens += prompt_tokens
 
     def take(self) -> tuple[int, float]:
-        """Return tokens and seconds, and begin anew."""
+        """Return tokens and seconds, and reset both."""
         taken = self.tokens, self.seconds
         self.tokens, self.seconds = 0, 0.0
         return taken

@@ -1,9 +1,9 @@
 """Which waiting texts run together: two priorities, length buckets. No device, no clock of its own.
 
-A batch is padded to its longest text, so mixing lengths wastes work (measured: sorted batches are twice as fast
-as unsorted ones). The first text in turn anchors each batch, so that none waits for ever; the texts nearest to it in
-length fill the rest. Jobs take turns of `TURN_TOKENS`, in order of arrival: one of thousands of texts does not keep
-those behind it waiting to its end, and small ones are served first in, first out.
+A batch is padded to its longest text, so mixing lengths wastes work (measured: sorted batches are twice as fast as
+unsorted ones). The first text in turn anchors each batch, so that none waits for ever; the texts nearest to it in
+length fill the rest. Jobs take turns of `TURN_TOKENS`, in order of arrival: a job of thousands of texts does not make
+later jobs wait for its end, and small jobs are served first in, first out.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """Texts stand one after another in one row, of one of `lengths` (ascending).
+    """Texts are packed one after another into one row, of one of `lengths` (ascending).
 
-    A run costs about as much as `run_overhead_tokens` more tokens would, whatever is in it: the row is taken that has
-    the most tokens of texts for its cost.
+    A run has a fixed overhead of about `run_overhead_tokens` tokens, whatever it holds: the chosen row holds the most
+    tokens of texts for its cost.
     """
 
     lengths: tuple[int, ...]
@@ -118,7 +118,7 @@ class LengthBuckets:
         return len(self._texts)
 
     def add(self, text: Waiting) -> None:
-        """A text begins to wait."""
+        """Add a text that waits."""
         key = (text.job_id, text.row)
         bucket = self._buckets.get(text.length)
         if bucket is None:
@@ -135,7 +135,7 @@ class LengthBuckets:
         self.tokens += text.length
 
     def remove(self, job_id: int, row: int) -> bool:
-        """Take a text out; False if it does not wait."""
+        """Remove a text; False if it is not queued."""
         turn = self._texts.pop((job_id, row), None)
         if turn is None:
             return False
@@ -243,17 +243,17 @@ class TextQueue:
         return len(self._interactive) + len(self._batch)
 
     def add(self, text: Waiting) -> None:
-        """A text begins to wait."""
+        """Add a text that waits."""
         (self._interactive if text.interactive else self._batch).add(text)
 
     def remove(self, job_id: int, row: int) -> bool:
-        """Take a text out; False if it does not wait."""
+        """Remove a text; False if it is not queued."""
         found = self._interactive.remove(job_id, row) or self._batch.remove(job_id, row)
         self._tidy()
         return found
 
     def take(self, limits: BatchLimits | PackingLimits, free_slots: int = 1) -> list[Waiting]:
-        """Take out the texts of the next run, shortest first; none if none waits. A packed row fills one slot."""
+        """Remove and return the texts of the next run, shortest first; may be none. A packed row fills one slot."""
         if not len(self):
             return []
         both = bool(len(self._interactive)) and bool(len(self._batch))

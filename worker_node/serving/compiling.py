@@ -60,7 +60,7 @@ def _check_kind(installed: InstalledModel) -> None:
 
 
 def _check_target(out: Path) -> None:
-    """Raise ConfigurationError unless blobs may be written to `out`: it is new, empty, or has blobs that were made."""
+    """Raise ConfigurationError unless `out` is new, empty, or a directory of blobs that this command wrote."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise ConfigurationError(f"--out {out} is not a directory; name one that does not exist")
     if out.is_dir() and any(out.iterdir()) and not (out / RECORD_FILE).is_file():
@@ -73,7 +73,7 @@ def _plugin_config(wanted: ModelSettings) -> dict[str, object]:
 
 
 async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> None:
-    """Load the model on the NPU and have it examined. Raises EngineUnavailable with the reason when that fails."""
+    """Load the model on the NPU and run its canary. Raises EngineUnavailable with the reason when that fails."""
     engine = build_model(installed, wanted, machine).placements[0].engine
     try:
         engine.wake()

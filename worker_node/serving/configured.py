@@ -1,4 +1,4 @@
-"""The models that the settings name: built, or with what is wrong with their files while the others serve."""
+"""The models that the settings name. One whose files are damaged becomes a `FailedModel`, and the others serve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
-    """All models that the settings name. Raises ConfigurationError when a setting is wrong, or none is installed."""
+    """All models that the settings name. Raises ConfigurationError for a wrong setting, or if none is installed."""
     models = [configured_model(wanted, machine) for wanted in machine.settings.models]
     failed = [model for model in models if isinstance(model, FailedModel)]
     if failed and len(failed) == len(models) and not any(model.installed for model in failed):
@@ -40,7 +40,7 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
 
 
 class _Damaged(Exception):
-    """The model's files are not what they should be; `installed`: it has some."""
+    """The model's files are missing or damaged; `installed`: some are there."""
 
     def __init__(self, reason: str, *, installed: bool = True) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""What serving models on encoder engines has in common, whatever the task."""
+"""What all tasks share that serve models on encoder engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN_TEXTS = 2
 
 
 def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) -> list[int]:
-    """The places of the known texts, of so many tokens each, that an engine can be examined with.
+    """The indices of the known texts, given their lengths in tokens, that the engine's canary can use.
 
     Raises ConfigurationError when fewer than two fit its longest bucket of `limit` tokens.
     """

@@ -1,4 +1,4 @@
-"""Which engine runs a model on a device, with what options and limits: decided from settings, before anything runs."""
+"""Plans an engine: which one runs a model on a device, with what options and limits. Reads settings, runs nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan_engine(
     settings: NodeSettings,
     npu: NpuSource,
 ) -> EnginePlan:
-    """Return the plan for one placement of a model that is placed on all devices of `beside`.
+    """Return the plan for one placement of a model whose placements are on the devices `beside`.
 
     Raises ConfigurationError when its lengths do not fit the model.
     """
@@ -54,7 +54,7 @@ def _memory(settings: NodeSettings) -> int | None:
 
 
 def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
-    """The options that were set for an engine of this kind of model, and not for the device's."""
+    """The options that other engines for this kind of model have, but not the one for this device."""
     every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
     used = set(options_of(engine_for(kind, device)))
     if device is not Device.NPU and Device.NPU in beside:
@@ -63,7 +63,7 @@ def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collectio
 
 
 def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
-    """Raise ConfigurationError for options that nothing that runs this kind of model has."""
+    """Raise ConfigurationError for options that no engine for this kind of model has."""
     known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
     foreign = sorted(wanted.options.keys() - known)
     if foreign:

@@ -1,4 +1,4 @@
-"""The model that a table `[[models]]` stands for: installed in the store, or in a directory of its own."""
+"""Finds the model that a table `[[models]]` names: in the store, or in a directory of its own."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSett
 
 
 def not_installed(name: str, store: Path) -> str:
-    """What to say of a model that is not there, with the command that puts it there and not into another store."""
+    """The message for a model that is missing, with the command that installs it into the right store."""
     return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"

@@ -1,4 +1,4 @@
-"""Limits of a placement that follow from its engine: what admission control must know, how far its memory may grow."""
+"""Limits of a placement that follow from its engine: for admission control, and for the growth of its memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> Admission
 def growth_limits(growth: int | None, device: Device, *, emulated: bool) -> GrowthLimits:
     """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory.
 
-    Two processes at once only where their memory is the machine's: whether a real NPU or GPU holds two is not known
-    before it fails.
+    Two processes run at once only where they use the machine's memory: whether a real NPU or GPU has memory for two
+    shows only when the second one fails.
     """
     memory = machine_memory()
     if memory is None:

@@ -1,4 +1,4 @@
-"""How much memory a model will take, before it has ever been loaded, and how much there is."""
+"""Estimates a model's memory before its first load, and the memory that the engines may take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def estimate_bytes(installed: InstalledModel, plan: EnginePlan) -> int:
 
 
 def memory_pool(probe: Probe, device: Device) -> str:
-    """Where models on a device have their memory: the host's, or a discrete GPU's own."""
+    """The pool that models on a device take memory from: the host's, or a discrete GPU's own."""
     return device.value if _own_memory(probe, device) is not None else HOST
 
 

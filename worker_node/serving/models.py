@@ -1,4 +1,4 @@
-"""How a request finds the model that it names."""
+"""Finds the model that a request names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=ServedModel)
 async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | None, deadline: float) -> M:
     """The model of that name, or the default one of that kind; `form` is its class, `deadline` monotonic seconds.
 
-    Raises ModelNotFound, BadRequest (a model of another kind, with the name of one of the right kind), and what
+    Raises ModelNotFound, BadRequest (a model of another kind; the message names one of the right kind), and what
     `ModelManager.resolve` raises.
     """
     model = manager.default(kind) if name is None else await manager.resolve(name, deadline)

@@ -1,4 +1,4 @@
-"""From what a request needs to the placement that runs it, waiting for one if need be; or only to the explanation."""
+"""Selects the placement that runs a request, waiting for its engine if necessary; or explains the selection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would be done with a request now: a route, or the refusal; and how each placement looks.
+    """The decision for a request now: a route or a refusal, and the state of each placement.
 
     `loads`: the request would first wait for the engine of its route to be loaded or restarted.
     """
@@ -47,7 +47,7 @@ class Explained(Exception):
 
 
 def reject_if_full(placements: Sequence[Placement], units: int, context: RequestContext) -> None:
-    """Raise Overloaded if every placement would refuse: asked before tokenizing, refusing costs next to nothing."""
+    """Raise Overloaded if every placement would refuse. Called before tokenizing, so that a refusal costs little."""
     refusal: Overloaded | None = None
     for placement in placements:
         try:
@@ -61,7 +61,7 @@ def reject_if_full(placements: Sequence[Placement], units: int, context: Request
 
 
 def explain(demand: Demand, context: RequestContext) -> Explanation:
-    """Decide as for a real request, but load and run nothing: what would be waited for counts as ready."""
+    """Decide as for a real request, but load and run nothing: an engine that would be waited for counts as ready."""
     seen = Snapshot.of(demand.placements)
     verdict = judge(demand, seen, context, time.monotonic())
     refusal = verdict.error if isinstance(verdict, Refused) else None
@@ -72,9 +72,9 @@ def explain(demand: Demand, context: RequestContext) -> Explanation:
 async def select_placement(demand: Demand, context: RequestContext, *, units: int = 1) -> Place:
     """Return the place for a request of so many `units` (see `AdmissionLimits`), loading an engine on demand for it.
 
-    If no placement is up, a restart is waited for that is likely to end in time; that takes places in the queue.
-    Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline; Overloaded
-    when too many wait; Explained for a dry run.
+    If no placement is up, waits for a restart that is likely to end in time; meanwhile the request takes places in the
+    queue. Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline;
+    Overloaded when too many wait; Explained for a dry run.
     """
     if context.dry_run:
         raise Explained(explain(demand, context))
@@ -102,7 +102,7 @@ async def select_placement(demand: Demand, context: RequestContext, *, units: in
 async def _restart_of(placement: Placement, demand: Demand, context: RequestContext, units: int, began: float) -> None:
     """Wait until the state of an engine that is being restarted changes.
 
-    Raises Overloaded, DeadlineExceeded, and what routing says of the engine when the wait that was allowed is over.
+    Raises Overloaded, DeadlineExceeded, and the refusal of routing once the allowed wait is over.
     """
     by = context.restart_by(began)
     changed = placement.engine.next_change()
@@ -119,7 +119,7 @@ async def _restart_of(placement: Placement, demand: Demand, context: RequestCont
 
 
 class errors_of:  # noqa: N801  (used as a function is; a class and not a generator, since every request makes two)
-    """Errors raised in the block know the model and the device of the route as it is then."""
+    """Adds the model and the device of the current route to errors raised in the block."""
 
     __slots__ = ("_route",)
 

@@ -1,4 +1,4 @@
-"""Required means proven: whether the NPU is known to have worked for a request that requires it."""
+"""Required means proven: checks that the NPU worked for a request that requires it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Proof:
-    """Judges the NPU's busy time for one request. `strict` refuses a counter that cannot be read.
+    """Judges the NPU's busy time for one request.
 
-    `unread` says that it could not be, and that the request passed.
+    `strict` refuses a counter that cannot be read. `unread`: it could not be read, and the request passed.
     """
 
     route: Route
@@ -26,12 +26,12 @@ class Proof:
 
     @classmethod
     def of(cls, route: Route, context: RequestContext, *, strict: bool) -> Proof:
-        """The proof that a request asks for on its route."""
+        """The proof that a request needs on its route."""
         required = context.require_device is Device.NPU and route.device is Device.NPU and not context.own_proof
         return cls(route, required, strict)
 
     def check(self, busy_us: int | None) -> None:
-        """Raise NpuNotProven if the request requires the NPU and its busy time is no proof."""
+        """Raise NpuNotProven if the request requires the NPU and its busy time does not prove that the NPU ran it."""
         if not self.required:
             return
         what = f"{self.route.model}: the request requires the NPU, and"

@@ -1,9 +1,9 @@
-"""Runs a request again when its engine dies before anything of the answer is out: before the first token of a stream,
-before the end of an answer that is sent as a whole.
+"""Runs a request again when its engine dies before any part of the answer was sent.
 
-Again means: on the next placement, or on the same engine when it has been started again, as long as the deadline allows
-it. A request that is suspected of the engine's death is run apart from others (`hosting.isolation`), and one that takes
-down the engine that it is alone on, twice, is refused (`hosting.suspicion`).
+That is before the first token of a stream, and before the end of an answer that is sent as a whole. The request runs
+again on the next placement, or on the same engine after its restart, as long as the deadline allows. A request that is
+suspected of the engine's death runs apart from others (`hosting.isolation`), and one that twice kills an engine that it
+has to itself is refused (`hosting.suspicion`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Admit = Callable[[Placement], AbstractContextManager[Permit]]
 
 
 class Runs:
-    """All runs of one admitted request: the first at `place`, later ones where it is found a place then.
+    """All runs of one admitted request: the first at `place`, each later one where `select_placement` puts it.
 
-    `admit` has a placement admit it. `key` gives the request's digest, where it is needed.
+    `admit` admits it to a placement. `key` returns the request's digest, computed only if it is needed.
     """
 
     def __init__(self, demand: Demand, context: RequestContext, place: Place, admit: Admit) -> None:
@@ -63,12 +63,12 @@ class Runs:
         self.permit: Permit
 
     def tell_device(self) -> Route:
-        """The route, as the head of a stream tells it; from now on the request runs on no other device."""
+        """Fix the device and return the route, for the head of a stream: the request stays on this device."""
         self._device_told = True
         return self.place.route
 
     def run(self, key: Callable[[], bytes]) -> AbstractAsyncContextManager[Visit]:
-        """One run, at the present place. Entering raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
+        """One run, at the current place. Entering raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
         placement = self.place.placement
         standing = self._standing(key)
         if standing is Standing.CLEAR and placement is self._first:
@@ -92,7 +92,7 @@ class Runs:
                 yield visit
 
     async def again(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
-        """The engine died in a run or before it: find the place for the next. Raises `error` if there is to be none."""
+        """After the engine died in a run or before it: find the place for the next run, or raise `error`."""
         self._count += isinstance(error, EngineDied)
         # A caller with a proof of its own holds the device, which the canary of the restarted engine needs first.
         if self._context.own_proof or self._count >= MAX_RUNS:
@@ -118,7 +118,7 @@ class Runs:
 
     @contextmanager
     def _elsewhere(self, placement: Placement) -> Iterator[None]:
-        """For a run on another placement than the first: be admitted there, too."""
+        """Admission to another placement than the first."""
         if placement is self._first:
             yield
             return

@@ -1,4 +1,4 @@
-"""What the path of a request needs beside the request itself."""
+"""The parts of the node that requests of every task need."""
 
 from __future__ import annotations
 

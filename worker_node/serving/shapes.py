@@ -1,4 +1,4 @@
-"""Static shapes of engines that run each text in the smallest of a few lengths."""
+"""Static shapes of engines that run each text in the smallest of a few lengths that holds it."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class Answer(Generic[S]):
 class SingleRun(Generic[S]):
     """What to run: `job` with a result of type `result`, on a placement that meets `demand`.
 
-    It takes `units` places at admission, and `work` says what it costs on an engine. Its preparation lasted from
-    `began` to `prepared` (monotonic).
+    It takes `units` places at admission; `work` returns its cost on an engine. The request was prepared between `began`
+    and `prepared` (monotonic).
     """
 
     demand: Demand

@@ -1,4 +1,4 @@
-"""What the path of a request must know of a task: how its models are built, planned and admitted.
+"""What the serving layer must know of a task: how its models are built, planned and admitted.
 
 A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
 """
@@ -42,13 +42,13 @@ class EnginePlan:
         return self.options.engine
 
     def chosen(self, wanted: Collection[str]) -> dict[str, Any]:
-        """The engine's options of these names, as it gets them."""
+        """The engine's values of the options with these names."""
         return {name: getattr(self.options, name) for name in options_of(type(self.options)) if name in wanted}
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What an engine of static shapes holds: its lengths, the longest prompt, prompt and answer together; in tokens."""
+    """The static shapes of an engine, in tokens: its lengths, the longest prompt, and prompt and answer together."""
 
     lengths: tuple[int, ...]
     prompt_limit: int
@@ -65,8 +65,11 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a model is built of. `place` makes its placements, whose engines must pass a canary, which it is given
-    for the longest prompt that an engine takes. `guard` wraps a canary that needs the device as a request does."""
+    """What a model is built of.
+
+    `place` makes its placements; it is given a function that makes a canary for an engine's longest prompt. `guard`
+    wraps a canary that needs the device as a request does.
+    """
 
     installed: InstalledModel
     wanted: ModelSettings
@@ -76,7 +79,7 @@ class ModelParts:
 
 
 class ServedTask(ABC):
-    """One task, as the path of a request knows it. Its objects have no state."""
+    """One task, as the serving layer knows it. Its objects have no state."""
 
     cpu_role: ClassVar[CpuRole] = CpuRole.APART
 
@@ -85,7 +88,7 @@ class ServedTask(ABC):
         """Return the model with what its requests need; no engine is started. Raises ConfigurationError."""
 
     async def start(self, _parts: TaskParts) -> None:  # noqa: B027
-        """Start what the first request should not have to wait for, as the node starts."""
+        """Called when the node starts: start what the first request should not have to wait for."""
 
     @abstractmethod
     def admission(self, options: EngineOptions) -> AdmissionLimits:
@@ -122,15 +125,15 @@ class ServedTask(ABC):
         """
 
     def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
-        """What an engine will take before it has ever been loaded."""
+        """The memory that an engine will take, before its first load."""
         return Footprint()
 
     def lacks(self, _options: EngineOptions) -> frozenset[Feature]:
-        """What requests may need and this engine cannot do."""
+        """The features that this engine does not support."""
         return NOTHING
 
     def parts(self, _options: EngineOptions) -> Mapping[str, Device]:
-        """Where each part of the model runs, if not all of it runs on the engine's device."""
+        """The device of each part of the model, if not all of it runs on the engine's device."""
         return {}
 
     def uses(self, _options: EngineOptions) -> tuple[Path, ...]:
@@ -138,7 +141,7 @@ class ServedTask(ABC):
         return ()
 
     def notes(self, _installed: InstalledModel, _plan: EnginePlan) -> list[str]:
-        """What an operator should know of this plan."""
+        """Warnings about this plan for the operator."""
         return []
 
     def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:  # noqa: ARG002
@@ -147,7 +150,7 @@ class ServedTask(ABC):
 
 
 async def no_canary(_engine: object) -> None:
-    """For a model that was brought without known answers: it is ready as soon as it is loaded."""
+    """The canary of a model without known answers: the model is ready as soon as it is loaded."""
 
 
 def served_task(kind: str) -> ServedTask:

@@ -1,7 +1,7 @@
-"""Tokenizes large texts beside the event loop: as much of them as can count, and for no longer than someone waits.
+"""Tokenizes large texts in threads: no more of a text than is needed, and only while a caller waits.
 
 For tokenizers that release the GIL. Eight megabytes of text are four million tokens, and gigabytes of encodings: a text
-is looked at from its beginning, only until it is known to be too long.
+is read from its beginning, only until it is known to be too long.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _GROWTH = 4
 
 
 class Abandoned(Exception):
-    """Nobody waits for the result any more."""
+    """The caller no longer waits for the result."""
 
 
 def never_abandoned() -> None:
-    """For work that is too small to look."""
+    """For work that is too small to be interrupted."""
 
 
 class TokenizingThreads:
-    """A thread for large requests and one for very large ones, so that each hold up their own kind and nothing else."""
+    """A thread for large requests and one for very large ones, so that each delays only requests of its own size."""
 
     def __init__(self, *, max_characters: int = MAX_CHARACTERS) -> None:
         self._large = ThreadPoolExecutor(1, thread_name_prefix="tokenize")

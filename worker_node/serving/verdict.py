@@ -1,4 +1,4 @@
-"""What happens to a request as the placements are at one moment: pure, so that an explanation is the decision.
+"""The decision for a request in the state that the placements are in now. Pure, so an explanation is the decision.
 
 A request runs at once, waits for an engine that is loaded on demand or restarted, or is refused.
 """
@@ -16,7 +16,7 @@ from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What routing must know of a request.
+    """The needs of a request that routing must know.
 
     `prompt_tokens` is its longest prompt, `token_count` all of its tokens; the answer needs room for `min_new_tokens`.
     """
@@ -41,7 +41,7 @@ class Demand:
         )
 
     def route(self, decision: Decision) -> Route:
-        """The decision as replies tell it."""
+        """The decision as replies report it."""
         placement = self.placements[decision.index]
         return Route(
             self.model,
@@ -133,7 +133,7 @@ def judge(demand: Demand, seen: Snapshot, context: RequestContext, now: float) -
 
 
 def foresee(demand: Demand, seen: Snapshot, verdict: Verdict) -> Route | None:
-    """The route that a verdict comes to if what is waited for becomes ready; None if the request is refused."""
+    """The route if the engine that is waited for becomes ready; None if the request is refused."""
     match verdict:
         case Refused():
             return None
