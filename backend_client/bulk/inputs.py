@@ -26,11 +26,13 @@ _VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last
 def list_inputs(pattern: str) -> list[InputFile]:
     """The files of a pattern, a directory (with all below it) or one file, ordered by path; hidden ones left out.
 
+    A path that exists is no pattern, even if `*`, `?` or `[` stand in it.
+
     Raises ConfigurationError when there are none, or one is of no known form.
     """
     system, path = file_system(pattern)
     try:
-        if _is_glob(path):
+        if _is_glob(system, path):
             found = [_target(system, info) for info in system.glob(path, detail=True).values()]
         elif system.isdir(path):
             found = list(_below(system, path, [os.path.realpath(path)]))
@@ -54,7 +56,7 @@ def check_apart(pattern: str, out: str) -> None:
     if other.protocol != system.protocol:
         return
     written = [f"{place.rstrip('/')}/{name}" for name in ("part-0.parquet", "rejected/0.jsonl")]
-    if _is_glob(path):
+    if _is_glob(system, path):
         matches = re.compile(need("fsspec.utils").glob_translate(path)).match
         listed = any(matches(name) for name in written)
     else:
@@ -63,8 +65,14 @@ def check_apart(pattern: str, out: str) -> None:
         raise ConfigurationError(f"{out} is among the input {pattern}: choose an output outside of it")
 
 
-def _is_glob(path: str) -> bool:
-    return any(sign in path for sign in "*?[")
+def _is_glob(system: Any, path: str) -> bool:
+    """Whether the path is a pattern: one that exists as it is written is that path, whatever signs its name has."""
+    if not any(sign in path for sign in "*?["):
+        return False
+    try:
+        return not system.exists(path)
+    except Exception:  # noqa: BLE001  (a store may refuse the name itself: fsspec's backends have exceptions of their own)
+        return True
 
 
 def _below(system: Any, path: str, walked: list[str]) -> Iterator[dict[str, Any]]:

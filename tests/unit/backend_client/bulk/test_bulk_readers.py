@@ -1,4 +1,4 @@
-"""Fragments cover their file exactly: each row is in one of them, wherever it is cut and whatever is in it."""
+"""Each row is in one fragment, wherever a file is cut and whatever is in it."""
 
 import csv
 import gzip
@@ -12,37 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.fragments import BYTES_PER_ROW, Fragment, InputFile, cut_bytes, cut_parquet, of_shard
-from backend_client.bulk.inputs import changed, check_apart, list_inputs
-from backend_client.bulk.job import BulkJob
-from backend_client.bulk.plan import dump, load, plan
-from backend_client.bulk.readers import lines, parquet, read
+from backend_client.bulk.fragments import BYTES_PER_ROW
+from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.plan import plan
+from backend_client.bulk.readers import lines, read
 from backend_client.bulk.readers.lines import split
 from backend_client.bulk.readers.source import InputChanged
-from backend_client.errors import ConfigurationError
-
-JOB = BulkJob(kind="embed", source="", listing="", column="text", id_column="id", rows_per_fragment=10, model="m")
-PARQUET = InputFile("file:///in.parquet", 1, "v", "parquet")
-
-
-def rows_in(fragments, job=JOB):
-    """(place, input) of all rows, and all rejections."""
-    found, rejected = [], []
-    for fragment in fragments:
-        for chunk in read(fragment, job):
-            found += zip(chunk.rows, chunk.inputs, strict=True)
-            rejected += chunk.rejected
-            assert chunk.table is None or chunk.table.num_rows == len(chunk.rows)
-    return found, rejected
-
-
-@given(st.lists(st.integers(0, 50)), st.integers(1, 40))
-def test_parquet_fragments_cover_every_row_once_in_about_the_size_that_was_asked_for(groups, wanted):
-    fragments = list(cut_parquet(PARQUET, groups, wanted))
-    covered = [row for part in fragments for row in range(part.start, part.stop)]
-    assert covered == list(range(sum(groups)))
-    assert all(part.rows == part.stop - part.start <= wanted for part in fragments)
-    assert len({part.id for part in fragments}) == len(fragments)
+from tests.support.bulk_rows import JOB, rows_in
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.data())
@@ -69,16 +45,6 @@ def offsets(text):
     for line in text.split(b"\n"):
         yield offset, line
         offset += len(line) + 1
-
-
-@settings(max_examples=20, deadline=None)
-@given(wanted=st.integers(1, 60))
-def test_a_parquet_file_is_read_whole_however_it_is_cut(tmp_path_factory, wanted):
-    path = tmp_path_factory.mktemp("parquet") / "in.parquet"
-    pq.write_table(pa.table({"text": [f"row {row}" for row in range(100)]}), path, row_group_size=37)
-    found, rejected = rows_in(plan(list_inputs(str(path)), wanted))
-    assert found == [(row, f"row {row}") for row in range(100)]
-    assert rejected == []
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 1000])
@@ -200,28 +166,6 @@ def test_csv_rows_with_other_cells_than_the_header_are_rejected(tmp_path):
     ]
 
 
-def test_a_parquet_string_that_is_not_utf_8_comes_as_bytes(tmp_path):
-    path = tmp_path / "in.parquet"
-    raw = pa.array([b"good", b"\xff\xfe", None], pa.binary())
-    column = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
-    pq.write_table(pa.table({"text": column}), path)
-    found, _ = rows_in(plan(list_inputs(str(path)), 10))
-    assert found == [(0, "good"), (1, b"\xff\xfe"), (2, None)]
-
-
-def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
-    path = tmp_path / "in.parquet"
-    texts = [os.urandom(30).hex() for _ in range(300)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, compression="zstd", use_dictionary=False)
-    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
-    data = bytearray(path.read_bytes())
-    data[start + 10 : start + 2000] = os.urandom(1990)
-    path.write_bytes(data)
-    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
-    assert sum(rejection.count for rejection in rejected) + len(found) == 300
-    assert {place for place, _ in found} >= {*range(100), *range(200, 300)}
-
-
 def test_a_file_that_changed_is_not_read(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a"}\n')
@@ -260,42 +204,6 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
         rows_in(fragments)
 
 
-def test_a_stored_plan_is_the_same_plan(tmp_path):
-    pq.write_table(pa.table({"text": ["a"] * 100}), tmp_path / "a.parquet")
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}'))
-    (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
-    fragments = plan(list_inputs(str(tmp_path)), 30)
-    assert load(dump(fragments)) == fragments
-    assert [bool(fragment.problem) for fragment in fragments] == [False] * 4 + [False, True]
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_shards_share_the_fragments_evenly(count):
-    fragments = [Fragment(PARQUET, start, start + 1) for start in range(10)]
-    shards = [of_shard(fragments, (index, count)) for index in range(count)]
-    assert sorted(part.start for shard in shards for part in shard) == list(range(10))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-def test_the_id_tells_versions_of_a_file_apart():
-    files = [InputFile("a", 1, "1", "jsonl"), InputFile("a", 1, "2", "jsonl"), InputFile("a", 2, "1", "jsonl")]
-    assert len({part.id for file in files for part in cut_bytes(file, 10)}) == 3
-
-
-@pytest.mark.parametrize("name", ["in.txt", "in.parquet.gz"])
-def test_a_file_of_no_known_form_is_refused(tmp_path, name):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ConfigurationError, match="no known form"):
-        list_inputs(str(tmp_path / name))
-
-
-def test_an_input_that_names_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="no input file"):
-        list_inputs(str(tmp_path / "*.parquet"))
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
-        list_inputs("nonsense://bucket/x")
-
-
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, form):
     """A line or a row may have megabytes: what is in memory is bounded by bytes, not by rows."""
@@ -312,86 +220,3 @@ def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, for
     assert [value for chunk in chunks for value in chunk.ids] == [row["id"] for row in rows]
     assert max(chunk.table.nbytes for chunk in chunks) < 14_000_000
     assert len(chunks) < 10
-
-
-def test_a_row_group_of_few_bytes_that_unfolds_is_read_in_smaller_parts_from_there_on(tmp_path):
-    text = "x" * 200_000
-    pq.write_table(pa.table({"text": [text] * 1500, "id": list(range(1500))}), tmp_path / "in.parquet")
-    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 10**6)
-    sizes, ids = [], []
-    for chunk in read(fragment, JOB):
-        sizes.append(chunk.table.nbytes)
-        ids += chunk.ids
-    assert ids == list(range(1500))
-    assert max(sizes[1:]) < 10_000_000
-
-
-def test_links_are_read_as_what_they_lead_to_and_nothing_is_there_twice(tmp_path):
-    """The Hugging Face cache and Kubernetes' volumes hold files behind links."""
-    source, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
-    (source / "..2026" / "deep").mkdir(parents=True)
-    elsewhere.mkdir()
-    for path in (source / "a.jsonl", source / "..2026" / "m.jsonl", elsewhere / "z.jsonl", tmp_path / "blob"):
-        path.write_text('{"text": "x"}\n' * (1 + len(path.name)))
-    links = {"b.jsonl": "../blob", "m.jsonl": "..2026/m.jsonl", "dir": "../elsewhere", "loop": ".", "up": ".."}
-    for name, target in links.items():
-        (source / name).symlink_to(target)
-    found = list_inputs(str(source))
-    names = ["a.jsonl", "b.jsonl", "dir/z.jsonl", "m.jsonl"]
-    assert [file.url.removeprefix(f"file://{source}/") for file in found] == names
-    assert [file.size for file in found] == [(source / name).stat().st_size for name in names]
-    assert not any(changed(file) for file in found)
-    assert len(list_inputs(f"{source}/*.jsonl")) == 3
-    (source / "gone.jsonl").symlink_to("nowhere")
-    for pattern in (source, f"{source}/*.jsonl"):
-        with pytest.raises(ConfigurationError, match="is a link to a file that is not there"):
-            list_inputs(str(pattern))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "out", "apart"),
-    [
-        ("in", "out", True),
-        ("in", "in", False),
-        ("in", "in/out", False),
-        ("in/", "in/out/", False),
-        ("in", "in/_out", True),
-        ("in", "in2", True),
-        ("in", ".", True),
-        ("in/*.jsonl", "in/out", True),
-        ("in/*.parquet", "in", False),
-        ("in/**/*.jsonl", "in/out", False),
-    ],
-)
-def test_an_output_that_the_input_would_list_is_refused(tmp_path, monkeypatch, pattern, out, apart):
-    monkeypatch.chdir(tmp_path)
-    if apart:
-        check_apart(pattern, out)
-    else:
-        with pytest.raises(ConfigurationError, match="choose an output outside of it"):
-            check_apart(pattern, out)
-
-
-@pytest.mark.parametrize("size", [2, 5, 100])
-def test_dictionaries_in_lists_and_structs_are_read_over_row_groups(tmp_path, size):
-    words = pa.array(["a", "b", "c", "d"] * 10).dictionary_encode()
-    lists = pa.ListArray.from_arrays(pa.array(range(0, 41, 2), pa.int32()), words)
-    inside = pa.StructArray.from_arrays([words.slice(0, 20)], ["x"])
-    table = pa.table({"text": [str(row) for row in range(20)], "id": list(range(20)), "l": lists, "s": inside})
-    pq.write_table(table, tmp_path / "in.parquet", row_group_size=5)
-    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 100)
-    chunks = list(parquet.read(fragment, JOB, size))
-    rows = [row for chunk in chunks for row in chunk.table.to_pylist()]
-    assert rows == table.to_pylist()
-
-
-def test_a_page_that_does_not_match_its_checksum_is_damaged(tmp_path):
-    path = tmp_path / "in.parquet"
-    table = pa.table({"text": [f"some words {row}" for row in range(50)], "id": list(range(50))})
-    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"words 25", b"w\xc3\xb6rd 25", 1))
-    assert path.stat().st_size == len(data)
-    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
-    assert found == []
-    assert sum(rejection.count for rejection in rejected) == 50

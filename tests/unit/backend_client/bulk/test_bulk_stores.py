@@ -6,7 +6,8 @@ import fsspec
 import pytest
 
 from backend_client.bulk import optional, stores
-from backend_client.bulk.stores import LocalStore, open_store
+from backend_client.bulk.stores import open_store, prove_exclusive
+from backend_client.bulk.stores.local import LocalStore
 from backend_client.errors import ConfigurationError
 
 
@@ -64,11 +65,16 @@ def test_small_files_are_created_once_replaced_read_and_removed(store):
         assert file.read() == b"22"
 
 
+def test_a_store_that_keeps_the_promise_is_accepted_and_left_as_it_was(store):
+    prove_exclusive(store, "out")
+    assert store.names() == set()
+
+
 def test_a_store_that_replaces_is_refused(monkeypatch):
     system = fsspec.filesystem("memory")
     monkeypatch.setattr(type(system), "pipe_file", lambda self, path, value, mode="overwrite", **_: None)
     with pytest.raises(ConfigurationError, match="cannot refuse a second writer"):
-        open_store("memory://replaces")
+        prove_exclusive(open_store("memory://replaces"), "memory://replaces")
 
 
 def test_temporary_files_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_path):

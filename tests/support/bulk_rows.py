@@ -1,0 +1,17 @@
+"""The rows of input files as the readers of data sets give them."""
+
+from backend_client.bulk.job import BulkJob
+from backend_client.bulk.readers import read
+
+JOB = BulkJob(kind="embed", source="", listing="", column="text", id_column="id", rows_per_fragment=10, model="m")
+
+
+def rows_in(fragments, job=JOB):
+    """(place, input) of all rows, and all rejections."""
+    found, rejected = [], []
+    for fragment in fragments:
+        for chunk in read(fragment, job):
+            found += zip(chunk.rows, chunk.inputs, strict=True)
+            rejected += chunk.rejected
+            assert chunk.table is None or chunk.table.num_rows == len(chunk.rows)
+    return found, rejected

@@ -1,0 +1,87 @@
+"""Which files an input names, and which it refuses."""
+
+import pytest
+
+from backend_client.bulk.inputs import changed, check_apart, list_inputs
+from backend_client.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.parquet.gz"])
+def test_a_file_of_no_known_form_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="no known form"):
+        list_inputs(str(tmp_path / name))
+
+
+def test_an_input_that_names_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="no input file"):
+        list_inputs(str(tmp_path / "*.parquet"))
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        list_inputs("nonsense://bucket/x")
+
+
+def test_links_are_read_as_what_they_lead_to_and_nothing_is_there_twice(tmp_path):
+    """The Hugging Face cache and Kubernetes' volumes hold files behind links."""
+    source, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
+    (source / "..2026" / "deep").mkdir(parents=True)
+    elsewhere.mkdir()
+    for path in (source / "a.jsonl", source / "..2026" / "m.jsonl", elsewhere / "z.jsonl", tmp_path / "blob"):
+        path.write_text('{"text": "x"}\n' * (1 + len(path.name)))
+    links = {"b.jsonl": "../blob", "m.jsonl": "..2026/m.jsonl", "dir": "../elsewhere", "loop": ".", "up": ".."}
+    for name, target in links.items():
+        (source / name).symlink_to(target)
+    found = list_inputs(str(source))
+    names = ["a.jsonl", "b.jsonl", "dir/z.jsonl", "m.jsonl"]
+    assert [file.url.removeprefix(f"file://{source}/") for file in found] == names
+    assert [file.size for file in found] == [(source / name).stat().st_size for name in names]
+    assert not any(changed(file) for file in found)
+    assert len(list_inputs(f"{source}/*.jsonl")) == 3
+    (source / "gone.jsonl").symlink_to("nowhere")
+    for pattern in (source, f"{source}/*.jsonl"):
+        with pytest.raises(ConfigurationError, match="is a link to a file that is not there"):
+            list_inputs(str(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out", "apart"),
+    [
+        ("in", "out", True),
+        ("in", "in", False),
+        ("in", "in/out", False),
+        ("in/", "in/out/", False),
+        ("in", "in/_out", True),
+        ("in", "in2", True),
+        ("in", ".", True),
+        ("in/*.jsonl", "in/out", True),
+        ("in/*.parquet", "in", False),
+        ("in/**/*.jsonl", "in/out", False),
+    ],
+)
+def test_an_output_that_the_input_would_list_is_refused(tmp_path, monkeypatch, pattern, out, apart):
+    monkeypatch.chdir(tmp_path)
+    if apart:
+        check_apart(pattern, out)
+    else:
+        with pytest.raises(ConfigurationError, match="choose an output outside of it"):
+            check_apart(pattern, out)
+
+
+@pytest.mark.parametrize("name", ["in[a].jsonl", "what?.jsonl", "all*.jsonl", "[a]/in.jsonl"])
+def test_a_path_that_exists_is_that_path_whatever_signs_it_has(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"text": "x"}\n')
+    for other in ("ina.jsonl", "whatx.jsonl", "all of it.jsonl"):
+        (tmp_path / other).write_text('{"text": "other"}\n')
+    (file,) = list_inputs(str(path))
+    assert file.url == f"file://{path}"
+    assert not changed(file)
+    check_apart(str(path), str(tmp_path / "out"))
+
+
+def test_a_directory_with_signs_of_a_pattern_is_that_directory(tmp_path):
+    (tmp_path / "in[1]").mkdir()
+    (tmp_path / "in[1]" / "a.jsonl").write_text('{"text": "x"}\n')
+    assert len(list_inputs(str(tmp_path / "in[1]"))) == 1
+    with pytest.raises(ConfigurationError, match="choose an output outside of it"):
+        check_apart(str(tmp_path / "in[1]"), str(tmp_path / "in[1]" / "out"))

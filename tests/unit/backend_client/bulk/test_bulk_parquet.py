@@ -1,0 +1,83 @@
+"""Rows of Parquet files: read whole however they are cut, damage set aside, memory bounded."""
+
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.plan import plan
+from backend_client.bulk.readers import parquet, read
+from tests.support.bulk_rows import JOB, rows_in
+
+
+@settings(max_examples=20, deadline=None)
+@given(wanted=st.integers(1, 60))
+def test_a_parquet_file_is_read_whole_however_it_is_cut(tmp_path_factory, wanted):
+    path = tmp_path_factory.mktemp("parquet") / "in.parquet"
+    pq.write_table(pa.table({"text": [f"row {row}" for row in range(100)]}), path, row_group_size=37)
+    found, rejected = rows_in(plan(list_inputs(str(path)), wanted))
+    assert found == [(row, f"row {row}") for row in range(100)]
+    assert rejected == []
+
+
+def test_a_parquet_string_that_is_not_utf_8_comes_as_bytes(tmp_path):
+    path = tmp_path / "in.parquet"
+    raw = pa.array([b"good", b"\xff\xfe", None], pa.binary())
+    column = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    pq.write_table(pa.table({"text": column}), path)
+    found, _ = rows_in(plan(list_inputs(str(path)), 10))
+    assert found == [(0, "good"), (1, b"\xff\xfe"), (2, None)]
+
+
+def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
+    path = tmp_path / "in.parquet"
+    texts = [os.urandom(30).hex() for _ in range(300)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, compression="zstd", use_dictionary=False)
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start + 10 : start + 2000] = os.urandom(1990)
+    path.write_bytes(data)
+    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
+    assert sum(rejection.count for rejection in rejected) + len(found) == 300
+    assert {place for place, _ in found} >= {*range(100), *range(200, 300)}
+
+
+def test_a_row_group_of_few_bytes_that_unfolds_is_read_in_smaller_parts_from_there_on(tmp_path):
+    text = "x" * 200_000
+    pq.write_table(pa.table({"text": [text] * 1500, "id": list(range(1500))}), tmp_path / "in.parquet")
+    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 10**6)
+    sizes, ids = [], []
+    for chunk in read(fragment, JOB):
+        sizes.append(chunk.table.nbytes)
+        ids += chunk.ids
+    assert ids == list(range(1500))
+    assert max(sizes[1:]) < 10_000_000
+
+
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_dictionaries_in_lists_and_structs_are_read_over_row_groups(tmp_path, size):
+    words = pa.array(["a", "b", "c", "d"] * 10).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 41, 2), pa.int32()), words)
+    inside = pa.StructArray.from_arrays([words.slice(0, 20)], ["x"])
+    table = pa.table({"text": [str(row) for row in range(20)], "id": list(range(20)), "l": lists, "s": inside})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=5)
+    (fragment,) = plan(list_inputs(str(tmp_path / "in.parquet")), 100)
+    chunks = list(parquet.read(fragment, JOB, size))
+    rows = [row for chunk in chunks for row in chunk.table.to_pylist()]
+    assert rows == table.to_pylist()
+
+
+def test_a_page_that_does_not_match_its_checksum_is_damaged(tmp_path):
+    path = tmp_path / "in.parquet"
+    table = pa.table({"text": [f"some words {row}" for row in range(50)], "id": list(range(50))})
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"words 25", b"w\xc3\xb6rd 25", 1))
+    assert path.stat().st_size == len(data)
+    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
+    assert found == []
+    assert sum(rejection.count for rejection in rejected) == 50
