@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk import plan as plans
+from backend_client.bulk.acceptance import rejection_check, verdict
 from backend_client.bulk.columns import with_columns
 from backend_client.bulk.driver import Driver, Progress, TooManyRejected
 from backend_client.bulk.executors import Executor, LocalExecutor
@@ -21,13 +22,14 @@ from backend_client.bulk.receipts import Receipt, read_receipts
 from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.steps import reached
-from backend_client.bulk.stores import Store, open_store
+from backend_client.bulk.stores import Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
 from backend_client.bulk.worker import Worker
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 
 JOB, PLAN = "job.json", "_plan.json"
+_NOTHING_LEFT = "the job was finished before: nothing was left to do"
 _QUARANTINED = "{} fragments are quarantined: the same command tries them again"
 OnProgress = Callable[[Progress], None]
 
@@ -65,7 +67,7 @@ async def run_job(
     report = on_progress or (lambda _: None)
     try:
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        await in_daemon_thread(lambda: store.sweep(every=False), "sweep output")
+        finished = await in_daemon_thread(lambda: _looked_at(store, request.out), "look at output")
         job = await _described(request, store, worker)
         excluded: tuple[str, ...] = ()
         begun = await in_daemon_thread(lambda: _planned(request, job, store), "plan")
@@ -74,10 +76,12 @@ async def run_job(
         code = ExitCode.COMPLETE
         message = ""
         if begun.todo:
+            if finished:  # Somebody removed files of it.
+                await in_daemon_thread(lambda: prove_exclusive(store, request.out), "try output")
             # The nodes may have changed since the job was described; vectors of another space end the run here.
             excluded = (await worker.probe(job)).excluded
             await worker.begin(job)
-            check = _rejection_check(request.max_rejected, begun.mine)
+            check = rejection_check(request.max_rejected, begun.mine)
             keep = _keeper(begun.store)
             driver = Driver(
                 worker, progress, attempts=request.attempts, report=report, check=check, keep=keep, history=history
@@ -96,7 +100,9 @@ async def run_job(
     success = code is ExitCode.COMPLETE and await in_daemon_thread(lambda: _finished(begun), "finish")
     if success:
         # A job that is complete may still have more rejections than this run allows.
-        code, message = _final(request.max_rejected, progress)
+        code, message = verdict(request.max_rejected, progress)
+        if finished and not begun.todo:
+            message = message or _NOTHING_LEFT
     return BulkReport(
         exit_code=code,
         fragments=len(begun.mine),
@@ -122,7 +128,7 @@ async def status(request: BulkRequest) -> BulkReport:
     """
 
     def read() -> BulkReport:
-        store = open_store(request.out, create=False)
+        store = open_store(request.out)
         data = store.read(JOB)
         stored = store.read(PLAN)
         if data is None or stored is None:
@@ -132,7 +138,7 @@ async def status(request: BulkRequest) -> BulkReport:
         progress = _progress(begun)
         success = store.read(SUCCESS) is not None
         quarantined = recorded(store, begun.todo)
-        code, message = _final(request.max_rejected, progress)
+        code, message = verdict(request.max_rejected, progress)
         if quarantined:
             code, message = ExitCode.QUARANTINED, _QUARANTINED.format(len(quarantined))
         elif begun.todo:
@@ -149,6 +155,16 @@ async def status(request: BulkRequest) -> BulkReport:
         )
 
     return await in_daemon_thread(read, "read output")
+
+
+def _looked_at(store: Store, out: str) -> bool:
+    """Whether a run before this one has completed the job: then the output may be read-only. Others are tried."""
+    finished = all(store.has(name) for name in (SUCCESS, JOB, PLAN))
+    if not finished:
+        prove_exclusive(store, out)
+    with contextlib.suppress(OSError):
+        store.sweep(every=False)
+    return finished
 
 
 async def _described(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
@@ -234,36 +250,3 @@ def _keeper(store: Store) -> Callable[[Quarantined], Awaitable[None]]:
             await in_daemon_thread(lambda: record(store, given_up), "keep quarantined")
 
     return keep
-
-
-def _rejection_check(share: float, fragments: Sequence[Fragment]) -> OnProgress:
-    """Raises TooManyRejected once more rows are rejected than the share of all; their number may be an estimate."""
-    known = sum(fragment.rows for fragment in fragments if fragment.rows is not None)
-    unknown = sum(fragment.rows is None for fragment in fragments)
-
-    def check(progress: Progress) -> None:
-        seen = progress.rows + progress.rejected
-        # Of files without a row count, as many rows in each fragment as there were on average so far.
-        expected = known if not unknown else max(seen, seen * len(fragments) / max(1, progress.done))
-        if progress.rejected > share * expected:
-            raise TooManyRejected(_rejected_message(progress, share))
-
-    return check
-
-
-def _rejected_message(progress: Progress, share: float) -> str:
-    return (
-        f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see rejected/; "
-        "increase --max-rejected and run the same command to continue"
-    )
-
-
-def _final(share: float, progress: Progress) -> tuple[ExitCode, str]:
-    if progress.incomplete and share < 1:
-        return ExitCode.TOO_MANY_REJECTED, (
-            f"{progress.incomplete} files are damaged or end early, and nobody knows how many rows they lack: see "
-            "rejected/; all else is done, --max-rejected 1 accepts it"
-        )
-    if progress.rejected > share * (progress.rows + progress.rejected):
-        return ExitCode.TOO_MANY_REJECTED, _rejected_message(progress, share)
-    return ExitCode.COMPLETE, ""

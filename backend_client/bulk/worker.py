@@ -67,7 +67,7 @@ class Worker:
         client = await self._connected(job)
         await client.npu.health()
         options = self._options(job)
-        self._store = await in_daemon_thread(lambda: open_store(self._request.out, create=False), "open output")
+        self._store = await in_daemon_thread(lambda: open_store(self._request.out), "open output")
         self._job = job
         request = self._request
         if job.kind == "embed":

@@ -1,5 +1,6 @@
 """Bad rows are set aside exactly, whatever they do to the nodes; all others are served."""
 
+import gzip
 import hashlib
 import json
 
@@ -226,3 +227,38 @@ async def test_damaged_files_are_set_aside_and_the_others_served(source, tmp_pat
     ((place, reason),) = rejections_of(tmp_path / "out").items()
     assert place == ("cut.parquet", 0)
     assert "not a complete Parquet file" in reason
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+async def test_a_torn_stream_does_not_keep_good_files_from_being_done(tmp_path, suffix):
+    """It may hold no row at all: that says nothing of how many of the others are bad."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+    packed = gzip.compress(lines) if suffix == ".gz" else pa.compress(lines, "zstd", asbytes=True)
+    (folder / f"a.jsonl{suffix}").write_bytes(packed[: len(packed) // 2])
+    (folder / "b.jsonl").write_bytes(lines)
+    async with ScriptedNode().running() as node:
+        report = await run_job(request_for(folder, out, max_rejected=0.001, window=1), settings_for(node))
+    assert report.exit_code is ExitCode.TOO_MANY_REJECTED
+    assert "1 files are damaged or end early" in report.message
+    assert (report.success, report.done, report.rejected) == (True, 2, 1)
+    assert {row["text"] for row in rows_of_all(out) if row["source_file"].endswith("b.jsonl")} == set(TEXTS)
+    assert json.loads((out / "_SUCCESS").read_text())["incomplete"] == 1
+
+
+def rows_of_all(out):
+    return [row for path in out.glob("part-*") for row in pq.read_table(path).to_pylist()]
+
+
+async def test_bad_rows_end_a_run_beside_a_torn_stream(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n')[:12])
+    for name in "bcd":
+        (folder / f"{name}.jsonl").write_text("nope\n" * 10)
+    async with ScriptedNode().running() as node:
+        request = request_for(folder, tmp_path / "out", window=1, max_rejected=0.1)
+        report = await run_job(request, settings_for(node))
+    assert (report.exit_code, report.done) == (ExitCode.TOO_MANY_REJECTED, 2)
+    assert "rows are rejected, more than" in report.message
