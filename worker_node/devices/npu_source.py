@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worker_node.devices.accel import find_npu
 from worker_node.devices.emulation import StandInCounter
-from worker_node.devices.npu_counters import BUSY_TIME_FILE, NpuCounters, read_counter, read_counters, read_stand_in
+from worker_node.devices.npu_counters import BUSY_TIME_FILE, NpuCounters, read_counters, read_number, read_stand_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class NpuSource:
 
     def busy_time_us(self) -> int | None:
         """Read the busy time alone; None where it cannot be read."""
-        return read_counter(self.busy_counter).value
+        return read_number(self.busy_counter)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     (tmp_path / "npu_busy_time_us").write_text("7\n")
     with npu_source(tmp_path, emulated=True) as scripted:
         assert (scripted.emulated, scripted.stand_in) == (True, False)
-        assert scripted.read().busy_time_us.value == 7
+        assert scripted.read().busy_time_us.value == scripted.busy_time_us() == 7
         meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
         meter.begin()
         (tmp_path / "npu_busy_time_us").write_text("9\n")
@@ -70,8 +70,9 @@ def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     with npu_source(None, emulated=True) as emulated:
         meter = busy_meter(str(emulated.busy_counter), stand_in=emulated.stand_in)
         meter.begin()
-        assert meter.end().us == emulated.read().busy_time_us.value
+        assert meter.end().us == emulated.read().busy_time_us.value == emulated.busy_time_us()
     assert not emulated.busy_counter.exists()
+    assert emulated.busy_time_us() is None
 
 
 def test_without_a_counter_nothing_is_measured():
