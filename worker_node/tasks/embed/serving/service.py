@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import Timing, Usage
+from worker_node.domain import RequestContext, Route, Timing, Usage
 from worker_node.scheduling.admission import Work
 from worker_node.serving.places import reject_if_full, select_placement
 from worker_node.serving.proof import Proof
@@ -50,49 +50,27 @@ async def _embed(
     prepared = await prepare_embedding(model, request)
     tokenized = time.monotonic()
     operation.tokenized(began)
-    tokens = prepared.tokens
+    tokens, space = prepared.tokens, space_of(model, request.dimensions)
     place = await select_placement(prepared.demand, context, units=len(tokens))
-    route = place.route
-    operation.routed(route)
-    space = space_of(model, request.dimensions)
+    operation.routed(place.route)
     if not tokens:
         empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
-        return EmbeddingReply(route, empty, space, Usage(0), _untouched(context.arrived))
-    # A vector that was computed for an earlier request proves nothing for this one.
-    known: list[npt.NDArray[np.float32] | None] = [None] * len(tokens)
-    if not Proof.of(route, context, strict=services.require_proof).required:
-        known = services.parts.of(embedding_cache).look_up(model.space, route.device, tokens)
+        return EmbeddingReply(place.route, empty, space, Usage(0), _untouched(context.arrived))
+    known = _look_up(services, prepared, place.route, context)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    count_cached(services.telemetry, route, hits=len(tokens) - len(missing), misses=len(missing))
-    usage = Usage(route.token_count)
+    count_cached(services.telemetry, place.route, hits=len(tokens) - len(missing), misses=len(missing))
+    usage = Usage(place.route.token_count)
     if not missing:
-        vectors = np.stack([vector for vector in known if vector is not None])
-        reply = EmbeddingReply(
-            route,
-            cut(vectors, request.dimensions),
-            space,
-            usage,
-            _untouched(context.arrived),
-            cached="hit",
-            loading_s=place.loading_s,
-        )
+        vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
+        times = _untouched(context.arrived)
+        reply = EmbeddingReply(place.route, vectors, space, usage, times, cached="hit", loading_s=place.loading_s)
     else:
-        wanted = [tokens[index] for index in missing]
-        run = SingleRun(
-            prepared.demand,
-            context,
-            embed_job(wanted, context.deadline, interactive=context.interactive),
-            Embedded,
-            len(wanted),
-            lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in wanted)),
-            began,
-            tokenized,
-        )
-        answer = await run_placed(services, run, place, operation)
-        route, output = answer.route, EmbeddingOutput.of(answer.result, len(wanted))
-        services.parts.of(embedding_cache).keep(model.space, route.device, wanted, output.vectors)
+        rows = [tokens[index] for index in missing]
+        answer = await run_placed(services, _run_of(prepared, context, rows, began, tokenized), place, operation)
+        output = EmbeddingOutput.of(answer.result, len(rows))
+        services.parts.of(embedding_cache).keep(model.space, answer.route.device, rows, output.vectors)
         reply = EmbeddingReply(
-            route,
+            answer.route,
             cut(_merge(known, missing, output.vectors), request.dimensions),
             space,
             usage,
@@ -100,7 +78,7 @@ async def _embed(
             output.busy_us,
             output.busy_shared,
             output.device_tokens,
-            computed_tokens=sum(map(len, wanted)),
+            computed_tokens=sum(map(len, rows)),
             cached="partial" if len(missing) < len(tokens) else None,
             loading_s=place.loading_s,
         )
@@ -108,10 +86,36 @@ async def _embed(
     return reply
 
 
+def _look_up(
+    services: Services, prepared: PreparedEmbedding, route: Route, context: RequestContext
+) -> list[npt.NDArray[np.float32] | None]:
+    """The cached vector of each text, None where there is none."""
+    # A vector that was computed for an earlier request proves nothing for this one.
+    if Proof.of(route, context, strict=services.require_proof).required:
+        return [None] * len(prepared.tokens)
+    return services.parts.of(embedding_cache).look_up(prepared.model.space, route.device, prepared.tokens)
+
+
+def _run_of(
+    prepared: PreparedEmbedding, context: RequestContext, rows: list[list[int]], began: float, tokenized: float
+) -> SingleRun[Embedded]:
+    """The run that computes the vectors of these rows of token ids."""
+    return SingleRun(
+        prepared.demand,
+        context,
+        embed_job(rows, context.deadline, interactive=context.interactive),
+        Embedded,
+        len(rows),
+        lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in rows)),
+        began,
+        tokenized,
+    )
+
+
 def _merge(
     known: list[npt.NDArray[np.float32] | None], missing: list[int], computed: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """The vectors of all texts in order, from those that were known and those that were computed now."""
+    """The vectors of all texts in order: `known` ones from the cache, those of `missing` indices as `computed`."""
     if len(missing) == len(known):
         return computed
     vectors = np.empty((len(known), computed.shape[1]), np.float32)
@@ -132,7 +136,7 @@ class PreparedEmbedding:
 
 
 async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
-    """Count the tokens, those of the model's prompts too.
+    """Tokenize the texts, with the model's prompts, and derive what the request demands of a placement.
 
     Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
@@ -152,5 +156,5 @@ async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) ->
 
 
 def _untouched(arrived: float) -> Timing:
-    """The times of a request that no device worked on."""
+    """The timing of a request that ran on no device."""
     return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - arrived) * 1e3)
