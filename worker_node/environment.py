@@ -1,7 +1,7 @@
-"""The environment: variables that child processes get, and where caches are.
+"""Environments of child processes, and the directories of caches.
 
 The node's own environment may hold its API keys and other secrets of its service. Native code, crash reports and
-`/proc/<pid>/environ` of a child must not: engines get only what runtimes, loaders and drivers read.
+`/proc/<pid>/environ` of a child must not: engines get only the variables that runtimes, loaders and drivers read.
 """
 
 from __future__ import annotations

@@ -194,8 +194,10 @@ class EngineUnavailable(Retryable):
 
 
 class EngineDied(EngineUnavailable):
-    """The engine process ended while it held the request. The request can be run again, unless parts of the answer are
-    out."""
+    """The engine process ended while it held the request.
+
+    The request can be run again, unless parts of the answer were sent.
+    """
 
 
 class ModelLoading(Retryable):

@@ -1,4 +1,4 @@
-"""The latest failed requests, for people who look: what failed, where and when, and nothing of what was sent."""
+"""The latest failed requests, for operators: what failed, where and when, and nothing of what was sent."""
 
 from __future__ import annotations
 

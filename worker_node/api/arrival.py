@@ -1,4 +1,4 @@
-"""How long a request may take: all of it, and the arrival of its body."""
+"""Deadlines of a request: for all of it, and for the arrival of its body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 
 def deadline_of(request: web.Request) -> float:
-    """When the request's time is up, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
     state = request[STATE]
     headers = request.headers if state.dry_run is None else state.dry_run.headers
     return state.arrived + _timeout_s(headers, state.node.settings.request_timeout_s)
@@ -25,10 +25,10 @@ def deadline_of(request: web.Request) -> float:
 
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """The body is read in this block, a piece of it within each `silence`.
+    """Bounds the time in which the body is read in this block: each piece must arrive within `silence` seconds.
 
-    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's time is up first: a byte
-    now and then does not hold a connection for hours, nor a caller beyond its deadline.
+    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
+    so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
     """
     deadline = deadline_of(request)
     try:
@@ -42,7 +42,7 @@ async def arrival(request: web.Request) -> AsyncIterator[None]:
 
 
 def silence(request: web.Request) -> asyncio.Timeout:
-    """What limits the wait for the next piece of a body."""
+    """The limit on the wait for the next piece of a body."""
     return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""Whether a request carries one of the node's API keys."""
+"""Checks whether a request carries one of the node's API keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ApiKeys:
         self.replace(keys)
 
     def replace(self, keys: Iterable[str]) -> None:
-        """Take these keys from the next request on, and no others."""
+        """Replace the keys, from the next request on."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def authorize(self, request: web.Request) -> bool:
@@ -31,7 +31,9 @@ class ApiKeys:
         return scheme.lower() == "bearer" and any(matches)
 
     def owner(self, request: web.Request) -> bytes:
-        """Whose request it is: the same for all with one key, another for each key. Only for authorized requests."""
+        """The owner of a request: equal for all requests with one key, different for each key. Only for authorized
+        ones.
+        """
         return _given(request) if self._digests else b""
 
 

@@ -22,7 +22,7 @@ OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:
-    """Let no list of a schema be validated beyond its first wrong item: an error costs more than a hundred values."""
+    """Stop validating each list of a schema at its first wrong item: an error costs more than a hundred values."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -55,9 +55,9 @@ class Body(BaseModel):
 
 
 class DialectBody(Body):
-    """A body of somebody else's API, or a part of one, which may hold more than this node implements.
+    """A body of another server's API, or a part of one, which may hold more fields than this node implements.
 
-    `rules` says what its other fields are; see `leniency`.
+    `rules` classifies these other fields; see `leniency`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -96,7 +96,7 @@ async def read_body(request: web.Request, model: type[B]) -> B:
 
 
 def limited(request: web.Request, name: str, wanted: int, available: int) -> int:
-    """Return as much of a field as there is. The reply lists it as limited if that is less than was wanted.
+    """Return `wanted`, or the most that this node offers if that is less; the reply then lists the field as limited.
 
     Raises UnsupportedParameter where the node is set to refuse such requests.
     """
@@ -164,7 +164,7 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
 
 
 def _parsed(data: bytes) -> Any:
-    """The JSON that a wrong body holds; None if it is no JSON."""
+    """The JSON of a body that failed validation; None if it is not JSON."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

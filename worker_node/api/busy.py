@@ -14,9 +14,9 @@ def busy_time(ends: Iterable[Finished]) -> int | None:
 
 
 def busy_fields(ends: Iterable[Finished]) -> dict[str, int | bool]:
-    """The same as fields, and whether others are known to have used the NPU; nothing where nothing was measured.
+    """The busy time as fields, with whether others are known to have used the NPU; empty where nothing was measured.
 
-    A stream tells it in its last object, since its headers are gone by then.
+    Streams send them in their last object, because their headers are gone by then.
     """
     ends = list(ends)
     busy_us = busy_time(ends)

@@ -1,4 +1,4 @@
-"""What a model can do, in the words of Ollama's API: tools that pick a chat model read them in lists of models."""
+"""A model's capabilities by their names in Ollama's API: tools that pick a chat model read them in lists of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker_node.registry import task_of
 
 
 def capabilities(installed: InstalledModel, served: ServedModel | None = None) -> list[str]:
-    """`embedding` alone for a model that cannot chat; `thinking` is known of models that were loaded once."""
+    """`embedding` alone for a model that cannot chat; `thinking` is known only for models that were loaded before."""
     task = task_of(installed.kind)
     thinking = served is not None and "thinking" in served.abilities()
     return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]

@@ -1,11 +1,13 @@
-"""Connections that cannot be held open for nothing.
+"""Guards connections, so that idle clients cannot hold them open.
 
 aiohttp waits without end for a header, and for a reader that takes nothing. Here a client has `header_timeout_s` from
 the opening of the connection, and from the first byte of each later request, to the end of its header; a reply that
-makes no progress for `stall_timeout_s` ends the connection. At the limit of connections a new one replaces one that
-does nothing: silent ones first, then idle ones, then slow senders and readers. Only if all are at work is the new one
-refused. Malformed HTTP is answered in the node's own error format. After a reply to a client that goes on sending, what
-it sends is read and dropped for a while: a close would reset the connection, and the reset may overtake the reply.
+makes no progress for `stall_timeout_s` ends the connection. At the limit of connections a new one replaces an idle one:
+silent ones first, then idle ones between requests, then slow senders and readers. Only if all are at work is the new
+one refused. Malformed HTTP is answered in the node's own error format.
+
+After the last reply to a client that still sends, what it sends is read and dropped for a while: closing at once would
+reset the connection, and the reset may overtake the reply.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ UNKNOWN_ENCODING = "Content-Encoding: only gzip and deflate are supported; send 
 
 
 class GuardedConnection(RequestHandler):
-    """aiohttp's connection with deadlines for headers and readers, and a limit on their number.
+    """aiohttp's connection with deadlines for headers and readers, and a limit on the number of connections.
 
-    `render` forms its errors and `note` is told of each: no middleware ever sees them.
+    `render` forms its errors, and `note` records each of them, because no middleware ever sees them.
     """
 
     __slots__ = (
@@ -123,7 +125,7 @@ class GuardedConnection(RequestHandler):
 
     @property
     def lingers(self) -> bool:
-        """Whether the last reply is written, and what still comes is only read so that it arrives."""
+        """Whether the last reply is written, and input is read only so that the reply arrives."""
         return self._linger_timer is not None
 
     def dispensable(self, now: float) -> tuple[int, float] | None:
@@ -140,7 +142,7 @@ class GuardedConnection(RequestHandler):
         return None if self._stall_timer is None else (3, self._since)
 
     def drop(self) -> None:
-        """End the connection for another's sake."""
+        """End the connection to make room for another."""
         if self.transport is not None:
             self.transport.abort()
             self.force_close()
@@ -173,7 +175,7 @@ class GuardedConnection(RequestHandler):
             self._linger_timer = None
 
     def _has_place(self) -> bool:
-        """Whether the connections are not too many; those that only linger do not count."""
+        """Whether the number of connections is within the limit; lingering ones do not count."""
         most, connections = self._limits.max_connections, self._server.connections
         return len(connections) <= most or (
             sum(not (isinstance(other, GuardedConnection) and other.lingers) for other in connections) <= most
@@ -195,7 +197,7 @@ class GuardedConnection(RequestHandler):
         return True
 
     def _look_at_reader(self, unsent_before: int) -> None:
-        """Abort if nothing was taken since the last look, else look again later."""
+        """Abort if the client took nothing since the last check, else check again later."""
         self._stall_timer = None
         if self.transport is None:
             return
@@ -207,7 +209,7 @@ class GuardedConnection(RequestHandler):
         self._stall_timer = self._loop.call_later(self._limits.stall_timeout_s, self._look_at_reader, unsent)
 
     def log_exception(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
-        """aiohttp hands over what it did not expect, with a traceback: bodies that are not what their headers say."""
+        """Log no traceback of aiohttp's unexpected errors: they come from bodies that contradict their headers."""
         error = kwargs.get("exc_info")
         level = logging.DEBUG if isinstance(error, (web.RequestPayloadError, ConnectionError)) else logging.ERROR
         log.log(level, "connection ended by %s", type(error).__name__)
@@ -219,7 +221,7 @@ class GuardedConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002  (it may quote the request)
     ) -> web.StreamResponse:
-        """Answer what aiohttp itself could not handle. Neither the log nor the reply repeats what was sent."""
+        """Answer a request that aiohttp could not handle. Neither the log nor the reply repeats what was sent."""
         self.keep_alive(False)
         if status >= 500:
             # A client that is gone, or was dropped for taking nothing, is no failure of the node's.
@@ -241,14 +243,14 @@ class GuardedConnection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """As aiohttp; what follows after malformed bytes is no request."""
+        """As aiohttp, but the bytes after a malformed request are not read as another one."""
         finished = await super().finish_response(request, resp, start_time)
         if self._malformed:
             self.linger()
         return finished
 
     def _rendered(self, error: NodeError, identity: str) -> web.Response:
-        """The reply to what never reaches the application, which adds these headers to all others."""
+        """The reply to a malformed request, with the headers that the application adds to all others."""
         response = self._render(error)
         response.headers["Server"] = SERVER
         response.headers["X-Request-ID"] = identity

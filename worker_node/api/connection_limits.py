@@ -1,4 +1,4 @@
-"""How long connections may do nothing, and how many there are."""
+"""Limits on connections: how long they may be idle, and how many may be open."""
 
 from __future__ import annotations
 

@@ -33,18 +33,18 @@ def request_id(request: web.BaseRequest) -> str:
 
 
 def new_request_id() -> str:
-    """The id of a request that brings none."""
+    """An id for a request that brings none."""
     return f"req_{_IDS.getrandbits(96):024x}"
 
 
 def route_template(request: web.Request) -> str:
-    """The route that serves the request, as it was declared, or `-`: never anything that the caller wrote."""
+    """The route that serves the request, as it was declared, or `-`: never text of the caller's."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else "-"
 
 
 def request_context(request: web.Request) -> RequestContext:
-    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded for a time that is up."""
+    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded if the deadline has passed."""
     state = request[STATE]
     headers = request.headers if state.dry_run is None else state.dry_run.headers
     return RequestContext(

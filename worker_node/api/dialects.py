@@ -1,7 +1,7 @@
-"""Which form an error has at which URL, and which fields of requests have names that are known.
+"""Maps URLs to the form of their errors, and knows the names of request fields.
 
-A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the client of
-that part of the API understands, so the form follows from the path alone.
+A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
+that part of the API understand, so the form follows from the path alone.
 """
 
 from __future__ import annotations

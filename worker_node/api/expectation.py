@@ -1,4 +1,4 @@
-"""The Expect header: answered before any handler runs, and in the error format of the path."""
+"""Answers the Expect header before any handler runs, in the error format of the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /health and its parts: what the node can do now, and nothing that was not read."""
+"""GET /health and its parts: the state of the node and its models, all of it read at the time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def _devices(request: web.Request) -> web.Response:
 
 
 def _npu(node: Node) -> dict[str, Any]:
-    """The counters of the NPU; `reasons` says of each that is null why it is."""
+    """The counters of the NPU; `reasons` names why each null value is null."""
     counters = node.npu.read()
     busy = counters.busy_time_us
     share = node.state.npu_utilisation.look(busy.value, time.monotonic())
@@ -140,7 +140,7 @@ def _npu(node: Node) -> dict[str, Any]:
 
 
 def device_list(node: Node) -> list[dict[str, Any]]:
-    """Every device a model can be placed on, as /health tells it."""
+    """Every device that a model can be placed on, as /health lists it."""
     devices: list[dict[str, Any]] = []
     for device in Device:
         if device is Device.NPU and node.npu.emulated:
@@ -232,7 +232,7 @@ def _engine(placement: Placement) -> dict[str, Any]:
 
 
 def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
-    """What was last proven, and when."""
+    """What the canary proved last, and when."""
     if proof is None:
         return None
     return {

@@ -89,7 +89,7 @@ def _generates(implied: str | None) -> Handler:
 
 
 def _bind(request: web.Request) -> str | None:
-    """Where this very connection was accepted."""
+    """The local address of the connection."""
     name = None if request.transport is None else request.transport.get_extra_info("sockname")
     return None if name is None else f"{name[0]}:{name[1]}"
 

@@ -1,4 +1,4 @@
-"""The typed keys of what an application and its requests carry."""
+"""Typed keys for the values that an application and its requests carry."""
 
 from __future__ import annotations
 

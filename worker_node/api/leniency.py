@@ -1,6 +1,6 @@
-"""What a body of somebody else's API may hold besides the fields that this node implements.
+"""Fields of another server's API that this node does not implement.
 
-One table per dialect says what each such field is: a `HINT`, or `Unsupported` except at values that ask for nothing.
+One table per dialect classifies each such field: a `HINT`, or `Unsupported` except at values that ask for nothing.
 Hints and unknown fields change no answer: they are ignored and the reply lists them, or refused where the node is set
 to that (`unknown_fields = "reject"`).
 """
@@ -28,14 +28,14 @@ _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.:-]")
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Says how an answer is made, stored or accounted elsewhere, never what is a right answer."""
+    """A field that says how an answer is made, stored or accounted elsewhere, never what is a right answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Would change the answer, and cannot be done here for this reason.
+    """A field that would change the answer and is not implemented here, for this reason.
 
-    What asks for nothing passes: null, false, 0, an empty string, list or object, and the `neutral` values.
+    Values that ask for nothing pass: null, false, 0, an empty string, list or object, and the `neutral` values.
     """
 
     reason: str
@@ -68,7 +68,7 @@ class Ignored:
     more: int = 0
 
     def add(self, path: str) -> None:
-        """A field was ignored."""
+        """Record that a field was ignored."""
         name = _NO_TOKEN.sub("_", path)[:_NAME_LENGTH]
         if name in self.names:
             return
@@ -99,7 +99,7 @@ class IgnoredNames:
         self._logged: set[str] = set()
 
     def note(self, ignored: Ignored) -> None:
-        """A request had these."""
+        """Log the new ones among the ignored fields of a request."""
         for name in sorted(ignored.names | ignored.limited.keys()):
             if name in self._logged or len(self._logged) >= _LOGGED_NAMES:
                 continue
@@ -149,6 +149,6 @@ def _judge(path: str, rule: Rule | None, value: Any, ignored: Ignored, mode: Lit
 
 
 def labels(ignored: Ignored, known: frozenset[str]) -> set[str]:
-    """The fields as a metric has them: `known` ones by their own name, everything else as `other`, so there are few."""
+    """The fields as metric labels: `known` ones by their own name, all others as `other`, so there are few."""
     lasts = (path.rpartition(".")[2] for path in ignored.names | ignored.limited.keys())
     return {last if last in known else "other" for last in lasts}

@@ -33,7 +33,7 @@ class NodeCollector(Collector):
         self._node = node
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first reading."""
+        """Nothing: the metrics are known only when they are read."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -71,7 +71,7 @@ class NodeCollector(Collector):
             device.add_metric((found["name"], name, driver, str(found["emulated"]).lower()), float(found["available"]))
         yield device
         counters = node.npu.read()
-        # On the sample itself, so that no graph of it can lose the word.
+        # A label of the sample itself, so that no graph of it can lose it.
         label, value = ("emulated",), (str(node.npu.emulated).lower(),)
         if counters.busy_time_us.value is not None:
             text = "NPU busy time by all of its users"

@@ -1,4 +1,4 @@
-"""What every request passes through: an id, the key check, the drain gate, errors as JSON, one line in the log."""
+"""The middlewares of every request: its id, the key check, the drain gate, errors as JSON, one line in the log."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def before_each_head(*hooks: HeadHook) -> Callable[[web.Request, web.StreamRespo
 
 
 def hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
-    """No reply tells which version of anything runs here."""
+    """Replace the Server header: no reply names the version of any software here."""
     response.headers["Server"] = SERVER
 
 
 def note_head(request: web.Request, _response: web.StreamResponse) -> None:
-    """The reply has begun: a failure can no longer be told by another one."""
+    """Record that the reply has begun: an error can no longer get a reply of its own."""
     # What an Expect header is answered with comes before any middleware.
     if (state := request.get(STATE)) is not None:
         state.begun = True
 
 
 def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply carries the request's id."""
+    """Add the request's id to every reply."""
     state = request.get(STATE)
     response.headers["X-Request-ID"] = request_id(request) if state is None else state.id
 
 
 def list_ignored_fields(request: web.Request, response: web.StreamResponse) -> None:
-    """Every reply lists the fields of its request that had no effect; they are counted too."""
+    """List the ignored fields of a request in its reply, and count them."""
     state = request.get(STATE)
     if state is None or not state.ignored or state.dry_run is not None:
         return
@@ -192,7 +192,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> NodeError:
 
 
 def require_key(keys: ApiKeys) -> Check:
-    """Let only requests with one of the keys through, save for the paths that are open to all."""
+    """Admit only requests with one of the keys, except on the paths that are open to all."""
 
     def check(request: web.Request) -> None:
         if request.path not in OPEN_PATHS and not keys.authorize(request):

@@ -1,7 +1,7 @@
-"""What is wrong with a body, in words: where, and what was expected there, never what it holds.
+"""Validation errors of a body in words: where, and what was expected there, never what it holds.
 
-Where a field may have several forms, pydantic tells why it has none of them. Here the problems of the form that was
-meant are told: the one whose `type` or `role` fits, else the one with the fewest problems.
+Where a field may have several forms, pydantic lists the problems of each. Only those of the intended form are reported:
+the one whose `type` or `role` fits, else the one with the fewest problems.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _of_one_form(problems: list[Problem], level: int) -> list[Problem]:
 
 
 def _is_another_form(problem: Problem, level: int) -> bool:
-    """Whether the value shows that this form was not meant: it is of another type, or says so in its `type`."""
+    """Whether the value shows that another form was intended: by its type, or by its `type` field."""
     inner = problem.path[problem.forms[level][0] :]
     if not inner:
         return len(problem.forms) == level + 1

@@ -1,4 +1,4 @@
-"""The forms of replies, as /openapi.json tells them. Handlers render by hand, and tests hold them to these."""
+"""The forms of replies, as /openapi.json describes them. Handlers render by hand; tests compare both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies that go out piece by piece to one reader, who may be slow or gone."""
+"""Streamed replies to one reader, who may be slow or gone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much structure a JSON text holds, told before it is parsed, and in time that its bytes alone decide.
+"""Bounds the number of values in a JSON text before it is parsed, in time that is linear in its bytes.
 
 Parsing and validating cost by the value, not by the byte: eight megabytes of empty lists or of wrong items take half a
-minute of the event loop, in which nobody is answered.
+minute of the event loop, in which no other request is served.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the HTTP side must know of a task: its routes, how they are described, and the form of their errors.
+"""What the HTTP side must know of a task: its routes, their descriptions, and the form of their errors.
 
 A task names an object of `TaskApi` in its registration (`registry.Task.api`).
 """

@@ -1,4 +1,4 @@
-"""How long each stage of a request took, as replies tell it."""
+"""The duration of each stage of a request, as replies report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share that run jobs in this process: the service, and silence about what went through it."""
+"""Shared by the commands that run jobs in this process: the service, and errors that reveal nothing of the jobs."""
 
 from __future__ import annotations
 

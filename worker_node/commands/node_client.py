@@ -1,4 +1,4 @@
-"""A running node as the commands see it: over HTTP, by `NPU_NODE_URL`, with the server's own words on failure."""
+"""A running node as the commands see it: over HTTP, by `NPU_NODE_URL`, with the server's own error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `npu-node serve` says to people when it listens."""
+"""The welcome text of `npu-node serve` when it listens."""
 
 from __future__ import annotations
 

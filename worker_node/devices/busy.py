@@ -1,8 +1,8 @@
 """How long the NPU was busy with a run: the counter read immediately before and after it, in the engine's process.
 
-The kernel counts for the whole device, whoever uses it. So a difference proves that the NPU worked, and not that it
-worked for us alone: that it was shared is known when the counter moved between our runs, or by more than a run lasted.
-That it was not shared cannot be known from the counter, and is never claimed.
+The kernel counts for the whole device, whoever uses it. So a difference proves that the NPU worked, but not that it
+worked for this engine alone. Sharing is detected when the counter moved between runs of this engine, or by more than a
+run lasted. The counter cannot show that the NPU was not shared, so this is never claimed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Counter(Protocol):
         ...
 
     def ran(self, seconds: float) -> None:
-        """A run on the device has gone on for `seconds` more; only a stand-in needs to be told."""
+        """Record that a run on the device lasted for `seconds` more; only a stand-in uses it."""
         ...
 
 
@@ -49,11 +49,11 @@ class BusyMeter:
     _shared: bool = False
 
     def rest(self) -> None:
-        """Take the counter as it is now: what moved it up to here (loading, compiling) was ours and no run."""
+        """Read the counter now: its changes so far (loading, compiling) were this engine's own, and no run."""
         self._rest = self.counter.read()
 
     def begin(self) -> None:
-        """A run is about to be given to the device."""
+        """Start a measurement immediately before a run."""
         self._before = self.counter.read()
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
@@ -61,7 +61,7 @@ class BusyMeter:
         self._began = self._told = self.clock()
 
     def so_far(self) -> Busy:
-        """Since `begin`; unknown also when the counter went backwards. What was once seen to be shared stays so."""
+        """Busy time since `begin`; None also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
         self.counter.ran(now - self._told)
         self._told = now
@@ -75,7 +75,7 @@ class BusyMeter:
         return Busy(us, self._shared)
 
     def end(self) -> Busy:
-        """The run is over."""
+        """Finish the measurement after a run."""
         busy = self.so_far()
         self._rest = self.counter.read()
         return busy

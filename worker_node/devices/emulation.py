@@ -1,8 +1,8 @@
-"""The emulated NPU: OpenVINO's NPU path executed on the CPU, and a stand-in for the busy counter that it has not.
+"""The emulated NPU: OpenVINO's NPU path executed on the CPU, and a stand-in for the busy counter that it lacks.
 
-The stand-in is a file in memory without a name (memfd) that the edge process holds. Engines reach it through
-/proc/<pid>/fd, as they would reach the kernel's file; it ends with the edge process, however that ends, so nothing is
-ever left behind.
+The stand-in is a file in memory without a name (memfd) that the edge process holds. Engines open it through
+/proc/<pid>/fd, as they would open the kernel's file; it ends with the edge process, however that ends, so nothing is
+left behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StandInCounter:
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     def close(self) -> None:
-        """Let the stand-in go."""
+        """Release the stand-in."""
         os.close(self._fd)
 
 

@@ -1,4 +1,4 @@
-"""Memory of the machine and of a process, in bytes, as the kernel tells it."""
+"""Memory of the machine and of a process, in bytes, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def available_memory() -> int | None:
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """How many processes the kernel has killed for want of memory; None if it tells nowhere.
+    """How many processes the kernel has killed for want of memory; None if it reports none of its counts.
 
-    The sum of the machine's count and those of our control groups: only whether it grows is of use.
+    The sum of the machine's count and those of our control groups, so only its growth is meaningful.
     """
     files = [
         f"{proc}/vmstat",

@@ -77,4 +77,4 @@ class SysfsCounter:
         return read_number(self._path)
 
     def ran(self, seconds: float) -> None:
-        """Nothing: the kernel counts."""
+        """Does nothing: the kernel counts."""

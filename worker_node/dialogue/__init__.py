@@ -1,1 +1,1 @@
-"""What a model writes between the lines: tool calls and reasoning, told apart from the answer while it streams."""
+"""Separates tool calls and reasoning from the answer while a model's output streams."""

@@ -1,4 +1,4 @@
-"""How each family of models is told of tools, and how it writes a call."""
+"""How each family of models is given its tools, and how it writes a call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def declaration(tool: Tool) -> dict[str, Any]:
 
 
 def instructions(tools: Sequence[Tool], wanted: ToolFormat) -> str:
-    """What a model is told of the tools where its own chat template has no place for them."""
+    """The text that gives a model its tools where its own chat template has no place for them."""
     listed = "\n".join(json.dumps(declaration(tool)["function"], ensure_ascii=False) for tool in tools)
     example = wanted.written([ToolCall("function_name", {"argument": "value"})])
     return (
@@ -72,7 +72,7 @@ def instructions(tools: Sequence[Tool], wanted: ToolFormat) -> str:
 
 
 def with_instructions(messages: Sequence[Message], tools: Sequence[Tool], wanted: ToolFormat) -> list[Message]:
-    """The conversation with the tools told of in its system message."""
+    """The conversation with the tools in its system message."""
     told = instructions(tools, wanted)
     if messages and messages[0].role == "system":
         return [Message("system", f"{messages[0].content}\n\n{told}"), *messages[1:]]

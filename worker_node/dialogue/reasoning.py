@@ -18,9 +18,9 @@ class _In(Enum):
 
 
 class ReasoningFirst:
-    """Tells reasoning at the start of the answer from the answer, which goes on to the next parser.
+    """Separates reasoning at the start of the answer from the rest, which goes to the next parser.
 
-    `begun`: the prompt ends inside the reasoning, as the templates of some models have it.
+    `begun`: the prompt ends inside the reasoning, as with the templates of some models.
     """
 
     def __init__(self, answer: Parser | None = None, *, begun: bool = False) -> None:

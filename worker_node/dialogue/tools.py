@@ -21,7 +21,7 @@ _MAX_PYTHONIC = 32_768
 
 
 class Parser(Protocol):
-    """Tells pieces apart in growing text; `flush` gives what was held back, at the end."""
+    """Splits growing text into pieces; `flush` returns what was held back, at the end."""
 
     def push(self, text: str) -> list[Piece]: ...
     def flush(self) -> list[Piece]: ...
@@ -36,7 +36,7 @@ class _Calls:
         self.start()
 
     def start(self) -> None:
-        """The next call begins."""
+        """Start the next call."""
         self.scanner = CallScanner(self._names)
         self.told = False
 
@@ -56,7 +56,7 @@ class _Calls:
         return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
 
     def add(self, name: str, arguments: str) -> list[Piece]:
-        """A call that was read in one go."""
+        """Add a call that was parsed at once."""
         self._count += 1
         return [ToolCallStarted(self._count - 1, name), ToolCallArguments(self._count - 1, arguments)]
 

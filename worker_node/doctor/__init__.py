@@ -1,1 +1,1 @@
-"""What a machine lacks for its NPU to work, each with its fix; read from files, changing nothing."""
+"""Finds what a machine lacks for its NPU to work, each with its fix; reads files and changes nothing."""

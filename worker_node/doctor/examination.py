@@ -1,4 +1,4 @@
-"""All checks in the order in which they should be mended."""
+"""All checks in the order in which problems should be fixed."""
 
 from __future__ import annotations
 

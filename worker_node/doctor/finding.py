@@ -25,15 +25,15 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """All is well."""
+    """The check passed."""
     return Finding(check, Severity.OK, found)
 
 
 def warning(check: str, found: str, fix: str) -> Finding:
-    """It works, but."""
+    """Degraded but usable."""
     return Finding(check, Severity.WARNING, found, fix)
 
 
 def error(check: str, found: str, fix: str) -> Finding:
-    """It does not work."""
+    """The NPU cannot be used, or not be proven."""
     return Finding(check, Severity.ERROR, found, fix)

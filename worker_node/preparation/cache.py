@@ -1,4 +1,4 @@
-"""Results of preparation by content: each is made once, however many requests ask for it at the same time."""
+"""Results of preparation by content: each is computed once, however many requests need it at the same time."""
 
 from __future__ import annotations
 

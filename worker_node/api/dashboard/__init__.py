@@ -1,1 +1,1 @@
-"""The built-in dashboard: a page, the state that it asks for every second, and the history that the state tells."""
+"""The built-in dashboard: a page, the state that it fetches every second, and the history in that state."""

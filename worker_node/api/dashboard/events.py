@@ -1,4 +1,4 @@
-"""What happened to the node since it started, for people who open the dashboard late. In memory, bounded."""
+"""Events of the node since it started, for people who open the dashboard later. In memory, bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS: dict[EngineState, tuple[str, Level]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """`at` is Unix time; `subject` an engine ("model on DEVICE") or the node; `why` is None where nothing is known."""
+    """`at` is Unix time; `subject` an engine ("model on DEVICE") or the node; `why` is None if not known."""
 
     at: float
     subject: str
@@ -36,7 +36,7 @@ class NodeEvent:
 
 
 class EventLog:
-    """The latest events. Pure: it is told of engines, and compares with what it was told before."""
+    """The latest events. Pure: the caller passes the engines, which are compared with those of the last call."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -44,11 +44,11 @@ class EventLog:
         self._seen: dict[str, tuple[EngineState, int]] = {}
 
     def add(self, subject: str, what: str, level: Level, why: str | None = None) -> None:
-        """Something happened now."""
+        """Add an event that happened now."""
         self._events.append(NodeEvent(round(self._clock(), 3), subject, what, level, why))
 
     def observe(self, engines: Iterable[tuple[str, EngineStatus]]) -> None:
-        """Compare the engines, by name, with the last look: changes of state, restarts, engines that came and went."""
+        """Compare the engines, by name, with the last call: changes of state, restarts, engines added and removed."""
         now = dict(engines)
         for name, status in now.items():
             before = self._seen.get(name)

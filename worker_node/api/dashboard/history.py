@@ -1,4 +1,4 @@
-"""What the node did: differences of its own counters, in bounded rings of two minutes, 15 minutes and a day."""
+"""The node's activity over time: differences of its counters, in bounded rings of two minutes, 15 minutes and a day."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Sample:
 
 
 class History:
-    """The latest samples, oldest first. Pure: it is given readings and the monotonic times at which they were made."""
+    """The latest samples, oldest first. Pure: the caller passes readings with the monotonic times at which they were
+    made.
+    """
 
     def __init__(self, samples: int = SAMPLES, period_s: float = PERIOD_S) -> None:
         self.period_s = period_s
@@ -169,7 +171,7 @@ def read(node: Node) -> HistoryReading:
 
 
 def _made(telemetry: Telemetry, what: str) -> float:
-    """How much of it all models have made; 0 where no task makes any."""
+    """The sum of this product over all models; 0 where no task makes any."""
     counter = telemetry.made.get(what)
     return 0.0 if counter is None else total(counter)
 
@@ -197,7 +199,7 @@ def total(counter: Collector) -> float:
 
 
 async def keep(node: Node, histories: Histories, events: EventLog) -> None:
-    """Add a reading, and what changed, every second, until cancelled."""
+    """Take a reading every second, and record what changed, until cancelled."""
     while True:
         histories.add(read(node), time.monotonic())
         events.observe(engines_of(node))

@@ -1,4 +1,4 @@
-"""What travels between the edge and an engine for embeddings."""
+"""The messages between the edge process and an engine for embeddings."""
 
 from __future__ import annotations
 

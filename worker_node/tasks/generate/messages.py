@@ -1,4 +1,4 @@
-"""What travels between the edge and an engine for generations."""
+"""The messages between the edge process and an engine for generations."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(Outcome, frozen=True):
-    """What one engine step brought forth, for all running generations at once.
+    """The token deltas of one engine step, for all running generations at once.
 
     `announced`: the next step follows at once, and is announced (see `Outcome.followed`).
     """

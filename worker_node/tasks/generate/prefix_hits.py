@@ -1,4 +1,4 @@
-"""What prompts have in common with what the prefix cache holds: GenAI reports nothing of it. No device."""
+"""Measures how much of each prompt the prefix cache holds, which GenAI does not report. No device."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Running:
 
     @property
     def job(self) -> GenerateJob:
-        """What is to be done."""
+        """The job."""
         return self.prompt.job
 
     @property
@@ -84,7 +84,7 @@ def step_tokens(running: Collection[Running], limits: StepLimits) -> int:
 
 
 class AbandonedPrompts:
-    """Prompts that nobody waits for. With a prefix cache (`in_cache`) those that were begun are computed to the end."""
+    """Prompts whose callers have left. With a prefix cache (`in_cache`) those begun are computed to the end."""
 
     def __init__(self, *, in_cache: bool) -> None:
         self._in_cache = in_cache

@@ -1,4 +1,4 @@
-"""What travels between the edge and an engine for speech recognition: one window of audio a job."""
+"""The messages between the edge process and an engine for speech recognition: one window of audio a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The vectors of recent texts, so that a text embedded again costs nothing.
+"""The vectors of recent texts, so that embedding a text again costs nothing.
 
-A key holds the vector space, the device and the token ids: a vector is only ever returned for the same tokens, in the
-same space, as made by the device that the reply then names.
+A key holds the vector space, the device and the token ids: a vector is only returned for the same tokens, in the same
+space, and was computed on the device that the reply names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(slots=True)
 class EmbeddingCache:
-    """Keeps the `capacity` texts that were last used; 0 keeps none."""
+    """Keeps the `capacity` most recently used texts; 0 keeps none."""
 
     capacity: int
     _vectors: OrderedDict[Key, Vector] = field(default_factory=OrderedDict)
@@ -40,7 +40,7 @@ class EmbeddingCache:
         return vector
 
     def keep(self, space: str, device: Device, rows: Sequence[Sequence[int]], vectors: Vector) -> None:
-        """Keep the vectors, one a row, and forget what was used longest ago."""
+        """Store the vectors, one a row, and evict the least recently used ones."""
         # A request larger than the cache would only wash it out, its own first rows included.
         for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
             self._vectors[space, device, tuple(row)] = vector.copy()
@@ -48,7 +48,7 @@ class EmbeddingCache:
             self._vectors.popitem(last=False)
 
     async def close(self) -> None:
-        """Forget all."""
+        """Drop all vectors."""
         self._vectors.clear()
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""The examination that an engine passes before its model is called ready.
+"""The canary of embedding engines, which must pass before a model is ready.
 
-A device that answers garbage raises no error (reference: openvino #38100), so a model's known answers are asked for.
+A device that computes garbage raises no error (reference: openvino #38100), so the engine must embed known texts.
 """
 
 from __future__ import annotations

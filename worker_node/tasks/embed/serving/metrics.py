@@ -1,4 +1,4 @@
-"""What only embedding counts."""
+"""Metrics of embeddings alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EmbeddingMetrics:
 
 
 def declare_embedding_metrics(telemetry: Telemetry) -> None:
-    """Have the metrics there from the start."""
+    """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
 
 

@@ -81,7 +81,7 @@ async def _stream(request: web.Request, run: GenerationRun) -> web.StreamRespons
                     await stream.send(_done(run.route, event), "done")
         except NodeError as error:
             stream.failed(error)
-            # The status line is long gone: the error is the last event, and there is no `done`.
+            # The status line was sent long ago: the error is the last event, and there is no `done`.
             await stream.send({"error": describe(error)}, "error")
     return stream.response
 

@@ -42,7 +42,7 @@ class AnswerText:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the answer has so far; those behind its end are not counted."""
+        """How many tokens the answer has so far, without those after its end."""
         return self._count
 
     def push(self, tokens: Sequence[int]) -> str:

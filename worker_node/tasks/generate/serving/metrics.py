@@ -1,4 +1,4 @@
-"""What only generation counts."""
+"""Metrics of generations alone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class GenerationMetrics:
 
 
 def declare_generation_metrics(telemetry: Telemetry) -> None:
-    """Have the metrics there from the start."""
+    """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
 
 
 def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:
-    """Counts tokens of a generation as they come: an answer may take minutes, and its caller may leave before."""
+    """Counts tokens as they are generated: an answer may take minutes, and its caller may leave before."""
     tokens, model, device = telemetry.own(GenerationMetrics).tokens, route.model, route.device
 
     def count(more: int) -> None:

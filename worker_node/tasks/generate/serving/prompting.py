@@ -1,4 +1,4 @@
-"""From a request to what an engine is given: the prompt's tokens, the grammar, and who reads the answer."""
+"""From a request to an engine's input: the prompt's tokens, the grammar, and the parser of the answer."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _names(use: ToolUse) -> frozenset[str]:
 
 
 def _in_words(message: Message, wanted: ToolFormat) -> Message:
-    """An earlier turn for a template that knows of no calls."""
+    """An earlier turn in words, for a template that does not know calls."""
     if message.tool_calls:
         text = "\n".join(part for part in (message.content, wanted.written(message.tool_calls)) if part)
         return Message(message.role, text)

@@ -1,4 +1,4 @@
-"""What counts where a request says nothing of how its answer is sampled."""
+"""Sampling defaults for what a request leaves open."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class GenerationRun:
 
     @property
     def route(self) -> Route:
-        """Where it runs now; it may be run again elsewhere until something of the answer is out."""
+        """The current route; it may change in a rerun until part of the answer has been sent."""
         return replace(self.runs.place.route, unproven=self.proof.unread)
 
     def head(self) -> Route:
@@ -106,7 +106,7 @@ async def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who observes a generation: its trace, the metrics, the proof that the NPU works, the answer's length."""
+    """The observers of a generation: its trace, the metrics, the proof that the NPU ran it, the answer's length."""
 
     operation: Operation
     telemetry: Telemetry
@@ -132,7 +132,7 @@ async def _counted(
 
 
 class _Answer:
-    """What has come of an answer: its text, and what its last event tells."""
+    """An answer under construction: its text, and the data for its last event."""
 
     def __init__(self, request: GenerationRequest, prepared: PreparedGeneration, submitted: float) -> None:
         use = request.tool_use
@@ -152,7 +152,7 @@ class _Answer:
 
     @property
     def stopped(self) -> bool:
-        """Whether the text has ended, whatever the engine still sends."""
+        """Whether the text has ended, even if the engine still sends tokens."""
         return self._text.ended
 
     def push(self, delta: TokenDelta) -> Iterator[Piece]:
@@ -170,11 +170,11 @@ class _Answer:
             self._finish = FinishReason(delta.finish)
 
     def flush(self) -> Iterator[Piece]:
-        """What was held back, at the end."""
+        """Yield what was held back, at the end."""
         yield from self._reader.finish(self._text.flush())
 
     def finished(self, arrived: float, tokenize_s: float) -> Finished:
-        """The last event, now."""
+        """The last event, as of now."""
         now = time.monotonic()
         return Finished(
             finish_reason=_reason(self._finish, stopped=self.stopped, called=self._reader.called),
@@ -251,6 +251,6 @@ def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReaso
 
 
 def _logprobs(model: GenerationModel, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
-    """The probabilities of the tokens that are text; special ones, as the end of the answer, are none."""
+    """The probabilities of tokens that are text; special tokens, such as the end of the answer, have none."""
     pieces = [(model.tokenizer.piece(token), value) for token, value in zip(tokens, logprobs, strict=True)]
     return tuple(TokenLogprob(piece.decode("utf-8", "replace"), piece, value) for piece, value in pieces if piece)

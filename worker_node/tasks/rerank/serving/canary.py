@@ -1,4 +1,4 @@
-"""The examination that an engine passes before a reranking model is called ready."""
+"""The canary of reranking engines, which must pass before a model is ready."""
 
 from __future__ import annotations
 

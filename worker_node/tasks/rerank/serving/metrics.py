@@ -1,4 +1,4 @@
-"""What only reranking counts."""
+"""Metrics of reranking alone."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class RerankMetrics:
 
 
 def declare_rerank_metrics(telemetry: Telemetry) -> None:
-    """Have the metrics there from the start."""
+    """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["documents"] = telemetry.own(RerankMetrics).documents

@@ -1,4 +1,4 @@
-"""The examination of a speech engine: a sentence that it must understand."""
+"""The canary of speech engines: a sentence that they must understand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def canary_samples() -> bytes:
 
 
 def speech_canary(installed: InstalledModel) -> Canary:
-    """Return the examination of one model. Raises ConfigurationError when PyAV is not installed."""
+    """Return the canary of one model. Raises ConfigurationError when PyAV is not installed."""
     samples = canary_samples()
 
     async def examine(engine: Engine) -> None:

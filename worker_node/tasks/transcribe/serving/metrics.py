@@ -1,4 +1,4 @@
-"""What only speech recognition counts."""
+"""Metrics of speech recognition alone."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class SpeechMetrics:
 
 
 def declare_speech_metrics(telemetry: Telemetry) -> None:
-    """Have the metrics there from the start."""
+    """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["seconds of audio"] = telemetry.own(SpeechMetrics).heard

@@ -1,7 +1,7 @@
-"""The examination of a vision engine before its model is called ready.
+"""The canary of vision engines, which must pass before a model is ready.
 
-What a model that came without known answers should say is not known: that it says something to a text with a picture
-is, and shows that the graphs of vision and language fit each other on this device.
+Models come without known answers here. That the engine answers a text with a picture at all shows that the graphs of
+vision and language fit each other on this device.
 """
 
 from __future__ import annotations

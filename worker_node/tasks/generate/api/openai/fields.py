@@ -22,7 +22,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(DialectBody):
-    """What a stream tells besides its text."""
+    """What a stream holds besides its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -1,4 +1,4 @@
-"""The answer as items, as /v1/responses tells it, and the events that tell of their growth."""
+"""The answer as the items of /v1/responses, and the events that report their growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Items:
         self._open = False
 
     def add(self, piece: Piece) -> list[Event]:
-        """One more piece has come; returns the events that tell of it."""
+        """Add a piece; return the events that report it."""
         if isinstance(piece, ToolCallStarted):
             item = {"type": "function_call", "call_id": new_id("call_"), "name": piece.name, "arguments": ""}
             return [*self.end(), *self._begin("fc_", item)]
@@ -40,7 +40,7 @@ class Items:
         return [*events, self._event(name, content_index=0, delta=piece.text, **_no_logprobs(kind))]
 
     def end(self, status: str = "completed") -> list[Event]:
-        """The open item is complete, or ends as it is."""
+        """Close the open item, complete or cut."""
         if not self._open:
             return []
         self._open = False

@@ -19,7 +19,7 @@ from worker_node.tasks.generate.serving.choices import Choices
 
 
 class UsageOfChunks(Enum):
-    """What the chunks of a stream tell of its tokens: nothing, the whole in the last chunk, or each how many so far."""
+    """The usage in the chunks of a stream: none, the whole in the last chunk, or in each the tokens so far."""
 
     NONE = "none"
     AT_THE_END = "at_the_end"
