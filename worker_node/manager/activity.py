@@ -46,6 +46,11 @@ class Activity:
         return nullcontext() if context.dry_run else self.working()
 
     @property
+    def running(self) -> int:
+        """How many requests run or wait for an engine."""
+        return self._running
+
+    @property
     def idle_since(self) -> float | None:
         """When the last request ended; None while one runs."""
         return None if self._running else self._since

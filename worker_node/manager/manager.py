@@ -170,7 +170,8 @@ class ModelManager:
         began = self._clock()
         if not self.want(model):
             return 0.0
-        await model.placements[0].settled(deadline, patient=True)
+        with model.activity.working():
+            await model.placements[0].settled(deadline, patient=True)
         return self._clock() - began
 
     def want(self, model: ServedModel) -> bool:

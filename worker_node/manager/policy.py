@@ -40,7 +40,8 @@ class Unit:
     `memory` is bytes in `pool`: measured while it is loaded, else estimated. `wanted_since`: it is to be loaded,
     None if nobody asks for it. `busy`: requests are in hand, those that wait for its load included. `keep_until`: it is
     unloaded then if it is idle. `leave`: it is unloaded as soon as it is idle. `patient`: those who wait for its load
-    also wait for others to become idle; else the load is refused if it does not fit now. Times are monotonic seconds.
+    also wait for others to become idle; else the load is refused if it does not fit now. `spare`: nothing is unloaded
+    for its load, nor waited for. Times are monotonic seconds.
     """
 
     key: Key
@@ -55,6 +56,7 @@ class Unit:
     keep_until: float | None = None
     leave: bool = False
     patient: bool = False
+    spare: bool = False
 
     @property
     def evictable(self) -> bool:
@@ -174,8 +176,9 @@ class _Memory:
         # Of what is leaving the memory is not free yet, but it will be without further evictions.
         room = budget - claimed - self._held(unit.pool, staying=True)
         short = unit.memory - room
-        enough = short <= sum(other.memory for other in self._evictable(unit.pool))
-        if not enough and not unit.patient:
+        evictable = [] if unit.spare else self._evictable(unit.pool)
+        enough = short <= sum(other.memory for other in evictable)
+        if not enough and (unit.spare or not unit.patient):
             staying = [u for u in self._units if self._holds(u, unit.pool) and u.key not in self._leaving]
             return [], Refusal(unit.key, unit.memory, max(0, room), budget, tuple(u.key for u in staying)), False
         evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)] if enough else []

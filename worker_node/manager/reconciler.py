@@ -150,9 +150,10 @@ class Reconciler:
             self._stand_in(model)
             for placement in model.placements:
                 unit = self._look(model, placement)
-                if unit.key in units:  # an earlier form of the model, which finishes its requests
+                if unit.key in units:  # a later form that is being loaded, or an earlier one that finishes its requests
                     # It goes by itself; until then nobody is refused for the memory that it takes.
-                    unit = replace(unit, key=(f"{model.id} ({number})", unit.key[1]), busy=True, pinned=False)
+                    busy = unit.busy or model.activity.idle_since is not None
+                    unit = replace(unit, key=(f"{model.id} ({number})", unit.key[1]), busy=busy, pinned=False)
                     turning_over = True
                 units[unit.key] = (model, placement)
                 snapshot.append(unit)
@@ -203,11 +204,12 @@ class Reconciler:
             state=state,
             last_use=max(model.activity.idle_since or 0.0, residency.ready_at),
             wanted_since=residency.wanted_since,
-            busy=_busy(model, placement),
+            busy=model.may_need(placement),
             pinned=residency.pinned,
             keep_until=self._keep_until(model),
             leave=residency.leave,
             patient=residency.patient > 0 or residency.waits_for_memory,
+            spare=residency.spare,
         )
 
     def _stand_in(self, model: ServedModel) -> None:
@@ -236,8 +238,7 @@ class Reconciler:
 
     def _load(self, model: ServedModel, placement: Placement) -> None:
         residency = placement.residency
-        residency.leave = False
-        residency.ahead_s = 0.0
+        residency.leave, residency.ahead_s = False, 0.0
         log.info(
             "loading %s on %s: about %.0f MB, %.0f s",
             model.id,
@@ -258,7 +259,7 @@ class Reconciler:
         residency = placement.residency
         try:
             # A request may have come since the decision.
-            if not _busy(model, placement) and await placement.engine.unload():
+            if not model.may_need(placement) and await placement.engine.unload():
                 log.info("unloaded %s on %s: %s", model.id, placement.device, why)
                 residency.leave = False
                 if why in {Why.EXPIRED, Why.ASKED}:
@@ -283,12 +284,6 @@ class Reconciler:
         residency.settle()
         log.warning("%s", residency.refusal)
         residency.changed()
-
-
-def _busy(model: ServedModel, placement: Placement) -> bool:
-    """Whether requests need the engine, or may do so."""
-    running = model.activity.idle_since is None or placement.engine.status.in_flight > 0
-    return running or placement.residency.waiters > 0
 
 
 def _hold(unit: Unit) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 # Until a load has been timed: a process that starts and imports OpenVINO, then reads and compiles the weights.
@@ -19,7 +19,8 @@ class Residency:
     `estimate` is its memory before it was ever loaded, `after_load` what was measured when it had been, `held` what it
     takes now. `ask` tells the manager that something has changed; without a manager the engine is loaded at once.
     `on_request`: the load was begun for a request, and others wait for it too. `insisted`: it is wanted whether or not
-    anybody waits for it. `refusal` says why the last wish was refused.
+    anybody waits for it. `spare`: it is loaded only into memory that is free now. `refusal` says why the last wish was
+    refused.
     """
 
     estimate: int = 0
@@ -35,6 +36,7 @@ class Residency:
     leave: bool = False
     unloading: bool = False
     insisted: bool = False
+    spare: bool = False
     waits_for_memory: bool = False
     refusal: str | None = None
     waiters: int = 0
@@ -87,9 +89,9 @@ class Residency:
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 
-    async def change(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
+    def change(self) -> Coroutine[None, None, object]:
+        """Return what to await for the first change after this call."""
+        return self._changed.wait()
 
     def expected_load_s(self) -> float:
         """How long a load takes: as the last one did, else guessed from the size of the weights."""

@@ -75,3 +75,12 @@ class ServedModel:
         """The first placement that can serve now."""
         ready = (p for p in self.placements if p.engine.status.state is EngineState.READY)
         return next(ready, None)
+
+    def may_need(self, placement: Placement) -> bool:
+        """Whether requests need the placement's engine, or may do so.
+
+        Those that wait for the load of another placement do not: it may be unloaded to make room for that load.
+        """
+        elsewhere = sum(other.residency.waiters for other in self.placements if other is not placement)
+        in_flight = placement.engine.status.in_flight
+        return self.activity.running > elsewhere or in_flight > 0 or placement.residency.waiters > 0

@@ -7,9 +7,9 @@ import gc
 import logging
 from collections.abc import Callable
 
-from worker_node.engines.base import EngineState
 from worker_node.manager.names import Names
 from worker_node.manager.reconciler import Reconciler
+from worker_node.manager.replacement import Replacement
 from worker_node.manager.served import ServedModel
 
 log = logging.getLogger(__name__)
@@ -43,33 +43,31 @@ class Turnover:
         self._start(model)
 
     async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
-        """Serve `new` in place of `old`, which serves until `new` is ready, and until its own last request.
+        """Serve `new` in place of `old`, which serves until `new` is ready wherever it must be (see `Replacement`), and
+        until its own last request.
 
         Where memory holds only one of them, requests wait while `new` is loaded. Returns why `new` could not be
         loaded; then `old` serves on.
         """
-        first = new.placements[0]
-        if not first.eager:
-            self._swap(old, new)
-            return None
+        replacement = Replacement(old, new)
         self.models.append(new)
         self._reconciler.attend(new)
         try:
-            while first.state is EngineState.STARTING:
-                if first.engine.status.state is EngineState.STARTING:
-                    await first.engine.settled()
-                else:
-                    await first.residency.change()
+            await replacement.settled()
         finally:
             self.models.remove(new)
-        state = first.engine.status.state
-        if state not in {EngineState.READY, EngineState.UNLOADED}:
-            reason = first.engine.status.reason
+        if (failed := replacement.failed) is not None:
+            reason = failed.engine.status.reason
             await self._stop(new)
-            return f"{new.id} could not be loaded with its new settings, and serves with the earlier ones: {reason}"
+            return (
+                f"{new.id} could not be loaded on {failed.device} with its new settings, and serves with the earlier "
+                f"ones: {reason}"
+            )
+        if not any(model is old for model in self._names.models):
+            await self._stop(new)
+            return f"{new.id} was removed while it was loaded with its new settings"
         self._swap(old, new)
-        if state is EngineState.UNLOADED:  # not both of them fit
-            first.residency.want(on_request=True, patient=True)
+        replacement.finish()
         return None
 
     async def close(self) -> None:
@@ -97,14 +95,18 @@ class Turnover:
         if drain:
             await self._drain(model)
         else:
-            self.models.remove(model)
-            await self._stop(model)
+            await self._forget(model)
 
     async def _drain(self, model: ServedModel) -> None:
         await model.activity.idle()
-        self.models.remove(model)
-        await self._stop(model)
+        await self._forget(model)
         log.info("model %s: its engines have ended after their last request", model.id)
+
+    async def _forget(self, model: ServedModel) -> None:
+        # One of ours until its processes have ended: `close` may come before that, and their memory is not free.
+        await self._stop(model)
+        self.models.remove(model)
+        self._reconciler.poke()
 
     async def _stop(self, model: ServedModel) -> None:
         self._reconciler.leave(model)

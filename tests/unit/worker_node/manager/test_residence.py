@@ -231,6 +231,31 @@ async def test_what_does_not_fit_beside_models_in_use_is_refused_at_once_or_wait
 
 
 @over_jumping_time
+async def test_a_models_idle_engine_makes_room_for_the_one_that_all_of_its_requests_wait_for(case):
+    case.budget = 150
+    model = case.add("both", ("NPU", "CPU"))
+    case.start()
+    npu, cpu = model.placements
+    await case.load(model)
+
+    async def request(placement, work_s=0.0):
+        with model.activity.working():
+            while placement.engine.state is not EngineState.READY:
+                placement.wake()
+                await placement.settled(case.clock() + 60, patient=True)
+            await asyncio.sleep(work_s)
+            assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
+
+    busy = asyncio.create_task(request(npu, work_s=10.0))
+    waiting = asyncio.create_task(request(cpu))
+    await asyncio.sleep(9)
+    assert (state(model, 0), state(model, 1)) == (EngineState.READY, EngineState.UNLOADED)
+    await busy
+    await waiting
+    assert (state(model, 0), state(model, 1)) == (EngineState.UNLOADED, EngineState.READY)
+
+
+@over_jumping_time
 async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
     first, second = case.add("a", load_s=10.0), case.add("b")
     case.start()

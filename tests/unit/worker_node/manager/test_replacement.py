@@ -1,0 +1,369 @@
+"""A model on two devices is changed by a reload: each device that serves goes on serving. Engines are scripted, time
+jumps; how a request is routed, waits or is refused is the real code."""
+
+import asyncio
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.jumping import JumpingLoop
+from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from worker_node.domain import Device, RequestContext
+from worker_node.engines.base import EngineState
+from worker_node.errors import ModelNotFound, NodeError
+from worker_node.manager.manager import ModelManager
+from worker_node.models.store import ModelStore
+from worker_node.serving.places import select_placement
+from worker_node.serving.verdict import Demand
+
+NPU, CPU = Device.NPU, Device.CPU
+LONG_S = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def no_collections(monkeypatch):
+    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: None)
+
+
+class World:
+    """A node that serves `m` on the NPU and the CPU, and what a reload does: `change` replaces it by another form."""
+
+    def __init__(self, loop, *, budget=None, eager=False, others=()):
+        self.clock, self.eager = loop.time, eager
+        self.machine = Machine()
+        self.forms = 0
+        first = self.form()
+        self.others = [
+            scripted_model(name, [ScriptedEngine(name, CPU, self.machine, size=size)], self.clock)
+            for name, size in others
+        ]
+        self.manager = ModelManager(
+            [first, *self.others],
+            ModelStore(),
+            pytest.fail,
+            {"host": budget},
+            clock=self.clock,
+            measure=self.machine.measure,
+        )
+        self.manager.start()
+
+    def form(self, npu_s=3.0, cpu_s=20.0, *, lazy=False, failures=(), sizes=(100, 100)):
+        """The next form of `m`. The NPU's engine takes no request for several answers, as a real one does not."""
+        self.forms += 1
+        name = f"form {self.forms}"
+        engines = [
+            ScriptedEngine(name, NPU, self.machine, size=sizes[0], load_s=npu_s),
+            ScriptedEngine(name, CPU, self.machine, size=sizes[1], load_s=cpu_s, failures=failures),
+        ]
+        model = scripted_model("m", engines, self.clock, pinned=not lazy)
+        npu, cpu = model.placements
+        npu = replace(npu, lacks=frozenset({"n"}))
+        if self.eager:
+            cpu = replace(cpu, eager=True, on_demand=False)
+            cpu.residency.pinned = True
+        return replace(model, placements=[npu, cpu])
+
+    @property
+    def model(self):
+        return self.manager.find("m")
+
+    def change(self, new):
+        """Replace the served form by `new`, as a reload does."""
+        return asyncio.create_task(self.manager.turnover.replace(self.model, new))
+
+    async def request(self, device=CPU, limit_s=1.0, work_s=0.0, needs=frozenset()):
+        """Run one request; returns the form that served it and the seconds it waited for a load."""
+        model = await self.manager.resolve("m", self.clock() + limit_s)
+        context = RequestContext("r", self.clock(), self.clock() + limit_s, require_device=device)
+        demand = Demand("m", model.placements, 10, 10, require=device, needs=needs)
+        with model.activity.working():
+            place = await select_placement(demand, context)
+            engine = place.placement.engine
+            engine.in_flight += 1
+            try:
+                await asyncio.sleep(work_s)
+                assert engine.state is EngineState.READY, "the engine was taken from a request"
+            finally:
+                engine.in_flight -= 1
+        return engine.name, place.loading_s
+
+
+def run(monkeypatch, scenario, **options):
+    async def main():
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr("worker_node.serving.places.time", SimpleNamespace(monotonic=loop.time))
+        world = World(loop, **options)
+        await asyncio.sleep(30)  # what is loaded with the node
+        await world.request(CPU, LONG_S)
+        try:
+            await scenario(world)
+        finally:
+            await world.manager.stop()
+        assert not world.machine.memory, "a process was left behind"
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("needs", [frozenset(), frozenset({"n"})], ids=["required device", "only the CPU can"])
+@pytest.mark.parametrize("times", [(3.0, 20.0), (20.0, 3.0)], ids=["CPU later", "NPU later"])
+@pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
+def test_requests_for_the_second_device_never_wait_while_a_model_is_changed(monkeypatch, eager, times, needs):
+    async def scenario(world):
+        changing = world.change(world.form(*times))
+        served = []
+        while not changing.done() or len(served) < 30:
+            form, waited = await world.request(None if needs else CPU, needs=needs)
+            assert waited == 0
+            served.append(form)
+            await asyncio.sleep(1)
+        assert await changing is None
+        assert served == sorted(served), "from the earlier form to the later one, once"
+        assert 20 <= served.count("form 1") <= 22
+        assert len(world.machine.memory) == 2
+
+    run(monkeypatch, scenario, eager=eager)
+
+
+def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(monkeypatch):
+    async def scenario(world):
+        await world.change(world.form(lazy=True))
+        served = [await world.request(device) for device in (NPU, CPU)]
+        assert served == [("form 2", 0), ("form 2", 0)]
+        world.manager.unload(world.model)
+        await asyncio.sleep(5)
+        await world.change(world.form(lazy=True))
+        assert not world.machine.memory, "what was not loaded is not loaded for a change"
+
+    run(monkeypatch, scenario)
+
+
+def test_a_device_on_which_the_earlier_form_does_not_serve_is_not_waited_for(monkeypatch):
+    async def scenario(world):
+        assert await world.model.placements[1].engine.unload()
+        began = world.clock()
+        await world.change(world.form())
+        assert world.clock() - began == 3.0
+        assert world.model.placements[1].engine.loads == 0
+
+    run(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
+def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(monkeypatch, eager):
+    """Two forms on the NPU and one on the CPU fit."""
+
+    async def scenario(world):
+        began = world.clock()
+        assert await world.change(world.form()) is None
+        assert world.clock() - began == 3.0
+        if eager:
+            form, waited = await world.request(limit_s=21.0)
+            assert (form, 19 <= waited <= 21) == ("form 2", True)
+        else:
+            assert (await world.request(limit_s=LONG_S))[0] == "form 2"
+        assert len(world.machine.memory) == 2
+
+    run(monkeypatch, scenario, budget=350, eager=eager)
+
+
+def test_nothing_is_unloaded_to_hold_both_forms_on_the_second_device(monkeypatch):
+    async def scenario(world):
+        (other,) = world.others
+        other.placements[0].wake()
+        await asyncio.sleep(5)
+        assert await world.change(world.form()) is None
+        assert other.placements[0].engine.state is EngineState.READY
+        # As any other load, one that a request needs makes room.
+        assert (await world.request(limit_s=LONG_S))[0] == "form 2"
+
+    run(monkeypatch, scenario, budget=390, others=[("other", 80)])
+
+
+def test_what_does_not_fit_on_the_preferred_device_is_not_delayed_by_the_second(monkeypatch):
+    async def scenario(world):
+        new = world.form(sizes=(200, 100))
+        began = world.clock()
+        assert await world.change(new) is None
+        assert world.clock() - began < 3.0
+        assert [(await world.request(device, limit_s=25.0))[0] for device in (NPU, CPU)] == ["form 2"] * 2
+
+    run(monkeypatch, scenario, budget=390, eager=True)
+
+
+def test_an_engine_of_the_later_form_that_is_ready_first_makes_room_for_nobody(monkeypatch):
+    async def scenario(world):
+        (other,) = world.others
+        new = world.form()
+        changing = world.change(new)
+        await asyncio.sleep(5)
+        other.placements[0].wake()
+        loading = asyncio.create_task(other.placements[0].settled(world.clock() + LONG_S))
+        await changing
+        assert [placement.engine.loads for placement in new.placements] == [1, 1]
+        assert (await world.request(NPU)) == ("form 2", 0)
+        await loading
+        assert other.placements[0].engine.ready
+
+    run(monkeypatch, scenario, budget=420, eager=True, others=[("other", 80)])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_form_that_cannot_be_loaded_where_the_model_serves_leaves_the_earlier_one(monkeypatch, eager):
+    async def scenario(world):
+        before = world.model
+        problem = await world.change(world.form(failures=[True]))
+        assert "could not be loaded on CPU with its new settings, and serves with the earlier ones" in problem
+        assert world.model is before
+        assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
+        assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
+
+    run(monkeypatch, scenario, eager=eager)
+
+
+@pytest.mark.parametrize("second", [3.0, 4.0, 22.0], ids=["while it loads", "when it is ready", "at the end"])
+@pytest.mark.parametrize("which", [0, 1], ids=["NPU", "CPU"])
+@pytest.mark.parametrize("of_the_later", [False, True], ids=["earlier form", "later form"])
+def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_restart(
+    monkeypatch, of_the_later, which, second
+):
+    async def scenario(world):
+        old, new = world.model, world.form()
+        changing = world.change(new)
+        await asyncio.sleep(second - 1)
+        killed = (new if of_the_later else old).placements[which].engine
+        if killed.state is EngineState.STARTING:
+            killed._task.cancel()
+        if killed.pid is not None:
+            killed._end(EngineState.BACKING_OFF)
+        restart = asyncio.get_running_loop().call_later(
+            2, lambda: killed.state is EngineState.BACKING_OFF and killed._end(EngineState.UNLOADED)
+        )
+        problem = await changing
+        restart.cancel()
+        if problem is not None:
+            assert of_the_later
+            assert world.model is old
+        for device in (NPU, CPU):
+            if killed not in [placement.engine for placement in world.model.placements]:
+                await world.request(device, limit_s=25.0)
+        await asyncio.sleep(50)
+        assert len(world.machine.memory) == 2 - (
+            killed in [placement.engine for placement in world.model.placements] and killed.pid is None
+        )
+
+    run(monkeypatch, scenario)
+
+
+def test_unloading_during_a_change_delays_nothing(monkeypatch):
+    async def scenario(world):
+        changing = world.change(world.form())
+        await asyncio.sleep(1)
+        world.manager.unload(world.model)
+        began = world.clock()
+        await changing
+        assert world.clock() - began <= 3.0
+        assert (await world.request(NPU))[0] == "form 2"
+
+    run(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(monkeypatch, drain):
+    async def scenario(world):
+        old = world.model
+        changing = world.change(world.form())
+        busy = asyncio.create_task(world.request(work_s=5.0 if drain else 0.0))
+        await asyncio.sleep(1)
+        removing = asyncio.create_task(world.manager.turnover.retire(old, drain=drain))
+        assert "m was removed" in await changing
+        await asyncio.gather(removing, busy)
+        with pytest.raises(ModelNotFound):
+            world.manager.find("m")
+        assert not world.manager.models
+        assert not world.machine.memory
+
+    run(monkeypatch, scenario)
+
+
+def test_a_node_that_stops_during_a_change_leaves_no_process(monkeypatch):
+    async def scenario(world):
+        changing = world.change(world.form())
+        await asyncio.sleep(5)
+        await world.manager.stop()
+        assert not world.machine.memory
+        assert await changing is not None
+
+    run(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_random_changes_under_load_refuse_no_request_for_either_device(monkeypatch, long, eager):
+    """Requests with limits shorter than any load: whoever waited for one would be refused."""
+
+    def seeded(seed):
+        async def scenario(world):
+            rng = random.Random(seed)
+            over = asyncio.Event()
+
+            async def caller():
+                while not over.is_set():
+                    device = rng.choice([NPU, CPU])
+                    _, waited = await world.request(device, limit_s=0.5, work_s=rng.choice([0.0, 0.3, 10.0]))
+                    assert waited == 0
+                    await asyncio.sleep(rng.choice([0.0, 0.1]))
+
+            callers = [asyncio.create_task(caller()) for _ in range(3)]
+            for _ in range(10):
+                failures = [rng.random() < 0.3]
+                times = (rng.choice([0.6, 3.0, 30.0]) for _ in range(2))
+                problem = await world.change(world.form(*times, failures=failures))
+                assert (problem is not None) == failures[0]
+                await asyncio.sleep(rng.choice([0.0, 5.0]))
+                assert not any(task.done() for task in callers), callers
+            over.set()
+            await asyncio.gather(*callers)
+            await asyncio.sleep(1)
+            assert len(world.machine.memory) == 2
+
+        return scenario
+
+    for seed in range(100 if long else 5):
+        run(monkeypatch, seeded(seed), eager=eager)
+
+
+def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(monkeypatch, long):
+    """Requests with patience are served, whichever form memory holds; each change ends."""
+
+    def seeded(seed, budget):
+        async def scenario(world):
+            rng = random.Random(seed)
+            over, served = asyncio.Event(), []
+
+            async def caller():
+                while not over.is_set():
+                    try:
+                        served.append(await world.request(rng.choice([NPU, CPU]), limit_s=200.0, work_s=0.3))
+                    except NodeError as error:
+                        error.add_note(f"seed {seed}, budget {budget}, at {world.clock()}")
+                        raise
+                    await asyncio.sleep(rng.choice([0.1, 3.0]))
+
+            callers = [asyncio.create_task(caller()) for _ in range(2)]
+            for _ in range(5):
+                async with asyncio.timeout(300):
+                    assert await world.change(world.form(rng.choice([1.0, 9.0]), rng.choice([1.0, 9.0]))) is None
+                await asyncio.sleep(rng.choice([0.0, 5.0, 60.0]))
+                assert sum(world.machine.memory.values()) <= budget
+                assert not any(task.done() for task in callers), callers
+            over.set()
+            await asyncio.gather(*callers)
+            assert served
+
+        return scenario
+
+    for seed in range(60 if long else 6):
+        for budget in (210, 250, 310, 350, 410):
+            run(monkeypatch, seeded(seed, budget), budget=budget)
