@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -144,5 +145,10 @@ def check_columns(names: list[str], job: BulkJob) -> None:
 
 def schema_of(job: BulkJob) -> Any:
     """The Arrow schema of the input's columns in every file of the output."""
+    return _decoded(job.schema)
+
+
+@functools.lru_cache(maxsize=8)
+def _decoded(schema: str) -> Any:
     pa = need("pyarrow")
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(job.schema)))
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))

@@ -14,6 +14,7 @@ from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.stores import OutputFailed
 from backend_client.bulk.supervisor import History
 from backend_client.bulk.together import cancelled
+from backend_client.bulk.window import SLOT, Parts, whole
 from backend_client.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -63,7 +64,8 @@ class Driver:
     """One run over the fragments that have no file yet.
 
     `attempts`: a fragment that failed so often is quarantined, deaths of earlier processes included, and `keep` is
-    called with it. `report` is called after each change. `check` raises TooManyRejected.
+    called with it. `report` is called after each change. `check` raises TooManyRejected. `parts`: of the `SLOT` parts
+    of a slot, how many a fragment takes.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Driver:
         check: Callable[[Progress], None],
         keep: Callable[[Quarantined], Awaitable[None]] | None = None,
         history: History | None = None,
+        parts: Parts = whole,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._history = history or History()
@@ -87,6 +90,7 @@ class Driver:
         self._check = check
         self._keep = keep
         self._kept = 0
+        self._parts = parts
         self._sleep = sleep
         self._failed: Counter[str] = Counter()
 
@@ -94,12 +98,14 @@ class Driver:
         """Process all of them. Raises the first error that would meet every fragment; nothing runs on after that."""
         waiting = deque(fragment for fragment in fragments if not self._deadly(fragment))
         running: dict[asyncio.Task[Receipt], Fragment] = {}
+        taken = 0
         changed = asyncio.create_task(self._executor.changed())
         try:
             await self._keep_quarantined()
             while waiting or running:
-                while waiting and len(running) < self._executor.slots:
+                while waiting and taken + self._parts(waiting[0]) <= SLOT * self._executor.slots:
                     fragment = waiting.popleft()
+                    taken += self._parts(fragment)
                     running[asyncio.create_task(self._attempt(fragment))] = fragment
                 self._progress.running = len(running)
                 if changed.done():
@@ -108,6 +114,7 @@ class Driver:
                 done, _ = await asyncio.wait([*running, changed], return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in running if task in done]:
                     fragment = running.pop(task)
+                    taken -= self._parts(fragment)
                     if self._settle(fragment, task):
                         waiting.append(fragment)
                 self._progress.lost = self._history.lost + self._executor.lost

@@ -70,6 +70,16 @@ class _Sums:
     generated_tokens: int = 0
     npu_busy_us: int = 0
 
+    def add(self, served: _Served) -> _Served:
+        """Take in a chunk with its results, and return it."""
+        results = served.results
+        self.rejected += served.rejected
+        self.served.update(results.served)
+        self.tokens += results.tokens
+        self.generated_tokens += sum(filter(None, results.num_generated_tokens))
+        self.npu_busy_us += sum(filter(None, results.npu_busy_us))
+        return served
+
 
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
     """Serve the fragment and commit its file, unless another process was first.
@@ -79,13 +89,12 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
     """
     reached("fragment begun")
     began = time.monotonic()
-    if (done := await _output(lambda: committed(store, fragment))) is not None:
-        return done
-    path = await _output(lambda: store.temporary(fragment.id))
-    writer = Writer(path, fragment, job)
+    # Each hand-over to a thread costs as much as the work on a row or two: a small fragment does with three.
+    writer = await _output(lambda: _opened(fragment, job, store))
+    if isinstance(writer, Receipt):
+        return writer
     try:
-        sums = await _serve_rows(fragment, job, work, writer)
-        reached("rows written")
+        sums, last = await _serve_rows(fragment, job, work, writer)
         rejected = b"".join(rejection.line(fragment.file.url) for rejection in sums.rejected)
         name = f"{fragment.id}.{hashlib.sha256(rejected).hexdigest()[:8]}.jsonl" if rejected else ""
         receipt = Receipt(
@@ -100,36 +109,52 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
             seconds=round(time.monotonic() - began, 3),
             served=dict(sums.served),
         )
-        return await _output(lambda: _commit(fragment, store, writer, receipt, rejected))
-    finally:
+        return await _output(lambda: _commit(fragment, store, writer, last, receipt, rejected))
+    except BaseException:
         # Another fragment's failure may cancel this one even here; the temporary file must be gone all the same.
         await uninterrupted(in_daemon_thread(writer.abandon, "abandon"))
+        raise
 
 
-async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> _Sums:
-    """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
+def _opened(fragment: Fragment, job: BulkJob, store: Store) -> Writer | Receipt:
+    """The writer of its file, or the receipt of the file that another process has committed."""
+    return committed(store, fragment) or Writer(store.temporary(fragment.id), fragment, job)
+
+
+async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> tuple[_Sums, _Served | None]:
+    """Read and serve all rows, with no more chunks in memory than the nodes need, and write them but for the last."""
     sums = _Sums()
     pending: deque[asyncio.Task[_Served]] = deque()
-    # The reader opens the file when it is first asked: in the thread, and not here.
-    chunks = await in_daemon_thread(lambda: read(fragment, job), "open input")
+    last: _Served | None = None
+    # Opens the file when it is first asked for a chunk.
+    chunks = read(fragment, job)
+    ended = False
     try:
-        while (chunk := await in_daemon_thread(lambda: _next(chunks), "read input")) is not None:
-            while len(pending) > -(-work.rows_ahead // CHUNK_ROWS):
-                await _write(await pending.popleft(), writer, sums)
-            pending.append(asyncio.create_task(_serve(chunk, work)))
+        while not ended:
+            found, ended = await in_daemon_thread(lambda: _next(chunks), "read input")
+            for chunk in found:
+                while len(pending) > -(-work.rows_ahead // CHUNK_ROWS):
+                    await _write(sums.add(await pending.popleft()), writer)
+                pending.append(asyncio.create_task(_serve(chunk, work)))
         reached("rows read")
         while pending:
-            served = await pending.popleft()
-            if not pending:
-                reached("rows served")
-            await _write(served, writer, sums)
+            if last is not None:
+                await _write(last, writer)
+            last = sums.add(await pending.popleft())
+        reached("rows served")
     finally:
         await cancelled(pending)
-    return sums
+    return sums, last
 
 
-def _next(chunks: Iterator[Chunk]) -> Chunk | None:
-    return next(chunks, None)
+def _next(chunks: Iterator[Chunk]) -> tuple[list[Chunk], bool]:
+    """The next chunk, and whether it is the last; two if the first is short, which the last one is."""
+    found: list[Chunk] = []
+    for chunk in chunks:
+        found.append(chunk)
+        if len(found) == 2 or len(chunk.rows) + len(chunk.rejected) >= CHUNK_ROWS:
+            return found, False
+    return found, True
 
 
 async def _serve(chunk: Chunk, work: Work) -> _Served:
@@ -151,17 +176,16 @@ async def _serve(chunk: Chunk, work: Work) -> _Served:
     return _Served(chunk, results, [sent[place] for place in answered], answered, rejected)
 
 
-async def _write(served: _Served, writer: Writer, sums: _Sums) -> None:
-    results = served.results
-    sums.rejected += served.rejected
-    sums.served.update(results.served)
-    sums.tokens += results.tokens
-    sums.generated_tokens += sum(filter(None, results.num_generated_tokens))
-    sums.npu_busy_us += sum(filter(None, results.npu_busy_us))
-    await _output(lambda: writer.add(served.chunk, served.kept, results, served.answered))
+async def _write(served: _Served, writer: Writer) -> None:
+    await _output(lambda: writer.add(served.chunk, served.kept, served.results, served.answered))
 
 
-def _commit(fragment: Fragment, store: Store, writer: Writer, receipt: Receipt, rejected: bytes) -> Receipt:
+def _commit(
+    fragment: Fragment, store: Store, writer: Writer, last: _Served | None, receipt: Receipt, rejected: bytes
+) -> Receipt:
+    if last is not None:
+        writer.add(last.chunk, last.kept, last.results, last.answered)
+    reached("rows written")
     receipt = replace(receipt, rows=writer.pending_rows)
     known = {name: value for name, value in asdict(receipt).items() if name not in {"size", "sha256", "won"}}
     sha256 = writer.close({METADATA_KEY: json.dumps(known), "source": fragment.file.url})

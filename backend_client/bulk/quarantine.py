@@ -35,10 +35,15 @@ def recorded(store: Store, fragments: Iterable[Fragment]) -> dict[str, str]:
     """Why the last run that tried them gave up some of these fragments, by their ids. Raises OSError."""
     kept = store.names(FOLDER)
     wanted = [f"{FOLDER}/{fragment.id}.json" for fragment in fragments if f"{fragment.id}.json" in kept]
-    return {
-        name.split("/")[1].removesuffix(".json"): json.loads(data)["reason"]
-        for name, data in read_many(store, wanted).items()
-    }
+    return {name.split("/")[1].removesuffix(".json"): _reason(data) for name, data in read_many(store, wanted).items()}
+
+
+def _reason(data: bytes) -> str:
+    try:
+        reason: str = json.loads(data)["reason"]
+    except ValueError:
+        return "the reason was lost: the machine lost its power"
+    return reason
 
 
 def forget(store: Store) -> None:

@@ -18,6 +18,7 @@ from backend_client.bulk.report import BulkReport, ExitCode
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store, prove_exclusive
 from backend_client.bulk.supervisor import History, Note
+from backend_client.bulk.window import shared_by_small, whole
 from backend_client.bulk.worker import Worker
 from backend_client.settings import ClientSettings
 
@@ -142,7 +143,18 @@ async def _drive(
     """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
     check = rejection_check(request.max_rejected, job.mine)
     keep = _keeper(job.store)
-    driver = Driver(worker, progress, attempts=request.attempts, report=report, check=check, keep=keep, history=history)
+    # An actor of a cluster works on one fragment at a time: that several share a slot would gain nothing there.
+    parts = shared_by_small(request.rows) if isinstance(worker, LocalExecutor) else whole
+    driver = Driver(
+        worker,
+        progress,
+        attempts=request.attempts,
+        report=report,
+        check=check,
+        keep=keep,
+        history=history,
+        parts=parts,
+    )
     check(progress)
     for together in _apart(job.todo, history):
         await driver.run(together)

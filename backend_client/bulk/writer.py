@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ class Writer:
         )
 
 
+@functools.lru_cache(maxsize=8)
 def _leaves(schema: Any) -> list[str]:
     """The columns of a schema as Parquet counts them: each leaf of a nested one."""
     pq = need("pyarrow.parquet")

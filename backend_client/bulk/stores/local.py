@@ -109,8 +109,6 @@ class LocalStore:
         try:
             with path.open("wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
         except OSError:
             path.unlink(missing_ok=True)
             raise

@@ -32,7 +32,7 @@ class Store(Protocol):
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it."""
+        """Write a file, or replace it. For what can be made again: a loss of power may leave it empty."""
         ...
 
     def read(self, name: str) -> bytes | None:

@@ -65,6 +65,16 @@ def test_small_files_are_created_once_replaced_read_and_removed(store):
         assert file.read() == b"22"
 
 
+def test_only_what_cannot_be_made_again_waits_for_the_disk(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path))
+    synced = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    store.put("_receipts/a.json", b"1")
+    assert len(synced) == 0
+    store.create("job.json", b"1")
+    assert len(synced) == 2, "the file and its directory"
+
+
 def test_a_store_that_keeps_the_promise_is_accepted_and_left_as_it_was(store):
     prove_exclusive(store, "out")
     assert store.names() == set()

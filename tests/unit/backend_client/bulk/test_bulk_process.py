@@ -1,0 +1,101 @@
+"""One fragment from its rows to its file: how it is handed over to threads, and that nothing is lost at the joints."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backend_client._resilience import threads
+from backend_client.bulk import process as processing
+from backend_client.bulk.columns import with_columns
+from backend_client.bulk.inputs import list_inputs
+from backend_client.bulk.plan import plan
+from backend_client.bulk.readers import CHUNK_ROWS
+from backend_client.bulk.results import Results
+from backend_client.bulk.stores import open_store
+from backend_client.bulk.vectors import Vectors
+from tests.support.bulk_rows import JOB
+
+
+class Counting:
+    """Work that gives each row a vector of its number in it; at most `rows_ahead` rows should be under way."""
+
+    rows_ahead = 1
+
+    def __init__(self):
+        self.sizes = []
+        self.running = self.most = 0
+
+    def problems(self, values):
+        return {}
+
+    async def run(self, inputs):
+        self.sizes.append(len(inputs))
+        self.running += len(inputs)
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= len(inputs)
+        vectors = Vectors(len(inputs), 1)
+        vectors.put(0, np.array([[float(text)] for text in inputs], np.float32))
+        return Results(len(inputs), vectors)
+
+
+def prepared(tmp_path, rows, form="parquet"):
+    path = tmp_path / f"in.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"text": [str(row) for row in range(rows)]}), path)
+    else:
+        path.write_text("".join(json.dumps({"text": str(row)}) + "\n" for row in range(rows)))
+    files = list_inputs(str(path))
+    job = with_columns(replace(JOB, id_column=None, dimensions=1), files)
+    (fragment,) = plan(files, 10**6)
+    return fragment, job, open_store(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+async def test_a_small_fragment_is_handed_over_to_threads_three_times(tmp_path, monkeypatch, form):
+    fragment, job, store = prepared(tmp_path, 1, form)
+    started = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threads.threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
+    receipt = await processing.process(fragment, job, store, Counting())
+    assert receipt.rows == 1
+    assert len(started) == 3, started
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("rows", [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS, 5 * CHUNK_ROWS + 7])
+async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, form, rows):
+    fragment, job, store = prepared(tmp_path, rows, form)
+    work = Counting()
+    receipt = await processing.process(fragment, job, store, work)
+    table = pq.read_table(tmp_path / "out" / fragment.name)
+    assert receipt.rows == table.num_rows == rows
+    if rows:
+        assert table.column("text").to_pylist() == [str(row) for row in range(rows)]
+    assert table.column("embeddings").to_pylist() == [[float(row)] for row in range(rows)]
+    assert sum(work.sizes) == rows
+    # Two chunks for the rows ahead, and one that was read beside a short one.
+    assert work.most <= 3 * CHUNK_ROWS
+
+
+async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):
+    fragment, job, store = prepared(tmp_path, 10)
+
+    class Stuck(Counting):
+        async def run(self, inputs):
+            begun.set()
+            await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    task = asyncio.create_task(processing.process(fragment, job, store, Stuck()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list((tmp_path / "out").iterdir()) == []
