@@ -1,1 +1,1 @@
-"""The clients: what their methods are called, and what they take and return."""
+"""The clients' methods: their names, arguments and results."""

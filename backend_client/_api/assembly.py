@@ -1,4 +1,4 @@
-"""Joins the vectors of one call. Nothing else joins vectors, and it takes vectors of one vector space only."""
+"""Joins the vectors of one call: the only place that does, and only for vectors of one vector space."""
 
 from __future__ import annotations
 

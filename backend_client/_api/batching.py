@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class Batcher:
-    """Collects texts into batches within both limits of the options; a text over the token limit is one by itself."""
+    """Collects texts into batches within both limits of the options; a text over the token limit is alone in one."""
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
@@ -26,7 +26,7 @@ class Batcher:
         self._tokens = 0.0
 
     def add(self, text: str) -> list[str] | None:
-        """Take a text. Returns the batch before it when that is full."""
+        """Add a text. Returns the batch before it when that is full."""
         size = len(text.encode(errors="replace")) / self._options.bytes_per_token
         full = None
         if self._texts and (len(self._texts) == self._options.texts or self._tokens + size > self._options.tokens):
@@ -36,7 +36,7 @@ class Batcher:
         return full
 
     def rest(self) -> list[str]:
-        """The texts of the batch that is not full yet, which begins anew."""
+        """The texts of the unfinished batch, which is emptied."""
         texts, self._texts, self._tokens = self._texts, [], 0.0
         return texts
 
@@ -146,7 +146,7 @@ async def embed_in_batches(
 
 
 async def _embed_or_split(texts: Sequence[str], embed: EmbedTexts) -> list[EmbedBatch]:
-    """One batch; in halves, and halves of halves, when a node finds it too large."""
+    """Embed one batch; if it is too large for a node, its halves, and their halves."""
     try:
         return [await embed(texts)]
     except PayloadTooLarge:

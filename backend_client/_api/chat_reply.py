@@ -20,7 +20,7 @@ _CHAT = FORMS["/v1/chat/completions"]
 
 
 def origin_fields(reply: Origin) -> dict[str, Any]:
-    """Who answered, for another result."""
+    """The fields of a result that say who answered, for another result."""
     return {field.name: getattr(reply, field.name) for field in fields(Origin)}
 
 

@@ -28,7 +28,7 @@ class Core:
 
 
 def not_picklable(client: object) -> TypeError:
-    """Why a client is not sent to another process, and what to do instead."""
+    """The error for pickling a client: why it cannot be sent to another process, and what to do instead."""
     return TypeError(
         f"{type(client).__name__} cannot be pickled: it holds connections; build one in each process, "
         "for example with from_settings()"
@@ -66,7 +66,7 @@ class ClientBase:
         raise not_picklable(self)
 
     def wrap_backend(self, wrap: Callable[[Backend], Backend]) -> None:
-        """Put something around the backend; see `backend_client.observability`."""
+        """Wrap the backend; see `backend_client.observability`."""
         self._core.backend = wrap(self._core.backend)
 
     async def close(self) -> None:

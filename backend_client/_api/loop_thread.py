@@ -19,7 +19,7 @@ _GRACE_S = 1.0
 
 
 class _Work:
-    """The work that callers wait for. It outlives the LoopThread, whose end cancels what is left."""
+    """The work that callers wait for. It outlives the LoopThread, whose end cancels what is left of it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -30,7 +30,7 @@ class _Work:
 class LoopThread:
     """Runs coroutines for any other thread.
 
-    `close` awaits `closing` in the loop and ends it; so do the end of the interpreter and the garbage collector.
+    `close` awaits `closing` in the loop and ends the loop; so do the end of the interpreter and the garbage collector.
     """
 
     def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
@@ -58,7 +58,7 @@ class LoopThread:
         """Run a coroutine there and wait for it. An interrupt of the waiting thread cancels it.
 
         Raises ClientClosed after `close` and when the loop is closed meanwhile; ConfigurationError in the loop's own
-        thread, where waiting would be for ever. In a forked child a new loop and thread start.
+        thread, which would wait for itself for ever. In a forked child a new loop and thread start.
         """
         with self._starting:
             if os.getpid() != self._pid and not self.closed:

@@ -1,7 +1,7 @@
-"""A client's state as Prometheus metrics: its nodes, breakers, retry budget, and what the cloud cost.
+"""A client's state as Prometheus metrics: its nodes, breakers, retry budget, and the cost of the cloud.
 
-Read when it is asked for, so that nothing is kept twice. The clients of one registry are told of as one: counts and
-costs are summed, and a node is usable only if all of them would send there.
+Read on collection, so that no value is kept twice. The clients of one registry are reported together: counts and costs
+are summed, and a node is usable only if all of them would send requests there.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from backend_client._resilience.breaker import BreakerState
 
 
 class StateCollector(Collector):
-    """Reads the clients that it watches; one that is garbage is not watched any more."""
+    """Reads the clients that it watches; one that was garbage-collected is not watched any more."""
 
     def __init__(self) -> None:
         self._clients: WeakSet[BaseClient] = WeakSet()
 
     def watch(self, client: BaseClient) -> None:
-        """Tell of this client too."""
+        """Report this client too."""
         self._clients.add(client)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first reading."""
+        """Nothing: the metrics are known only when they are read."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""The methods of a client for tasks beside embeddings and text: reranking and transcription."""
+"""The methods of a client for reranking and transcription."""
 
 from __future__ import annotations
 

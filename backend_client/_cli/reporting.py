@@ -1,4 +1,4 @@
-"""How a command ends: errors as one sentence on standard error, and an exit status."""
+"""Ends a command: errors as one sentence on standard error, and an exit status."""
 
 from __future__ import annotations
 

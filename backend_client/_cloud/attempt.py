@@ -33,7 +33,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class CloudState:
-    """What all requests to one cloud share. `name` is what attempts call it."""
+    """What all requests to one cloud share. `name` is the cloud's name in attempts."""
 
     name: str
     breaker: Breaker
@@ -93,14 +93,14 @@ class CloudAttempt:
         raise problem
 
     def succeeded(self, usage: Usage | None) -> None:
-        """The answer is complete; None when it did not say what it used."""
+        """Settle with the usage of the complete answer; None if the answer did not report it."""
         if not self._settled:
             self._settled = True
             self._state.breaker.succeeded(self._ticket)
             self._state.ledger.settle(self._reservation, usage)
 
     def abandoned(self) -> None:
-        """The caller left: what was used is not known, and nothing was learnt of the cloud's health."""
+        """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
         if not self._settled:
             self._settled = True
             self._state.breaker.abandoned(self._ticket)

@@ -1,4 +1,4 @@
-"""What was kept local, what went to the cloud, and what that cost; the cap on the cost."""
+"""Counts what was served locally and by the cloud, and the cost of the cloud; enforces the cap on that cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tally:
     cost: Decimal = Decimal(0)
 
     def plus(self, usage: Usage, cost: Decimal = Decimal(0), *, estimated: bool = False) -> Tally:
-        """This and one call more."""
+        """This tally with one more call."""
         return replace(
             self,
             calls=self.calls + 1,
@@ -77,11 +77,11 @@ class Ledger:
         return None if self._cap is None else self._cap - self.cloud.cost - self._reserved
 
     def kept_local(self, usage: Usage) -> None:
-        """A node served a call."""
+        """Record a call that a node served."""
         self.local = self.local.plus(usage)
 
     def reserve(self, model: str, bound: Usage) -> Reservation:
-        """Set aside the most that a call may cost. Raises SpendCapReached, also for a model without a price."""
+        """Reserve the most that a call may cost. Raises SpendCapReached, also for a model without a price."""
         if self._cap is not None and model not in self._prices:
             raise SpendCapReached(f"the cloud was not asked: there is a spend cap, and cloud.prices lacks {model}")
         cost = self._cost(model, bound)
@@ -95,14 +95,14 @@ class Ledger:
         return Reservation(model, bound, cost)
 
     def settle(self, reservation: Reservation, usage: Usage | None) -> None:
-        """The call is over. Without a usage it is counted at its bound: it may have been billed."""
+        """Record the usage of a call. Without a usage it counts at its bound, because it may have been billed."""
         self._reserved -= reservation.cost
         estimated = usage is None
         used = reservation.bound if usage is None else usage
         self.cloud = self.cloud.plus(used, self._cost(reservation.model, used), estimated=estimated)
 
     def release(self, reservation: Reservation) -> None:
-        """The call was refused or never arrived: nothing is owed."""
+        """Release the reservation of a call that was refused or never arrived."""
         self._reserved -= reservation.cost
 
     def _cost(self, model: str, usage: Usage) -> Decimal:

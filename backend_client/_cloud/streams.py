@@ -1,4 +1,4 @@
-"""A streamed answer of the cloud: handed on as it comes, without a second attempt."""
+"""A streamed answer of the cloud, passed on as it arrives, without a second attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ I = TypeVar("I")  # noqa: E741  (an item of a stream)
 
 @dataclass(frozen=True, slots=True)
 class CloudReading(Generic[I]):
-    """How the items of a stream read: which is the last, what text each adds, and the usage that it reports."""
+    """How the items of a stream are read: which is the last, what text each adds, and the usage that it reports."""
 
     ends: Callable[[I], bool]
     text: Callable[[I], str]

@@ -1,4 +1,4 @@
-"""What earlier calls bind later ones to: the default model, and the vector space of each name of a model."""
+"""Bindings of a client: the default model, and the vector space of each model name, fixed by its first use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class KnownSpace(NamedTuple):
 
 
 class Bindings:
-    """Made once, kept for the client's life: the caller compares the vectors of all its calls.
+    """Made once and kept for the client's life, because the caller compares the vectors of all its calls.
 
-    A space is bound to the name that callers use, be it an id or an alias: which model a node takes that name for is
-    what may change. `spaces` are bindings given in advance; they hold for the name in a request and for the model that
-    answers it.
+    A space is bound to the name that callers use, be it an id or an alias: a node may change the model behind a name.
+    `spaces` are bindings given in advance; they apply to the name in a request and to the model that answers it.
     """
 
     def __init__(self, pool: Pool, spaces: Mapping[str, str]) -> None:

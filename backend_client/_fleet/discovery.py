@@ -1,4 +1,4 @@
-"""Nodes that a DNS name or a file lists: looked up again and again.
+"""Discovers nodes that a DNS name or a file lists, by repeated look-ups.
 
 The addresses are those of `backend_client._protocol.node_addresses`. The system's resolver has no SRV records, so
 dnspython, which is small and pure Python, is an optional extra.
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Something that knows nodes."""
+    """A source of node URLs."""
 
     async def find(self) -> list[str]:
-        """Their URLs now. Raises OSError, or ValueError for what is no node's URL, when it cannot tell."""
+        """The URLs now. Raises OSError, or ValueError for what is no node's URL, when they cannot be determined."""
         ...
 
     async def close(self) -> None:
-        """Stop waiting for what `find` began."""
+        """Release what `find` started."""
         ...
 
 

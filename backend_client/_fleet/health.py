@@ -38,7 +38,7 @@ class Prober:
         self._active_at = pool.clock()
 
     def watch(self, node: Node) -> None:
-        """Begin to probe a node."""
+        """Start to probe a node."""
         self._tasks[node.url] = supervise(lambda: self._watch(node), f"probe {node.url}")
 
     def forget(self, url: str) -> None:
@@ -46,7 +46,7 @@ class Prober:
         self._tasks.pop(url).cancel()
 
     def note_call(self) -> None:
-        """A call begins: probe at the full rate, and distrust what was learned too long ago."""
+        """Record that a call starts: probe at the full rate, and distrust old results."""
         now = self._pool.clock()
         if now - self._active_at >= self._options.idle_after:
             for node in self._pool.nodes.values():
@@ -59,7 +59,7 @@ class Prober:
         await self._probe_ended.wait()
 
     def notify(self) -> None:
-        """Wake everybody in `wait_for_probe`."""
+        """Wake all callers of `wait_for_probe`."""
         self._notify(self._probe_ended)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A node lent to one request."""
+"""A node leased to one request."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Usual:
         self._means: dict[tuple[str, int], float] = {}
 
     def add(self, model: str, size: int, seconds: float) -> None:
-        """An answer, or its first token, took that long."""
+        """Record the seconds until an answer or its first token."""
         key = (model, size)
         mean = self._means.get(key)
         if mean is None and len(self._means) >= _REMEMBERED:
@@ -37,8 +37,9 @@ class Usual:
 
 
 class Silence:
-    """What one model on one node has left unanswered since its last sign of life; `since` is when that began, and
-    `longest` the longest time that one of them waited, in seconds.
+    """The unanswered attempts for one model on one node since its last sign of life.
+
+    `since` is when that silence began, and `longest` the longest time that one of them waited, in seconds.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Silence:
         self._excused = 0
 
     def heard(self, now: float) -> None:
-        """An answer or a token came."""
+        """Record an answer or a token."""
         self.heard_at = now
         self.weight = 0.0
         self.since = None
@@ -62,7 +63,7 @@ class Silence:
         return self._excused <= _LATE_IN_A_ROW
 
     def unanswered(self, began: float, now: float, usual: float | None, options: BreakerOptions) -> bool:
-        """An attempt that began then got no answer. Returns whether that says anything about the model there."""
+        """Record an attempt that began then and got no answer. Returns whether it is evidence about the model there."""
         silent = now - max(began, self.heard_at)
         self.longest = max(self.longest, now - began)
         if self.since is None:

@@ -24,17 +24,17 @@ class ModelBreakers:
         self._rng = rng
 
     def abandon(self, lease: Lease) -> None:
-        """The request says nothing of the model."""
+        """Record a request that shows nothing about the model."""
         if (breaker := lease.node.breakers.get(lease.model)) is not None:
             breaker.abandoned(lease.model_ticket)
 
     def eject(self, lease: Lease, why: str) -> None:
-        """The model gets no requests on this node for a while."""
+        """Send the model no requests on this node for a while."""
         self._of(lease).trip()
         self._ejected(lease, why)
 
     def failed(self, lease: Lease, error: NodeError) -> None:
-        """The engine failed; too many failures eject the model."""
+        """Record a failure of the engine; too many failures eject the model."""
         if self._of(lease).failed(lease.model_ticket, error.failure):
             self._ejected(lease, error.what)
 

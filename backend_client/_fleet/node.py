@@ -1,4 +1,4 @@
-"""What the client knows of one node."""
+"""The client's state of one node."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Node:
         return name not in self.aliases
 
     def learn(self, name: str, target: str | None) -> None:
-        """A reply told that `name` is another name of the model `target` here, or (None) of no model."""
+        """Record from a reply that `name` is another name of the model `target` here, or (None) of no model."""
         reported = self.names.get(plain_name(name))
         if reported is not None and reported.id != target:
             # A reply is newer than the last report.
@@ -127,7 +127,7 @@ class Node:
         self.aliases[name] = target, self.reports + _ALIAS_REPORTS
 
     def take_report(self, report: HealthReport) -> None:
-        """A probe brought a new report."""
+        """Record a new report from a probe."""
         self.reports += 1
         models = {model.id: model for model in report.models}
         for model in report.models:

@@ -1,4 +1,4 @@
-"""The nodes of a client: one is lent to each request, and what becomes of the request is learnt from."""
+"""The nodes of a client: leases one to each request, and learns from the request's outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Pool:
         self._sample = Sample(self.options.breaker.slow_start, self.rng)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
-        """Take nodes in; returns those that are new."""
+        """Add nodes; return those that are new."""
         new = []
         for url in urls:
             if url not in self.nodes:
@@ -74,7 +74,7 @@ class Pool:
         return new
 
     def remove(self, url: str) -> None:
-        """Let a node go; requests that are under way there end as they will."""
+        """Remove a node; requests that are under way there end as they will."""
         self._sample.remove(self.nodes.pop(url))
         del self._leases[url]
         self._unprobed.pop(url, None)
@@ -151,7 +151,7 @@ class Pool:
             self._answered(lease, error)
 
     def heard(self, lease: Lease) -> None:
-        """A sign of life: the request's answer, or a token of it."""
+        """Record a sign of life: the request's answer, or a token of it."""
         now = self.clock()
         if not lease.heard:
             lease.heard = True
@@ -215,7 +215,7 @@ class Pool:
             self._hold(lease, error)
 
     def _hold(self, lease: Lease, error: NodeError) -> None:
-        """The node is to get no request for the model for as long as it said."""
+        """Send the node no request for the model for as long as it asked."""
         node, now = lease.node, self.clock()
         key = lease.model, lease.need.device
         pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after

@@ -1,8 +1,8 @@
-"""Which nodes of a large fleet are looked at for a call, so that a call costs the same with thousands of nodes.
+"""Chooses the nodes of a large fleet that a call considers, so that its cost is the same with thousands of nodes.
 
-Power of two choices among a few nodes drawn at random is power of two choices among all. Only nodes that go before
-others must not be missed: those whose trial is due, and those that start slowly and had no request for a while. They
-are among the nodes that were in trouble or came back, which are few and remembered here.
+Power of two choices among a few nodes drawn at random is power of two choices among all. Only nodes with precedence
+must not be missed: those whose trial is due, and those in slow start that had no request for a while. They are among
+the nodes that were in trouble or came back, which are few and remembered here.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Sample:
         self._watched: dict[Node, None] = {}
 
     def add(self, node: Node) -> None:
-        """The fleet has one more node."""
+        """Add a node of the fleet."""
         self._nodes.append(node)
 
     def remove(self, node: Node) -> None:
-        """The fleet has one node less."""
+        """Remove a node of the fleet."""
         self._nodes.remove(node)
         self._watched.pop(node, None)
 
     def watch(self, node: Node) -> None:
-        """The node failed in something, or came back: until it is calm it is not left to chance."""
+        """Always consider the node until it is calm: it failed in something, or came back."""
         self._watched[node] = None
 
     def eligible(self, need: Requirement, tried: Collection[str], now: float) -> list[Node] | None:
@@ -64,7 +64,7 @@ class Sample:
         return node.half_open(model.id if model else name) or starved(node, now, self._slow_start)
 
     def _restless(self, now: float) -> list[Node]:
-        """The watched nodes, without those that have become like all others."""
+        """The watched nodes, without those that have no precedence any more."""
         calm = [node for node in self._watched if self._is_calm(node, now)]
         for node in calm:
             del self._watched[node]

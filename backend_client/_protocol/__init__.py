@@ -1,1 +1,1 @@
-"""What is said between client and node: requests, replies, errors. The only I/O is that of `transport`."""
+"""The messages between client and node: requests, replies, errors. The only I/O is that of `transport`."""

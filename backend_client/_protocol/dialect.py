@@ -1,4 +1,4 @@
-"""Streams of OpenAI's dialect: when an answer begins, ends or fails, and what it is as a whole. No I/O."""
+"""Streams of OpenAI's dialect: when an answer begins, ends or fails, and its whole. No I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StreamEvent:
 
 
 class StreamForm(Protocol):
-    """How the streams of one route read."""
+    """How the streams of one route are read."""
 
     def valid(self, event: StreamEvent) -> bool:
         """Whether the parts that callers read have the types that they must have."""

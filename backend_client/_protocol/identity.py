@@ -1,4 +1,4 @@
-"""How the client proves itself to nodes and they to it: API keys, certificates, and the proxy to reach them by."""
+"""Authentication between client and nodes: API keys, certificates, and the proxy to reach the nodes by."""
 
 from __future__ import annotations
 

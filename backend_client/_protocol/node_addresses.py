@@ -24,7 +24,7 @@ _SOURCES = frozenset({"dns", "srv", "srv+https", "file"})
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Something that lists nodes: `scheme` is dns, srv, srv+https or file."""
+    """An address of a list of nodes: `scheme` is dns, srv, srv+https or file."""
 
     scheme: str
     host: str = ""

@@ -1,4 +1,4 @@
-"""What the client asks of nodes, over anything that carries requests and replies."""
+"""The requests that the client sends to nodes, over any transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Transport(Protocol):
     """
 
     async def health(self, node: str) -> HealthReport:
-        """What the node says of itself, also when that is that it does not serve."""
+        """The node's report, also when it reports that it does not serve."""
         ...
 
     async def embed(self, node: str, call: WireCall) -> EmbedReply:

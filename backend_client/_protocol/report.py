@@ -1,4 +1,4 @@
-"""What a node says of itself on /health, as far as the client uses it."""
+"""A node's report on /health, as far as the client uses it."""
 
 from __future__ import annotations
 

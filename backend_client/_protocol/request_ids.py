@@ -28,7 +28,7 @@ class RequestIds:
         self._unknown: dict[str, int] = {}
 
     def send(self, identifier: str | None) -> None:
-        """A request with that id goes to a node."""
+        """Record that a request with this id is sent to a node."""
         if identifier is None:
             return
         self._sent[identifier] = None

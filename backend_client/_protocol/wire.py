@@ -1,4 +1,4 @@
-"""The node's HTTP dialect: what goes into a request, and what a reply means. No I/O."""
+"""The node's HTTP dialect: encodes requests and decodes replies. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply other than an answer means: status and error object become one of our errors. No I/O."""
+"""Maps a reply other than an answer, by status and error object, to an error of the client. No I/O."""
 
 from __future__ import annotations
 

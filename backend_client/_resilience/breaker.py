@@ -61,7 +61,7 @@ class Breaker:
         return not self._open or (not self._trial and self._clock() >= self._until)
 
     def begin(self) -> int:
-        """A request goes. Returns its ticket."""
+        """Record that a request is sent. Returns its ticket."""
         if not self._open:
             return 0
         self._tickets += 1
@@ -69,14 +69,14 @@ class Breaker:
         return self._trial
 
     def succeeded(self, ticket: int) -> None:
-        """The node answered, be it with a refusal."""
+        """Record that the node answered, be it with a refusal."""
         if self._is_trial(ticket):
             self._close()
         elif not self._open:
             self._failures.clear()
 
     def failed(self, ticket: int, failure: FailureKind, longest: float | None = None) -> bool:
-        """The request failed by the node's fault. Returns whether this opened the breaker (see `trip`)."""
+        """Record a failure by the node's fault. Returns whether it opened the breaker (see `trip`)."""
         if self._is_trial(ticket):
             self.trip(longest)
             return True
@@ -93,7 +93,7 @@ class Breaker:
         return True
 
     def abandoned(self, ticket: int) -> None:
-        """The caller gave the request up: it says nothing of the node, and the trial is free for another request."""
+        """Record that the caller gave up: no evidence about the node, and the trial is free for another request."""
         if self._is_trial(ticket):
             self._trial = 0
 
@@ -111,7 +111,7 @@ class Breaker:
         self._trial = 0
 
     def shorten_quarantine(self) -> None:
-        """There is evidence of recovery: end the quarantine within `recovery` seconds."""
+        """End the quarantine within `recovery` seconds, because there is evidence of recovery."""
         self._until = min(self._until, self._clock() + self._options.recovery)
 
     def _is_trial(self, ticket: int) -> bool:

@@ -33,11 +33,11 @@ class RetryBudget:
         return self.balance >= 1.0 - 1e-9
 
     def deposit(self) -> None:
-        """A call begins."""
+        """Record that a call starts."""
         self._balance = min(self._options.saved, self._balance + self._options.per_request)
 
     def withdraw(self) -> bool:
-        """Take one retry. False: there is none, and the call must end with the error that it has."""
+        """Take one retry. False if there is none: the call must end with the error that it has."""
         self._fill()
         if not self.affords_one:
             self.refused += 1

@@ -27,7 +27,7 @@ def renew(scope: asyncio.Timeout, seconds: float, deadline: Deadline) -> None:
 class OpenCall:
     """A call, or a part of one, of the current task. Use as `with`; raises ClientClosed when `end` came meanwhile.
 
-    It does for one `end` what `asyncio.timeout` does for a time, and costs a tenth: every call has one.
+    It is `asyncio.timeout` for an event instead of a time, at a tenth of the cost, because every call has one.
     """
 
     __slots__ = ("_cancelling", "_ended", "_left", "_task")

@@ -1,4 +1,4 @@
-"""Whether an attempt still waits for a free connection: that time says nothing about the node."""
+"""Whether an attempt still waits for a free connection: that time shows nothing about the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ current: ContextVar[Waiter | None] = ContextVar("attempt", default=None)
 
 
 def mark(*, queued: bool) -> None:
-    """The attempt of this task begins or ends to wait for a connection."""
+    """Record that the attempt of this task begins or ends to wait for a connection."""
     waiter = current.get()
     if waiter is not None:
         waiter.queued = queued

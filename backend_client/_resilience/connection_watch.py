@@ -1,4 +1,4 @@
-"""Whether a connection that timed out had its time, or the caller blocked the event loop meanwhile."""
+"""Whether a connection that timed out had its full time, or the caller blocked the event loop meanwhile."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ConnectionWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def connecting(self) -> None:
-        """The connection is attempted from now on."""
+        """Record that the connection attempt starts."""
         self.ended()
         self._lateness = None
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(loop.time() + self._limit / 2, self._half, loop.time() + self._limit / 2)
 
     def ended(self) -> None:
-        """There is a connection, or an error."""
+        """Record that there is a connection, or an error."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""The one point in time by which a call must be over."""
+"""The time by which a call must be over."""
 
 from __future__ import annotations
 

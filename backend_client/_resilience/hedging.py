@@ -1,4 +1,4 @@
-"""Hedging: an embedding that takes longer than most is asked of a second node as well, and the first answer counts."""
+"""Hedging: an embedding that takes longer than most is sent to a second node as well, and the first answer counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Latencies:
-    """How long recent calls of one size took. `percentile` is O(1), `add` O(log n) and a move of memory."""
+    """The latencies of recent calls of one size. `percentile` is O(1), `add` O(log n) and a move of memory."""
 
     def __init__(self, options: HedgeOptions) -> None:
         self._options = options
@@ -22,7 +22,7 @@ class Latencies:
         self._sorted: list[float] = []
 
     def add(self, seconds: float) -> None:
-        """A call took that long."""
+        """Record the latency of a call."""
         if len(self._recent) == self._options.samples:
             del self._sorted[bisect_left(self._sorted, self._recent[0])]
         self._recent.append(seconds)

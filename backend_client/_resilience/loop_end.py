@@ -1,4 +1,4 @@
-"""What has to be closed in an event loop before that loop ends, although nobody says that it will."""
+"""Closes resources in an event loop before that loop ends, even if nobody closes them."""
 
 from __future__ import annotations
 

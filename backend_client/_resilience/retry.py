@@ -1,4 +1,4 @@
-"""When a failed attempt is followed by another, and after which pause. The loop itself is tenacity's."""
+"""Decides when a failed attempt is followed by another, and after which pause. The loop itself is tenacity's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Tries:
-    """What one call has done so far: how many requests nodes may have seen, and which nodes it asked."""
+    """The attempts of one call so far: how many requests nodes may have seen, and which nodes it asked."""
 
     sent: int = 0
     nodes: set[str] = field(default_factory=set)
@@ -30,8 +30,10 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """What is left to a call that failed. `elsewhere`: a node that it has not asked yet could take it at once; `later`:
-    it may wait, and some node is likely to take it after a pause.
+    """The options of a call that failed.
+
+    `elsewhere`: a node that it has not asked yet could take it at once; `later`: it may wait, and some node is likely
+    to take it after a pause.
     """
 
     elsewhere: Callable[[], bool]

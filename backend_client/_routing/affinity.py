@@ -1,4 +1,4 @@
-"""Which node stores a response: later turns that refer to it can be served only there."""
+"""Routes requests that refer to a stored response to the node that stores it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredResponses:
         self._owners: OrderedDict[str, Owner] = OrderedDict()
 
     def learn(self, job: Exchange, reply: RawReply, response: object) -> None:
-        """A reply of `/v1/responses` came."""
+        """Record a reply of `/v1/responses`."""
         identifier = response.get("id") if isinstance(response, dict) else None
         if job.path == _RESPONSES and job.method == "POST" and isinstance(identifier, str):
             self._owners[identifier] = Owner(reply.node, reply.model)

@@ -1,4 +1,4 @@
-"""One call through the fleet: lend a node, make an attempt, learn from it, try again while that is allowed."""
+"""One call through the fleet: lease a node, make an attempt, learn from it, try again while that is allowed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Served(Generic[R]):
 
 
 class Dispatcher:
-    """Carries calls out. Every error it raises has the call's attempts and request id."""
+    """Runs calls. Every error it raises has the call's attempts and request id."""
 
     def __init__(self, pool: Pool, bindings: Bindings, prober: Prober, retrier: Retrier, share: float) -> None:
         self.calls = OpenCalls()
@@ -196,7 +196,7 @@ class Dispatcher:
         return Served(value, lease)
 
     async def _lend(self, call: Call) -> Lease:
-        """A node for the next attempt. While nothing is known of some node yet, its first probe is waited for."""
+        """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
         while True:
             if call.deadline.remaining() <= 0:
                 raise DeadlineExceeded("the call's time was up before a node could be asked")
@@ -231,7 +231,7 @@ class Dispatcher:
 
 
 def _verdict(last: NodeError, attempts: int) -> NPUError:
-    """What the call as a whole came to, when its last attempt ended so."""
+    """The error of the call as a whole, given that of its last attempt."""
     message = f"no node served it in {attempts} attempts; the last one: {last.message}"
     if isinstance(last, ModelMissing):
         return ModelNotFound(message, node=last.node, status=last.status, code=last.code)

@@ -1,4 +1,4 @@
-"""What a fleet runs on: connections, probes, discovery; begun by the first call, ended by `close`."""
+"""The running parts of a fleet: connections, probes, discovery; started by the first call, ended by `close`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from backend_client.options import ClientOptions
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What there is once the runtime has started."""
+    """The parts of a started runtime."""
 
     loop: asyncio.AbstractEventLoop
     transport: Transport
@@ -62,7 +62,9 @@ class Runtime:
         self._inherited: list[object] = []
 
     def start(self) -> Running:
-        """Begin to probe, unless that is so. Raises ClientClosed, or ConfigurationError while another loop has it."""
+        """Start to probe, if that has not been done. Raises ClientClosed, or ConfigurationError while another loop has
+        it.
+        """
         loop = asyncio.get_running_loop()
         if os.getpid() != self._pid:
             self._start_anew()
@@ -94,7 +96,7 @@ class Runtime:
         return running
 
     def _start_anew(self) -> None:
-        """This is a forked child: what runs belongs to the parent. Spaces and models that are bound stay so."""
+        """Start anew in a forked child: the running parts belong to the parent. Bindings of spaces and models stay."""
         self._pid = os.getpid()
         self._inherited += [self._running, self._follower, self._closing, self._end]
         self._rng.seed()
@@ -123,7 +125,7 @@ class Runtime:
                 self._running.prober.watch(node)
 
     def remove(self, urls: Iterable[str]) -> None:
-        """Let nodes go; what is under way there ends as it will."""
+        """Remove nodes; requests that are under way there end as they will."""
         for url in urls:
             self.pool.remove(url)
             if self._running is not None:

@@ -17,7 +17,7 @@ I = TypeVar("I")  # noqa: E741  (an item of a stream)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[I]):
-    """How the items of a stream read: with which one the answer begins and ends, and what text each adds."""
+    """How the items of a stream are read: which one begins and ends the answer, and the text that each adds."""
 
     begins: Callable[[I], bool]
     ends: Callable[[I], bool]

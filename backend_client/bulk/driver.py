@@ -30,7 +30,7 @@ _LAST_PAUSE_S = 30.0
 
 
 class Progress:
-    """How far a run is: sums over the fragments that are committed, by this run and before."""
+    """The progress of a run: sums over the fragments that are committed, by this run and before."""
 
     def __init__(self, fragments: int) -> None:
         self.fragments = fragments
@@ -46,7 +46,9 @@ class Progress:
         self.quarantined: list[Quarantined] = []
 
     def add(self, receipt: Receipt, *, before: bool = False) -> None:
-        """Take in a committed fragment; `before`: of an earlier run. What others committed is not of this run."""
+        """Add a committed fragment; `before`: of an earlier run. Fragments that others committed do not count as this
+        run's.
+        """
         self.done += 1
         self.rows += receipt.rows
         self.rejected += receipt.rejected
@@ -146,7 +148,7 @@ class Driver:
         return await self._executor.submit(fragment)
 
     def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt]) -> bool:
-        """Take in how an attempt ended. Returns whether there is to be another."""
+        """Record the outcome of an attempt. Returns whether the fragment is to be tried again."""
         error = task.exception()
         if error is None:
             self._progress.add(task.result())

@@ -36,14 +36,14 @@ class BatchSize:
         self.texts = least
 
     def observe(self, texts: int, seconds: float) -> None:
-        """Take in how long a request of so many texts took, its wait at the node included."""
+        """Record how long a request of so many texts took, its wait at the node included."""
         if seconds > _SLOW_S:
             self.texts = max(self._least, self.texts // 2)
         elif seconds < _QUICK_S and texts == self.texts:
             self.texts = max(self.texts, min(2 * self.texts, self._most))
 
     def refused(self, texts: int) -> None:
-        """Take in that a node takes no request of so many texts."""
+        """Record that a node takes no request of so many texts."""
         if texts > self._least:
             self._most = self.texts = max(self._least, texts // 2)
 

@@ -1,4 +1,4 @@
-"""What a job will take, from its plan and a measured sample: for `--dry-run`. Writes nothing."""
+"""Estimates what a job takes, from its plan and a measured sample: for `--dry-run`. Writes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packages of the extra `bulk`, imported when a job runs: the base of the client does without them."""
+"""Imports the packages of the extra `bulk` when a job runs, so that the base of the client works without them."""
 
 from __future__ import annotations
 

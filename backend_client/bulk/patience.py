@@ -1,4 +1,4 @@
-"""Serving rows through a fleet that comes and goes: wait while it is away, and find the row that is at fault."""
+"""Serves rows through a fleet that may be away: waits for it, and finds the row at fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a committed fragment: counts and checksum, stored beside the data by the writer that won."""
+"""Receipts of committed fragments: counts and checksum, stored beside the data by the writer that won."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended, or how far a job is."""
+"""The report of a run, or of a job's progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving a chunk gives: a column of results for its rows, and the rows that were refused."""
+"""The results of serving a chunk: a column of results for its rows, and the rows that were refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Results:
         self.error = [""] * self.count
 
     def put_origin(self, start: int, stop: int, origin: Origin) -> None:
-        """Note who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
+        """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
         count = stop - start
         self.device[start:stop] = [origin.device] * count
         self.emulated[start:stop] = [origin.emulated] * count

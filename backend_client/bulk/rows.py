@@ -1,4 +1,4 @@
-"""Rows on their way through a fragment: chunks as they are read, and rows that are set aside."""
+"""Rows of a fragment: chunks as they are read, and rows that are rejected."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A row that is set aside, and why; `count` rows from `row` on, where they cannot be told apart.
+    """A rejected row and the reason; `count` rows from `row` on, where they cannot be told apart.
 
     `row` is the number of the row in its file; in JSONL, the offset of its line in bytes. `rest`: it stands for the
-    rest of its file, of which nobody knows how many rows it has.
+    rest of its file, of which the number of rows is unknown.
     """
 
     row: int

@@ -1,6 +1,6 @@
 """A run in a child process: a fragment that kills its process is found and quarantined, and the others are done.
 
-The child reports which fragments are under way; when it dies, the next one processes the suspects last and alone.
+The child reports which fragments are under way; when it dies, the next child processes the suspects last and alone.
 """
 
 from __future__ import annotations

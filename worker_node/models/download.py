@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from worker_node.environment import tool_environment
@@ -49,46 +50,21 @@ def file_sha256(path: Path) -> str:
 
 
 def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
+    """Download the package's wheel. Raises DownloadFailed, and OSError when the disk is full."""
     requirement = f"{source.name}=={source.version}"
     wheels, temporary = scratch / "wheels", scratch / "tmp"
     wheels.mkdir()
     temporary.mkdir()
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--quiet",
-        "--no-input",
-    ]
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--no-input"]
     command = tethered([*pip, "--disable-pip-version-check", "--dest", str(wheels), requirement])
-    # pip keeps what it is downloading in TMPDIR: there it can be watched, and nothing stays in /tmp if it is
-    # killed.
-    with subprocess.Popen(  # noqa: S603 (name and version from our catalog)
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**tool_environment(), "TMPDIR": str(temporary)},
-    ) as process:
-        try:
-            while True:
-                try:
-                    _, errors = process.communicate(timeout=_POLL_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    progress.update(bytes_in(scratch))
-        except BaseException:
-            process.kill()
-            raise
+    # pip keeps what it is downloading in TMPDIR: there it can be watched, and nothing stays in /tmp if it is killed.
+    environment = {**tool_environment(), "TMPDIR": str(temporary)}
+    status, errors = _watched(command, environment, lambda: progress.update(bytes_in(scratch)))
     found = list(wheels.glob("*.whl"))
-    if process.returncode != 0 or len(found) != 1:
+    if status != 0 or len(found) != 1:
         if os.strerror(errno.ENOSPC) in errors or os.strerror(errno.EDQUOT) in errors:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
-        reason = " ".join(errors.split())[-600:] or f"pip ended with status {process.returncode}"
+        reason = " ".join(errors.split())[-600:] or f"pip ended with status {status}"
         raise DownloadFailed(
             f"could not download {requirement}: {reason} (check the network and pip's index settings: pip config list)"
         )
@@ -96,14 +72,40 @@ def _download(source: PackageSource, scratch: Path, progress: Progress) -> Path:
     return found[0]
 
 
+def _watched(command: list[str], environment: dict[str, str], look: Callable[[], None]) -> tuple[int, str]:
+    """Run a command, calling `look` now and then; return its exit status and what it wrote to stderr.
+
+    Whatever ends this call, even `look`, ends the process.
+    """
+    with subprocess.Popen(  # noqa: S603 (name and version from our catalog)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, errors = process.communicate(timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    look()
+                else:
+                    return process.returncode, errors
+        except BaseException:
+            process.kill()
+            raise
+
+
 def bytes_in(directory: Path) -> int:
     """The size of all files under a directory from which others move and remove files meanwhile."""
-    # os.walk passes over folders that are gone; rglob raises.
+    # os.walk skips folders that are gone; rglob raises.
     total = 0
-    for room, _, names in os.walk(directory):
+    for folder, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                total += (Path(room) / name).stat().st_size
+                total += (Path(folder) / name).stat().st_size
     return total
 
 

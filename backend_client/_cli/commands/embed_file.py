@@ -121,7 +121,7 @@ class EmbedFile:
         return state
 
     def _done(self) -> int:
-        """How many vectors are whole; a row that was being written when the program died is cut off."""
+        """How many vectors are complete; a row that was being written when the program died is cut off."""
         if self._state is None or not self._part.is_file():
             return 0
         row = 4 * self._state.dimensions

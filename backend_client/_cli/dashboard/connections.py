@@ -1,4 +1,4 @@
-"""Connections of the dashboard that cannot be held open for nothing, and so never keep a reader out."""
+"""Connections of the dashboard that idle clients cannot hold open, so that readers always get one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard shows of the fleet: what the client's probes know of each node, and what the node tells itself."""
+"""The fleet's state on the dashboard: the client's probes of each node, and the node's own state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOKS_MISSED = 3
 
 
 class StateUnavailable(Exception):
-    """A node did not tell its state; the text says why."""
+    """A node's state could not be fetched; the text says why."""
 
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
@@ -38,7 +38,7 @@ class _Seen:
     missed: int = 0
 
     def heard(self, state: dict[str, Any] | None, trouble: str | None) -> None:
-        """What came of a look: a state is kept while only a look or two were missed."""
+        """Record the outcome of a look: a state is kept while only a look or two were missed."""
         self.trouble = trouble
         self.missed = self.missed + 1 if state is None else 0
         if state is not None or self.missed >= _LOOKS_MISSED:
