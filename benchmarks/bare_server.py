@@ -1,7 +1,8 @@
-"""`python -m benchmarks.bare_server`: aiohttp and uvloop alone, as the floor of the edge process's CPU time.
+"""`python -m benchmarks.bare_server [MODEL_DIRECTORY]`: aiohttp and uvloop alone, as the floor of what an edge costs.
 
 It parses the same bodies as a node and sends as many bytes back, after the pauses that an engine would make: a process
-that waits for each request finds the caches of its core used by others, which costs more than the work itself.
+that waits for each request finds the caches of its core used by others, which costs more than the work itself. With an
+embedding model it answers a node's own route, too, by raw inference in its own process: one text at a time, no more.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ import numpy as np
 import orjson
 import uvloop
 from aiohttp import web
+
+from benchmarks.raw import OneText
 
 # About what one text takes on an engine, and one step of a small model.
 EMBED_S = 0.004
@@ -44,6 +47,7 @@ class Steps:
 
 # By their length in seconds, which a request may say.
 STEPS = web.AppKey("steps", dict)
+MODEL = web.AppKey("model", OneText)
 
 
 async def _embed(request):
@@ -52,6 +56,12 @@ async def _embed(request):
     item = {"object": "embedding", "index": 0, "embedding": _VECTOR}
     answer = {"object": "list", "model": body["model"], "usage": {"prompt_tokens": 10}, "data": [item]}
     return web.Response(body=orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), content_type="application/json")
+
+
+async def _infer(request):
+    body = orjson.loads(await request.read())
+    (text,) = body["texts"]
+    return web.Response(body=request.app[MODEL].vector(text).tobytes(), content_type="application/octet-stream")
 
 
 async def _chat(request):
@@ -70,10 +80,10 @@ async def _chat(request):
 
 
 @contextlib.contextmanager
-def running():
+def running(*arguments):
     """Start the server in a process of its own; yield its process id and its URL."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.bare_server"],
+        [sys.executable, "-m", "benchmarks.bare_server", *map(str, arguments)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
@@ -86,10 +96,13 @@ def running():
         process.stdout.close()
 
 
-async def serve():
+async def serve(model=None):
     """Listen on a free port of loopback, and print where, until the process is ended."""
     app = web.Application()
     app[STEPS] = {}
+    if model is not None:
+        app[MODEL] = OneText(Path(model))
+        app.add_routes([web.post("/embeddings", _infer)])
     app.add_routes([web.post("/v1/embeddings", _embed), web.post("/v1/chat/completions", _chat)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -100,4 +113,4 @@ async def serve():
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as main:
-        main.run(serve())
+        main.run(serve(*sys.argv[1:]))

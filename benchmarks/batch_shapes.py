@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import os
 
-import tokenizers
-
-from benchmarks import engine, workload
+from benchmarks import engine, raw, workload
 from benchmarks.harness import GUARD, Contender, in_turn
 from benchmarks.quiet import describe_machine
 from worker_node.models.store import ModelStore
@@ -20,6 +18,7 @@ from worker_node.models.store import ModelStore
 FORMS = (
     {},
     {"streams": 1},
+    {"streams": 0},
     {"streams": len(os.sched_getaffinity(0))},
     {"streams": 1, "max_batch_tokens": 1024},
     {"max_batch_tokens": 256},
@@ -34,9 +33,7 @@ CASES = ((32, 1), (1, 64), (2, 64))
 async def compare(rounds, texts):
     """Print each form's texts per second beside those of the first, for each case."""
     installed = ModelStore().get("all-minilm-l6-v2")
-    tokenizer = tokenizers.Tokenizer.from_file(str(installed.path / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = raw.text_tokenizer(installed.path)
     rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(workload.texts(texts))]
     async with contextlib.AsyncExitStack() as stack:
         forms = [

@@ -1,8 +1,14 @@
-"""Embeddings: raw AsyncInferQueue, the engine process and the node over HTTP; 1 and 32 callers and batches of 64."""
+"""Embeddings: raw AsyncInferQueue, the engine process and the node over HTTP; 1 and 32 callers and batches of 64.
 
-import tokenizers
+One caller of one text is compared with raw inference of one text after another, and beside it with the least that HTTP
+can cost: aiohttp alone that runs raw inference in its own process.
+"""
 
-from benchmarks import engine, load, workload
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import bare_server, engine, load, raw, workload
 from benchmarks.harness import Contender, RawPipeline, in_turn, to_json
 
 BATCH = 64
@@ -12,58 +18,62 @@ async def run(node, store, quick):
     """Measure and print; return the figures."""
     texts = workload.texts(128 if quick else 256)
     installed = store.get("all-minilm-l6-v2")
-    tokenizer = tokenizers.Tokenizer.from_file(str(installed.path / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
-    raw = RawPipeline("embedding", installed.path)
-    try:
-        tuned = raw.run(texts=texts, tune=True)
+    async with contextlib.AsyncExitStack() as stack:
+        pipeline = stack.enter_context(contextlib.closing(RawPipeline("embedding", installed.path)))
+        tuned = pipeline.run(texts=texts, tune=True)
         print(f"raw AsyncInferQueue, texts/s by streams x batch: {tuned['rates']}; best {tuned['best']}\n")
-        async with load.session() as http, engine.running(installed) as process:
+        _, bare = stack.enter_context(bare_server.running(installed.path))
+        http = await stack.enter_async_context(load.session())
+        process = await stack.enter_async_context(engine.running(installed))
+        rows = [encoding.ids for encoding in raw.text_tokenizer(installed.path).encode_batch_fast(texts)]
+        contenders = _Contenders(texts, rows, pipeline, process, http, node.url, bare)
+        rounds = 2 if quick else 5
+        many = await in_turn("Embeddings against raw OpenVINO, same texts", "texts/s", contenders.many(), rounds)
+        title = "Embeddings of one caller against raw OpenVINO, one text after another"
+        return to_json([*many, *await in_turn(title, "texts/s", contenders.alone(), rounds)])
 
-            async def baseline():
-                return raw.run(texts=texts)["per_second"]
 
-            async def engine_callers(count):
-                return await engine.embed(process, [[row] for row in rows], count)
+@dataclass
+class _Contenders:
+    """Who embeds the texts, or their rows of token ids. `url` is the node's, `bare` that of aiohttp alone."""
 
-            async def engine_batches(callers):
-                return await engine.embed(process, [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)], callers)
+    texts: list[str]
+    rows: list[list[int]]
+    pipeline: RawPipeline
+    process: Any
+    http: Any
+    url: str
+    bare: str
 
-            async def http_callers(count):
-                return await load.embed_one_by_one(http, node.url, texts, count)
+    def many(self):
+        """Many texts, against raw OpenVINO at its best for them."""
+        return [
+            Contender("raw AsyncInferQueue at its best", self._raw),
+            Contender("engine process, 1 text a job, 32 at once", lambda: self._jobs(1, 32)),
+            Contender("HTTP, 1 text a request, 32 callers", lambda: self._one_by_one(self.url, 32), target=0.85),
+            Contender(f"engine process, {BATCH} texts a job", lambda: self._jobs(BATCH, 1)),
+            Contender(f"HTTP, {BATCH} texts a request, 1 caller", lambda: self._batches(1), target=0.92),
+            Contender(f"HTTP, {BATCH} texts a request, 2 callers", lambda: self._batches(2), target=0.92),
+        ]
 
-            async def http_batches(callers):
-                return await load.embed_in_batches(http, node.url, texts, BATCH, callers)
+    def alone(self):
+        """One text after another."""
+        return [
+            Contender("raw inference, one text at a time", lambda: self._raw(alone=True)),
+            Contender("aiohttp alone around raw inference, 1 caller", lambda: self._one_by_one(self.bare, 1)),
+            Contender("engine process, 1 text a job, 1 at once", lambda: self._jobs(1, 1)),
+            Contender("HTTP, 1 text a request, 1 caller", lambda: self._one_by_one(self.url, 1), target=0.92),
+        ]
 
-            async def one_by_one():
-                return raw.run(texts=texts, alone=True)["per_second"]
+    async def _raw(self, **how):
+        return self.pipeline.run(texts=self.texts, **how)["per_second"]
 
-            rounds = 2 if quick else 5
-            many = await in_turn(
-                "Embeddings against raw OpenVINO, same texts",
-                "texts/s",
-                [
-                    Contender("raw AsyncInferQueue at its best", baseline),
-                    Contender("engine process, 1 text a job, 32 at once", lambda: engine_callers(32)),
-                    Contender("HTTP, 1 text a request, 32 callers", lambda: http_callers(32), target=0.85),
-                    Contender(f"engine process, {BATCH} texts a job", lambda: engine_batches(1)),
-                    Contender(f"HTTP, {BATCH} texts a request, 1 caller", lambda: http_batches(1), target=0.92),
-                    Contender(f"HTTP, {BATCH} texts a request, 2 callers", lambda: http_batches(2), target=0.92),
-                ],
-                rounds=rounds,
-            )
-            alone = await in_turn(
-                "Embeddings of one caller against raw OpenVINO, one text after another",
-                "texts/s",
-                [
-                    Contender("raw inference, one text at a time", one_by_one),
-                    Contender("engine process, 1 text a job, 1 at once", lambda: engine_callers(1)),
-                    Contender("HTTP, 1 text a request, 1 caller", lambda: http_callers(1), target=0.92),
-                ],
-                rounds=rounds,
-            )
-            return to_json([*many, *alone])
-    finally:
-        raw.close()
+    async def _jobs(self, size, at_once):
+        jobs = [self.rows[start : start + size] for start in range(0, len(self.rows), size)]
+        return await engine.embed(self.process, jobs, at_once)
+
+    async def _one_by_one(self, url, callers):
+        return await load.embed_one_by_one(self.http, url, self.texts, callers)
+
+    async def _batches(self, callers):
+        return await load.embed_in_batches(self.http, self.url, self.texts, BATCH, callers)

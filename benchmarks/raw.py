@@ -31,6 +31,32 @@ def stream_counts(cores):
     return sorted({1, min(2, cores), max(1, cores // 2), cores})
 
 
+def text_tokenizer(directory):
+    """The tokenizer of an embedding model, without truncation and padding."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class OneText:
+    """An embedding model that has all cores for one text after another."""
+
+    def __init__(self, directory):
+        import openvino as ov
+
+        self._tokenizer = text_tokenizer(directory)
+        config = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
+        self._request = ov.Core().compile_model(directory / "openvino_model.xml", "CPU", config).create_infer_request()
+
+    def vector(self, text):
+        (inputs,) = batches([self._tokenizer.encode(text).ids], 1)
+        self._request.infer(inputs)
+        return self._request.get_tensor("embedding").data[0]
+
+
 class Embedding:
     """AsyncInferQueue on the model, at the stream count and batch size that are best on the cores of this process."""
 
@@ -38,21 +64,15 @@ class Embedding:
 
     def __init__(self, directory):
         import openvino as ov
-        import tokenizers
 
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = text_tokenizer(directory)
         core = ov.Core()
         self._queues = {}
         for streams in stream_counts(len(os.sched_getaffinity(0))):
             config = {"PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY", "NUM_STREAMS": str(streams)}
             compiled = core.compile_model(directory / "openvino_model.xml", "CPU", config)
             self._queues[streams] = ov.AsyncInferQueue(compiled, max(2, streams))
-        # One text after another gets all cores, and nothing is prepared while it runs.
-        self._alone = core.compile_model(
-            directory / "openvino_model.xml", "CPU", {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
-        ).create_infer_request()
+        self._alone = OneText(directory)
         self._best = None
 
     def about(self):
@@ -71,8 +91,7 @@ class Embedding:
     def _one_by_one(self, texts):
         began = time.perf_counter()
         for text in texts:
-            (inputs,) = batches([self._tokenizer.encode(text).ids], 1)
-            self._alone.infer(inputs)
+            self._alone.vector(text)
         return len(texts) / (time.perf_counter() - began)
 
     def _rate(self, texts, streams, size):
