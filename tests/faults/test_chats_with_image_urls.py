@@ -92,12 +92,20 @@ async def test_chats_see_images_by_url_once_a_reload_allows_it(store, server, ca
             'npu_node_remote_images_total{outcome="payload_too_large"} 1.0',
             f"npu_node_remote_image_bytes_total {4 * len(PNG) + 15}.0",
         }
+        assert {line for line in lines if line.startswith("npu_node_image")} == {
+            f'npu_node_images_total{{model="{SEER}",outcome="decoded",source="remote"}} 4.0',
+            f'npu_node_images_total{{model="{SEER}",outcome="invalid_request",source="remote"}} 2.0',
+            f'npu_node_images_total{{model="{SEER}",outcome="payload_too_large",source="remote"}} 1.0',
+            f'npu_node_image_bytes_total{{model="{SEER}",source="remote"}} {4 * len(PNG)}.0',
+        }
     assert "secret" not in caplog.text
 
 
 async def test_without_the_edge_nothing_is_fetched():
     with pytest.raises(BadRequest, match="fetches no remote URLs"):
-        await PictureDecoder().decode([Picture("", 0, WHERE, "https://images.test/")], None, time.monotonic() + 60)
+        await PictureDecoder().decode(
+            [Picture("", 0, WHERE, "https://images.test/")], None, time.monotonic() + 60, print
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed from outside", "crashed"])

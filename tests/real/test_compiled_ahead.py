@@ -4,6 +4,7 @@ On two of the model's layers: what is written and read does not depend on their 
 """
 
 import os
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -64,7 +65,8 @@ class Engine:
         self.runner = runner(EngineSpec("model", "a kind", str(path), Device.NPU, "", own | options, emulated=True))
 
     def loaded(self):
-        self.runner.load()
+        loaded = self.runner.load()
+        self.shapes = (loaded.compiled, loaded.imported)
         return self
 
     def run(self, job):
@@ -120,6 +122,7 @@ def test_generation_from_blobs_is_that_of_the_compiled_model(writer, blobs):
     answer = generated(imported)
     assert len(answer) == 8
     assert answer == generated(compiled)
+    assert (compiled.shapes, imported.shapes) == ((1, 0), (0, 1))
     for engine in (compiled, imported):
         engine.runner.close()
 
@@ -131,6 +134,7 @@ def test_vectors_from_blobs_are_those_of_the_compiled_model(encoder, tmp_path):
     compiled.runner.close()
     imported = Engine(StaticEmbeddingRunner, encoder, **options, blobs=str(tmp_path)).loaded()
     assert np.array_equal(embedded(imported), vector)
+    assert (compiled.shapes, imported.shapes) == ((2, 0), (0, 2))
     imported.runner.close()
     # Another of the shapes under the name of this one: OpenVINO would take it and fail at the first text.
     (tmp_path / "32-tokens.blob").write_bytes((tmp_path / "16-tokens.blob").read_bytes())
@@ -206,6 +210,15 @@ blobs = "{foreign}"
         headers, _ = await ask(http, node, {"model": EMBEDDER, "input": "Hello"}, path="/v1/embeddings")
         assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "device_unavailable")
         _, body = node.health()
+        async with http.get(node.url + "/metrics") as reply:
+            metrics = await reply.text()
+    found = re.findall(r'npu_node_loaded_shapes_total\{device="NPU",model="(.*?)",origin="(\w+)"\} (\d+)', metrics)
+    assert {(model, origin): int(count) for model, origin, count in found} == {
+        (WRITER, "imported"): 1,
+        (WRITER, "compiled"): 0,
+        (EMBEDDER, "imported"): 0,
+        (EMBEDDER, "compiled"): 0,
+    }
     (reason,) = [
         engine["reason"]
         for model in body["models"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from worker_node.devices.memory import resident_memory
-from worker_node.domain import Priority
+from worker_node.domain import Device, Priority
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
@@ -16,6 +16,7 @@ from worker_node.manager.placement import Placement
 _BY = ("model", "device")
 # `hosting.growth.Recycle`; all are shown, so that the first of a kind is seen as an increase.
 RECYCLE_FORMS = ("beside", "idle", "forced", "failed")
+SHAPE_ORIGINS = ("compiled", "imported")
 
 
 class EngineMetrics:
@@ -76,6 +77,10 @@ class EngineMetrics:
                 "Engine processes replaced because their memory had grown; failed: the successor did not become ready"
             )
             self._counter("engine_recycles", text, (*key, form), status.recycles.get(form, 0), "form")
+        if placement.device is Device.NPU:
+            text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
+            for origin in SHAPE_ORIGINS:
+                self._counter("loaded_shapes", text, (*key, origin), status.shapes.get(origin, 0), "origin")
         self._process(key, status)
 
     def _process(self, key: tuple[str, str], status: EngineStatus) -> None:

@@ -75,7 +75,15 @@ class StaticEncoder:
             self._requests[length] = compiled.create_infer_request()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
-        return Loaded(time.monotonic() - began, name, ov.get_version(), driver)
+        shapes, imported = len(self._requests), options.blobs is not None
+        return Loaded(
+            time.monotonic() - began,
+            name,
+            ov.get_version(),
+            driver,
+            compiled=0 if imported else shapes,
+            imported=shapes if imported else 0,
+        )
 
     def _models(self, core: ov.Core, blobs: ModelBlobs) -> Iterator[tuple[int, ov.CompiledModel]]:
         """Each length with what is compiled for it, or was ahead of time. Raises BlobRejected."""

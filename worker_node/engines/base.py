@@ -90,7 +90,8 @@ class EngineStatus:
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
     counts by its form how often a process was replaced because its memory had grown; `replacing`: the engine is being
-    started for that reason, and requests wait for it. `served`: it has been ready before.
+    started for that reason, and requests wait for it. `served`: it has been ready before. `shapes` counts
+    the static shapes that its processes loaded, by their origin: `compiled` or `imported`.
     """
 
     state: EngineState
@@ -107,6 +108,7 @@ class EngineStatus:
     replacing: bool = False
     served: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, int] = field(default_factory=dict)
 
 
 class ResultStream(Protocol[R_co]):

@@ -68,6 +68,7 @@ class Succession:
         # The one that serves or served last.
         self.last: EngineProcess | None = None
         self.recycles: Counter[Recycle] = Counter()
+        self.shapes: Counter[str] = Counter()
         # Whether the process that is being started replaces one that was ended for its memory.
         self.replacing = False
 
@@ -134,6 +135,8 @@ class Succession:
     def became_ready(self, process: EngineProcess) -> None:
         """Record that a process has passed its first canary."""
         process.base = process.memory = self._read(process)
+        if process.loaded is not None:
+            self.shapes.update(compiled=process.loaded.compiled, imported=process.loaded.imported)
         if process is self.current:
             self._serves()
 

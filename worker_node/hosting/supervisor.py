@@ -102,6 +102,7 @@ class SupervisedEngine:
             replacing=self._succession.replacing and state is EngineState.STARTING,
             served=last is not None,
             recycles={how.value: count for how, count in self._succession.recycles.items()},
+            shapes=dict(self._succession.shapes),
         )
 
     @property

@@ -54,7 +54,10 @@ class StatefulRunner(SerialRunner):
         self._defaults = self._pipeline.get_generation_config()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
-        return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
+        imported = int(options.blobs is not None)
+        return Loaded(
+            time.monotonic() - began, name, genai.get_version(), driver, compiled=1 - imported, imported=imported
+        )
 
     def _compiled(self, **export: Any) -> genai.LLMPipeline:
         options = self._options

@@ -77,6 +77,12 @@ def test_replacements_are_told_by_their_form():
     assert counts == {"beside": 3, "idle": 0, "forced": 0, "failed": 1}
 
 
+def test_shapes_are_told_by_their_origin():
+    status = EngineStatus(EngineState.READY, shapes={"imported": 2})
+    counts = {origin: value(status, "loaded_shapes_total", origin=origin) for origin in ("compiled", "imported")}
+    assert counts == {"compiled": 0, "imported": 2}
+
+
 @pytest.mark.parametrize("pid", [None, 2**22 + 1])
 def test_a_process_that_is_gone_has_no_footprint(pid):
     assert process_footprint(pid) == (None, None)

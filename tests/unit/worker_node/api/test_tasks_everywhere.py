@@ -3,13 +3,14 @@
 Engines are scripted; that a model with vision is listed as such is in `tests/real/test_vision.py`.
 """
 
+import base64
 import re
 
 import numpy as np
 import pytest
 
 from tests.support.application import application
-from tests.support.task_models import HEARER, MODELS, RANKER, SEER, placement, request
+from tests.support.task_models import HEARER, MODELS, PICTURE, RANKER, SEER, placement, request
 from tests.support.task_runner import result_of
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -19,8 +20,15 @@ MADE = {RANKER: {"documents": 2}, HEARER: {"seconds of audio": 0}, SEER: {"token
 COUNTERS = {
     RANKER: {"npu_node_reranked_documents_total": 2.0},
     HEARER: {"npu_node_audio_seconds_total": 0.5, "npu_node_audio_skipped_seconds_total": 0.0},
-    SEER: {"npu_node_generation_tokens_total": 4.0, "npu_node_time_to_first_token_seconds_count": 1.0},
+    SEER: {
+        "npu_node_generation_tokens_total": 4.0,
+        "npu_node_time_to_first_token_seconds_count": 1.0,
+        "npu_node_images_total": 1.0,
+        "npu_node_image_bytes_total": len(base64.b64decode(PICTURE.partition(",")[2])),
+    },
 }
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+REMOTE = "https://images.test/a.png"
 FACTS = {
     RANKER: {"kind": "rerank", "documents_limit": 1000},
     HEARER: {"kind": "transcription", "languages": ["en"], "translates": False, "skips_silence": False},
@@ -94,3 +102,27 @@ async def test_the_metrics_that_rules_and_dashboards_read_count_each(client):
         assert any('le="2.5"' in labels for labels in bounds), "the objective of reranking is one of them"
         assert [count for _, count in found[name]["npu_node_routes_total"]] == [1.0]
     assert 'npu_node_http_requests_total{route="/v2/rerank",status="200"} 1.0' in await get(client, "/metrics")
+
+
+async def test_images_are_counted_by_source_and_outcome_and_explanations_count_none(client):
+    def chat(data, **more):
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in data]
+        return {"model": SEER, "messages": [{"role": "user", "content": parts}]} | more
+
+    damaged = "data:image/png;base64," + base64.b64encode(b"no image").decode()
+    path = "/v1/chat/completions"
+    for refused in (chat([PICTURE, damaged]), chat([PICTURE] * 9), chat([PICTURE], tools=[TOOL]), chat([REMOTE])):
+        async with client.post(path, json=refused) as reply:
+            assert reply.status == 400, await reply.text()
+    for status, body in ((200, chat([PICTURE])), (400, chat([damaged]))):
+        async with client.post("/route/explain", json={"path": path, "body": body}) as reply:
+            assert reply.status == status
+    found = re.findall(
+        r'npu_node_images_total\{model="(\w+)",outcome="(\w+)",source="(\w+)"\} (\d+)', await get(client, "/metrics")
+    )
+    assert sorted(found) == [
+        (SEER, "decoded", "inline", "2"),
+        (SEER, "invalid_request", "inline", "10"),
+        (SEER, "invalid_request", "remote", "1"),
+        (SEER, "unsupported_parameter", "inline", "1"),
+    ]

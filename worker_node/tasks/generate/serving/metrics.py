@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from worker_node.domain import Finished, Route
 from worker_node.tallies import Distribution, Tally
+from worker_node.tasks.generate.serving.picture_metrics import PictureMetrics
 from worker_node.telemetry import LATENCY, Telemetry
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -35,6 +36,7 @@ class GenerationMetrics:
 def declare_generation_metrics(telemetry: Telemetry) -> None:
     """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
+    telemetry.own(PictureMetrics)
 
 
 def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:

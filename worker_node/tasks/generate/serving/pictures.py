@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from worker_node.domain import Message, Picture, TokenIds
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.errors import BadRequest, NodeError, UnsupportedParameter
 from worker_node.manager.manager import ModelManager
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
@@ -25,6 +25,8 @@ _TAGS = ("<ov_genai_image_", "<ov_genai_video_")
 _LIMITS = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29, queue=32)
 _MODULES = ("worker_node.tasks.generate.serving.picture_decoding",)
 
+# What became of a picture: the picture, the bytes of its file, and the code of the error that refused it, if any.
+Note = Callable[[Picture, int, str | None], None]
 # The content of a URL's image, for the field that holds it, of at most so many bytes, before a deadline.
 Fetch = Callable[[str, str, int, float], Awaitable[bytes]]
 
@@ -45,8 +47,14 @@ class PictureDecoder:
         """End the process."""
         await self._pool.close()
 
-    async def decode(self, pictures: Sequence[Picture], rules: PictureRules, deadline: float) -> dict[str, RawPicture]:
-        """The pixels of pictures by the field that holds them.
+    async def decode(
+        self,
+        pictures: Sequence[Picture],
+        rules: PictureRules,
+        deadline: float,
+        note: Note,
+    ) -> dict[str, RawPicture]:
+        """The pixels of pictures by the field that holds them. `note` is told of each that was looked at.
 
         Raises BadRequest for a picture that is none, over a bound or not to be had, Overloaded, DeadlineExceeded,
         EngineUnavailable.
@@ -54,20 +62,25 @@ class PictureDecoder:
         found = {}
         room = self.most_fetched
         for picture in pictures:
-            encoded = picture.base64
-            if picture.url is not None:
-                content = await self._fetched(picture.url, picture.where, room, deadline)
-                encoded, room = base64.b64encode(content).decode(), room - len(content)
-            width, height, pixels = await self._pool.run(
-                picture_decoding.decode,
-                encoded,
-                picture.where,
-                rules.max_pixels,
-                rules.shortest,
-                deadline=deadline,
-                param=picture.where,
-            )
+            try:
+                encoded = picture.base64
+                if picture.url is not None:
+                    content = await self._fetched(picture.url, picture.where, room, deadline)
+                    encoded, room = base64.b64encode(content).decode(), room - len(content)
+                width, height, pixels = await self._pool.run(
+                    picture_decoding.decode,
+                    encoded,
+                    picture.where,
+                    rules.max_pixels,
+                    rules.shortest,
+                    deadline=deadline,
+                    param=picture.where,
+                )
+            except NodeError as error:
+                note(picture, 0, error.code)
+                raise
             found[picture.where] = RawPicture(width, height, pixels)
+            note(picture, len(encoded) * 3 // 4 - encoded[-2:].count("="), None)
         return found
 
     async def _fetched(self, url: str, where: str, room: int, deadline: float) -> bytes:

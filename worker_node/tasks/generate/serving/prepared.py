@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from worker_node.domain import Sampling
+from worker_node.domain import Picture, Sampling
 from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.errors import BadRequest, ContextLengthExceeded, NodeError
 from worker_node.routing import Candidate, Feature
 from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services
@@ -17,7 +18,8 @@ from worker_node.tasks.generate.messages import GenerateJob, RawPicture
 from worker_node.tasks.generate.serving.forms import answer_form
 from worker_node.tasks.generate.serving.large_texts import large_texts
 from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.pictures import check_pictures, picture_decoder
+from worker_node.tasks.generate.serving.picture_metrics import PictureMetrics
+from worker_node.tasks.generate.serving.pictures import check_pictures, picture_decoder, pictures_of
 from worker_node.tasks.generate.serving.prompting import Prepared, check_sampling, prepare
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.sampling_defaults import completed
@@ -44,12 +46,19 @@ async def prepare_generation(
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    pictures = check_pictures(services.manager, model, request)
+    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(PictureMetrics).count, model.id)
+    try:
+        pictures = check_pictures(services.manager, model, request)
+    except NodeError as error:
+        for picture in pictures_of(request.prompt):
+            note(picture, 0, error.code)
+        raise
     if not request.context.dry_run:
         reject_if_full(model.placements, 1, request.context)
     pixels: dict[str, RawPicture] = {}
     if pictures and model.pictures is not None:
-        pixels = await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline)
+        decoder = services.parts.of(picture_decoder)
+        pixels = await decoder.decode(pictures, model.pictures, request.context.deadline, note)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
@@ -132,3 +141,7 @@ def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Cand
         stop_token_ids=sampling.stop_token_ids,
         seen=prepared.seen,
     )
+
+
+def _unnoted(_picture: Picture, _size: int, _refusal: str | None) -> None:
+    """An image that is only explained is neither taken nor refused."""
