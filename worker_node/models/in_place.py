@@ -32,7 +32,7 @@ from worker_node.models.sources.selection import SAFETENSORS_FILE
 log = logging.getLogger(__name__)
 
 # Raised when the same files would be prepared in another way.
-_VERSION = 1
+_VERSION = 2
 _LOGITS = re.compile(rb'names="[^"]*\blogits\b')
 _SAFE = re.compile(r"[^a-z0-9._-]+")
 

@@ -35,7 +35,7 @@ def build_encoder(bert: BertConfig, sentence: SentenceConfig, tensors: Tensors) 
     present = op.convert(mask, "f32")
     hidden = hidden_states(bert, weights, ids, present)
     weights.expect_all_used()
-    vector = pool(hidden, present, sentence.pooling, normalise=sentence.normalise)
+    vector = pool(hidden, mask, sentence.pooling, normalise=sentence.normalise)
     return finish(vector, [ids, mask])
 
 

@@ -87,8 +87,7 @@ def _adopt_encoder(job: ConversionJob, source: Path, model: ov.Model, stage: Cal
         max_tokens = min(max_tokens, sentence.max_tokens)
         normalised = sentence.normalise
         layout = sentence.layout
-        mask = op.convert(parameters[1], "f32")
-        finished = finish(pool(hidden, mask, sentence.pooling, normalise=normalised), parameters)
+        finished = finish(pool(hidden, parameters[1], sentence.pooling, normalise=normalised), parameters)
     else:
         outputs = ", ".join(name for port in model.outputs for name in port.names) or "nameless ones"
         raise ConversionFailed(

@@ -39,21 +39,24 @@ def name_port(output: Output, name: str) -> None:
 
 
 def pool(hidden: Node | Output, mask: Node, pooling: Pooling, *, normalise: bool) -> Node:
-    """The vectors, f32 [batch, size], of token vectors, f32 [batch, length, size], under a mask, f32 [batch, length].
+    """The vectors, f32 [batch, size], of token vectors, f32 [batch, length, size], under a mask, i64 [batch, length].
 
-    A text without any token gives zeros (mean, last), never NaN.
+    A text without any token gives zeros (mean, last), never NaN. Tokens are counted in integers: devices compute
+    floats in less than f32, and in bf16, 256 and 1 is 256.
     """
     if pooling is Pooling.CLS:
         vector = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
     elif pooling is Pooling.LAST:
         # Wherever the padding is: the token up to which the mask has summed up to all of it.
-        reached = op.cum_sum(mask, op.constant(np.int64(1)))
-        end = op.equal(reached, op.reduce_sum(mask, i64(1), keep_dims=True))
-        last = op.multiply(op.convert(end, "f32"), mask)
+        counted = op.convert(mask, "i32")
+        end = op.equal(op.cum_sum(counted, op.constant(np.int64(1))), op.reduce_sum(counted, i64(1), keep_dims=True))
+        last = op.multiply(op.convert(end, "f32"), op.convert(mask, "f32"))
         vector = op.reduce_sum(op.multiply(hidden, op.unsqueeze(last, i64(2))), i64(1), keep_dims=False)
     else:
-        total = op.reduce_sum(op.multiply(hidden, op.unsqueeze(mask, i64(2))), i64(1), keep_dims=False)
-        tokens = op.maximum(op.reduce_sum(mask, i64(1), keep_dims=True), np.float32(_MIN_TOKENS))
+        weights = op.unsqueeze(op.convert(mask, "f32"), i64(2))
+        total = op.reduce_sum(op.multiply(hidden, weights), i64(1), keep_dims=False)
+        counted = op.reduce_sum(op.convert(mask, "i32"), i64(1), keep_dims=True)
+        tokens = op.maximum(op.convert(counted, "f32"), np.float32(_MIN_TOKENS))
         vector = op.divide(total, tokens)
     return op.normalize_l2(vector, i64(1), _MIN_NORM**2, "max") if normalise else vector
 

@@ -103,6 +103,17 @@ def test_logits_are_those_of_numpy_beside_longer_prompts_and_in_a_static_shape(t
     np.testing.assert_allclose([static(padded([row], 400))["logits"][0] for row in rows], wanted, atol=1e-4)
 
 
+def test_prompts_above_256_tokens_have_their_logits_where_the_device_computes_in_bf16(tiny, model):
+    """In bf16, 256 and 1 is 256: tokens that are counted in it end there, and each logit was 0."""
+    rows = [by_the_card(tiny.tokenizer, "how tall?", "yes no " * count) for count in (20, 60, 61, 62, 150)]
+    assert min(map(len, rows)) < 256 < sorted(map(len, rows))[1]
+    found = ov.compile_model(model.path / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})(
+        padded(rows, 512)
+    )["logits"]
+    wanted = [tiny.logits(row) for row in rows]
+    np.testing.assert_allclose(found, wanted, atol=0.05 * np.ptp(wanted))
+
+
 def test_the_canary_holds_what_numpy_computes(tiny, model):
     canary = read_rerank_canary(model.path)
     for (query, document), logits in zip(canary.pairs, canary.logits, strict=True):

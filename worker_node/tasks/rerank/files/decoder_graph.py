@@ -41,7 +41,7 @@ def classifier_of(path: Path, words: tuple[int, int]) -> ov.Model:
     _take_out_state(model, path)
     _replace_positions(inputs, ids)
     hidden = op.convert(head.input_value(0), "f32")
-    last = pool(hidden, op.convert(mask, "f32"), Pooling.LAST, normalise=False)
+    last = pool(hidden, mask, Pooling.LAST, normalise=False)
     logits = op.matmul(last, op.constant(weights), False, True)
     for port in model.outputs:
         port.set_names(set())
