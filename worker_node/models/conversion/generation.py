@@ -133,5 +133,6 @@ def _expect_answer(model_id: str, target: Path, canary: GenerationCanary | None)
     answer = pipeline.generate([canary.prompt], config).texts[0]
     if not canary.accepts(answer):
         raise ConversionFailed(
-            f"{model_id}: asked the question of its canary, the converted model does not answer {canary.expected}"
+            f"{model_id}: asked {canary.prompt!r}, the converted model answered {answer[:80]!r}, without "
+            f"{' and '.join(canary.expected)}; a node would not serve it. Choose another quantization"
         )
