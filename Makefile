@@ -92,9 +92,9 @@ docs: install       ## write the reference of all settings from their declaratio
 	$(BIN)/python docs/client_reference.py
 
 dist: install       ## build the sdist and the wheel into dist/, and check them
-	rm -rf dist
+	rm -f dist/npu_node-*
 	$(BIN)/python -m hatchling build -d dist
-	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m twine check --strict dist/npu_node-*
 
 deb:                ## build the Debian package for the Debian that this runs on into dist/
 	packaging/deb/build.sh

@@ -37,3 +37,16 @@ def test_an_environment_for_tests_also_runs_the_demo_without_installing_again(tm
         (tmp_path / name).touch()
     assert "install_node" not in steps("demo", tmp_path)
     assert "--editable" not in steps("test", tmp_path)
+
+
+def test_a_new_wheel_leaves_the_debian_package_and_the_bundle_in_dist(tmp_path):
+    build = [line for line in steps("dist", tmp_path).splitlines() if "dist" in line]
+    dist = tmp_path / "dist"
+    (dist / "npu-node-bundle").mkdir(parents=True)
+    (dist / "npu-node_0.1.0-1~deb12_amd64.deb").touch()
+    (dist / "npu_node-0.0.9-py3-none-any.whl").touch()
+    (removal,) = [line for line in build if line.startswith("rm ")]
+    subprocess.run(["sh", "-c", removal], cwd=tmp_path, check=True)
+    assert sorted(path.name for path in dist.iterdir()) == ["npu-node-bundle", "npu-node_0.1.0-1~deb12_amd64.deb"]
+    # twine knows neither: it is given what was built here.
+    assert [line.split()[-1] for line in build if "twine" in line] == ["dist/npu_node-*"]
