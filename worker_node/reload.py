@@ -116,20 +116,12 @@ class Reloader:
             )
         merged = old.model_copy(update={name: getattr(new, name) for name in _APPLIED})
         _refuse_to_open(merged, new)
-        differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
-        before = {normalise_name(model.name): model for model in old.models}
-        after = {normalise_name(model.name): model for model in new.models}
-        changed = [name for name in after if name in before and not _same(after[name], before[name])]
+        before, after = _models_of(old), _models_of(new)
+        report = _compare(old, new)
         failed = {normalise_name(model.name) for model in self._manager.failed}
-        to_build = [name for name in after if name not in before or name in changed or name in failed]
+        differing = {*report.added, *report.changed}
+        to_build = [name for name, model in after.items() if model.name in differing or name in failed]
         built = {name: await asyncio.to_thread(self._sound, after[name]) for name in to_build}
-        report = ReloadReport(
-            added=tuple(after[name].name for name in after if name not in before),
-            removed=tuple(before[name].name for name in before if name not in after),
-            changed=tuple(after[name].name for name in changed),
-            applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
-            restart=tuple(name for name in differing if name not in _APPLIED),
-        )
         merged.note_file(given=new.from_file)
         self._settings = merged
         for follow in self.followers:
@@ -172,6 +164,24 @@ class Reloader:
                 report.problems.append(problem)
                 log.error("%s", problem)
         manager.arrange([model.name for model in after.values()])
+
+
+def _models_of(settings: NodeSettings) -> dict[str, ModelSettings]:
+    """The models of the settings by the name that requests find them by."""
+    return {normalise_name(model.name): model for model in settings.models}
+
+
+def _compare(old: NodeSettings, new: NodeSettings) -> ReloadReport:
+    """The differences between the settings, as the report of applying the new ones."""
+    before, after = _models_of(old), _models_of(new)
+    differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
+    return ReloadReport(
+        added=tuple(model.name for name, model in after.items() if name not in before),
+        removed=tuple(model.name for name, model in before.items() if name not in after),
+        changed=tuple(model.name for name, model in after.items() if name in before and not _same(model, before[name])),
+        applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
+        restart=tuple(name for name in differing if name not in _APPLIED),
+    )
 
 
 def _refuse_to_open(merged: NodeSettings, new: NodeSettings) -> None:

@@ -1,4 +1,4 @@
-"""What generation engines share that run one generation at a time, in one call of GenAI's.
+"""The base of generation engines that run one generation at a time, in one call of GenAI's.
 
 `generate` releases the GIL and returns when the answer is complete; everything in between happens in the streamer,
 which GenAI calls for each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot
@@ -101,31 +101,11 @@ class SerialRunner(ABC):
         if refusal is not None:
             emit(refusal)
             return
-        meter, started = self._meter, time.monotonic()
-        first: float | None = started
-
-        def delta(tokens: list[int], finish: str | None, busy: Busy, prompt_tokens: int | None = None) -> TokenDelta:
-            # An answer may end with any of them, as far as the edge is concerned, so each tells all that is known.
-            at = time.monotonic()
-            prefilled = (job.prompt_tokens, at - first) if first is not None else (0, 0.0)
-            return TokenDelta(
-                job.id,
-                tokens,
-                finish,
-                first,
-                busy.us,
-                busy_shared=busy.shared,
-                at=at,
-                prefilled=prefilled[0],
-                prefill_s=prefilled[1],
-                prompt_tokens=prompt_tokens,
-            )
+        meter, deltas = self._meter, _Deltas(job)
 
         def on_tokens(tokens: list[int]) -> bool:
-            nonlocal first
             self._generated += len(tokens)
-            emit(Step([delta(tokens, None, _UNKNOWN if meter is None else meter.so_far())]))
-            first = None
+            emit(Step([deltas.next(tokens, _UNKNOWN if meter is None else meter.so_far())]))
             poll()
             return not self._cancelled and job.deadline > time.monotonic()
 
@@ -150,7 +130,7 @@ class SerialRunner(ABC):
         if finish is None:
             emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
             return
-        emit(Step([delta([], finish, busy, self._prompt_tokens(result))]))
+        emit(Step([deltas.next([], busy, finish=finish, prompt_tokens=self._prompt_tokens(result))]))
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
@@ -172,6 +152,34 @@ class SerialRunner(ABC):
     def close(self) -> None:
         """See `Runner`."""
         del self._pipeline
+
+
+class _Deltas:
+    """Makes the token deltas of one generation, which starts now."""
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._job = job
+        self._started: float | None = time.monotonic()
+
+    def next(
+        self, tokens: list[int], busy: Busy, *, finish: str | None = None, prompt_tokens: int | None = None
+    ) -> TokenDelta:
+        """The next delta. The first one reports the start of the generation and the prefill."""
+        # The edge may end the answer after any delta, at a stop sequence, so each holds all that is known.
+        at = time.monotonic()
+        started, self._started = self._started, None
+        return TokenDelta(
+            self._job.id,
+            tokens,
+            finish,
+            started,
+            busy.us,
+            busy_shared=busy.shared,
+            at=at,
+            prefilled=0 if started is None else self._job.prompt_tokens,
+            prefill_s=0.0 if started is None else at - started,
+            prompt_tokens=prompt_tokens,
+        )
 
 
 _UNKNOWN = Busy(None)

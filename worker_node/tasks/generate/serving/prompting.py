@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
@@ -23,9 +24,9 @@ _NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`parser` tells tool calls and reasoning from the answer; None where all is text.
+    """`parser` separates tool calls and reasoning from the answer; None where all of it is text.
 
-    `seen` is the prompt for an engine that sees; `tokens` are then those of its text.
+    `seen` is the prompt for an engine with vision; `tokens` are then those of its text.
     """
 
     tokens: list[int]
@@ -81,20 +82,13 @@ async def _conversation(
 ) -> Prepared:
     if model.pictures is not None:
         return await _with_pictures(texts, model, request, messages, pixels)
-    chat = model.tokenizer
-    use = request.tool_use
+    chat, use = model.tokenizer, request.tool_use
     if request.think and not chat.can_think:
         raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-    wanted = tool_format(model.installed.family)
+    calls = tool_format(model.installed.family)
     if use is not None and not use.forced and request.grammar is not None:
-        wanted = wanted.beside_json
-    # A template declares tools in the format that its model was trained on.
-    native = use is not None and chat.takes_tools and wanted == tool_format(model.installed.family)
-    history = list(messages) if use is None or native else with_instructions(messages, use.tools, wanted)
-    if not chat.takes_tools or (use is not None and not native):
-        history = [_in_words(message, wanted) for message in history]
-    declarations = [declaration(tool) for tool in use.tools] if use is not None and native else None
-
+        calls = calls.beside_json
+    history, declarations = _with_tools(model, use, calls, messages)
     last, deadline = kept(model, request), request.context.deadline
     text = await texts.render(
         chat,
@@ -107,17 +101,35 @@ async def _conversation(
     )
     if use is not None and use.forced:
         # The answer begins where a call does, so that the model writes in the form that it was trained on.
-        text += wanted.opening
+        text += calls.opening
     tokens = await texts.encode(chat, text, special=False, last=last, deadline=deadline)
+    return Prepared(tokens, grammar, _parser(request, calls, text))
+
+
+def _with_tools(
+    model: GenerationModel, use: ToolUse | None, calls: ToolFormat, messages: tuple[Message, ...]
+) -> tuple[list[Message], list[dict[str, Any]] | None]:
+    """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
+    chat = model.tokenizer
+    # A template declares tools in the format that its model was trained on.
+    native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
+    history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
+    if not chat.takes_tools or (use is not None and not native):
+        history = [_in_words(message, calls) for message in history]
+    return history, [declaration(tool) for tool in use.tools] if use is not None and native else None
+
+
+def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Parser | None:
+    """The parser of the answer to a rendered conversation; None where all of the answer is text."""
+    use = request.tool_use
     if use is not None and use.forced:
-        return Prepared(tokens, grammar, wanted.forced_parser(_names(use)))
+        return calls.forced_parser(_names(use))
     if use is not None and request.grammar is not None:
-        return Prepared(tokens, grammar, wanted.free_parser(_names(use)))
-    answer = wanted.parser(_names(use)) if use is not None else None
+        return calls.free_parser(_names(use))
+    answer = calls.parser(_names(use)) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
-        return Prepared(tokens, grammar, answer)
-    begun = text.rstrip().endswith("<think>")
-    return Prepared(tokens, grammar, ReasoningFirst(answer, begun=begun))
+        return answer
+    return ReasoningFirst(answer, begun=rendered.rstrip().endswith("<think>"))
 
 
 async def _with_pictures(
