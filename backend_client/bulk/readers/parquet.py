@@ -11,6 +11,7 @@ from backend_client.bulk.fragments import Fragment, InputFile
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.mapped_types import without_views
 from backend_client.bulk.optional import need
+from backend_client.bulk.readers.parquet_pages import PageTooLarge, check_pages
 from backend_client.bulk.readers.parquet_statistics import kinds_in
 from backend_client.bulk.readers.source import opened
 from backend_client.bulk.rows import CHUNK_BYTES, Chunk, Rejection
@@ -28,6 +29,7 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
         try:
             # A buffer makes it read pages one after another; without one, all of a row group is in memory.
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+            check_pages(source, file.metadata, _groups(file.metadata, fragment)[0], _columns_read(job))
             size = _rows_at_once(file.metadata, fragment, size)
             while position < fragment.stop:
                 for table in _tables(file, replace(fragment, start=position), job, size):
@@ -40,6 +42,8 @@ def read(fragment: Fragment, job: BulkJob, size: int) -> Iterator[Chunk]:
                 else:
                     if position < fragment.stop:
                         raise ValueError("it has fewer rows than its footer says")
+        except PageTooLarge as error:
+            yield Chunk(None, [], [], [Rejection(position, str(error), count=fragment.stop - position)])
         except (pa.ArrowException, OSError, ValueError) as error:
             if source.failure is not None:
                 raise source.failure from error
@@ -51,7 +55,7 @@ def _tables(file: Any, fragment: Fragment, job: BulkJob, size: int) -> Iterator[
     """The rows of the fragment, at most `size` at a time."""
     pa = need("pyarrow")
     groups, skip = _groups(file.metadata, fragment)
-    columns = None if job.keep is None else [*dict.fromkeys([*job.keep, *_needed(job)])]
+    columns = _columns_read(job)
     left = fragment.stop - fragment.start
     for batch in _batches(file, groups, size, columns):
         table = pa.Table.from_batches([batch])
@@ -99,8 +103,12 @@ def columns(file: InputFile, _: BulkJob) -> tuple[Any, list[Kind]]:
             return pa.schema([]), []
 
 
-def _needed(job: BulkJob) -> list[str]:
-    return [job.column] if job.id_column is None else [job.column, job.id_column]
+def _columns_read(job: BulkJob) -> list[str] | None:
+    """Their names; None for all."""
+    if job.keep is None:
+        return None
+    needed = [job.column] if job.id_column is None else [job.column, job.id_column]
+    return [*dict.fromkeys([*job.keep, *needed])]
 
 
 def _groups(metadata: Any, fragment: Fragment) -> tuple[list[int], int]:
