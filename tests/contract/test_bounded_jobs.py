@@ -50,7 +50,7 @@ def test_health_says_what_the_contract_names(sidecar):
     assert body["model_path"].endswith(body["model"])
 
 
-def test_models_names_the_one(sidecar):
+def test_models_lists_only_the_model_of_health(sidecar):
     status, body = sidecar.request("GET", "/models")
     assert status == 200
     assert [model["id"] for model in body["models"]] == [sidecar.health()[1]["model"]]

@@ -37,7 +37,7 @@ def test_it_imports_with_the_base_dependencies_alone(clean_environment):
     assert int(done.stdout) > 10
 
 
-def test_its_command_runs_there(clean_environment):
+def test_the_command_runs_in_the_base_installation(clean_environment):
     done = subprocess.run(
         [clean_environment, "-I", "-m", "backend_client", "--help"], capture_output=True, text=True, check=False
     )

@@ -42,7 +42,7 @@ async def ask(http, node, schema, strict, stream=False):
 
 
 @pytest.mark.parametrize("keyword", ENFORCED)
-async def test_the_answer_is_valid(http, node, keyword):
+async def test_a_complete_answer_is_valid_against_an_enforced_keyword(http, node, keyword):
     status, ignored, reply = await ask(http, node, ENFORCED[keyword], {"strict": True})
     assert (status, ignored) == (200, None)
     (choice,) = reply["choices"]

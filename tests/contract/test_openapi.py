@@ -50,6 +50,6 @@ def test_the_names_of_schemas_do_not_tell_where_their_classes_stand():
 
 
 @pytest.mark.real
-async def test_the_node_serves_it(http, node):
+async def test_the_node_serves_the_document(http, node):
     async with http.get(node.url + "/openapi.json") as reply:
         assert await reply.json() == openapi.document()

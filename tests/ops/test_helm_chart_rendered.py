@@ -35,7 +35,7 @@ def values(request, tmp_path):
     return path
 
 
-def test_it_lints(helm, values):
+def test_the_chart_lints_strictly_with_each_values_file(helm, values):
     run(helm, "lint", "--strict", CHART, "--values", values)
 
 

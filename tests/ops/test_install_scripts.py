@@ -14,7 +14,7 @@ HERE = Path(__file__).parent / "bats"
 PACKAGING = Path(__file__).parents[2] / "packaging"
 
 
-def test_they_do_what_they_promise():
+def test_the_install_scripts_pass_their_bats_tests():
     bats = npm_packages(HERE / "package.json") / "node_modules/bats/bin/bats"
     run(bats, HERE / "install.bats")
 

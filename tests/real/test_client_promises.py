@@ -141,7 +141,7 @@ async def test_6_the_deadline_ends_every_wait(client, proxies, fault):
     assert all(node.in_flight == 0 for node in client.status())
 
 
-async def test_7_all_down_is_said(client, proxies):
+async def test_7_with_all_nodes_down_calls_fail_without_an_attempt(client, proxies):
     for proxy in proxies:
         await proxy.stop()
     await until(lambda: not any(node.usable for node in client.status()))

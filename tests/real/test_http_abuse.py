@@ -69,7 +69,7 @@ async def test_a_wrong_text_is_named_by_its_index(node, http):
         assert (await error_of(reply, 400))["param"] == "texts[2]"
 
 
-async def test_too_many_texts(node, http):
+async def test_too_many_texts_are_a_400_that_names_the_limit(node, http):
     async with http.post(node.url + EMBED, json={"texts": ["a"] * 2049}) as reply:
         assert "2048" in (await error_of(reply, 400))["message"]
 

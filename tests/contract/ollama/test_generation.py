@@ -57,7 +57,7 @@ async def test_generate_is_the_chat_of_one_turn(http, node):
     assert "".join(frame["response"] for frame in frames) == generated["response"]
 
 
-async def test_raw_and_system(http, node):
+async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
     _, raw = await call(http, node, "generate", prompt="One, two, three,", raw=True, options={"num_predict": 4})
     _, plain = await call(http, node, "generate", prompt="One, two, three,", options={"num_predict": 4})
     assert raw["prompt_eval_count"] < plain["prompt_eval_count"]
@@ -129,7 +129,7 @@ async def test_options_mean_what_they_mean_to_openai(http, node):
         ({"think": True}, 400, "think"),
     ],
 )
-async def test_refusals(http, node, fields, status, error):
+async def test_wrong_requests_are_refused_naming_the_field(http, node, fields, status, error):
     reply, body = await call(http, node, "chat", **{"messages": CAPITAL, **fields})
     assert reply.status == status
     assert set(body) == {"error"}

@@ -25,7 +25,7 @@ def own_node(store):
         yield running
 
 
-async def test_it_says_that_it_runs(http, node):
+async def test_the_root_and_head_requests_answer_as_ollamas_do(http, node):
     async with http.get(node.url + "/") as reply:
         assert await reply.text() == "Ollama is running"
     for path in ("/", "/api/tags", "/api/version"):
@@ -33,7 +33,7 @@ async def test_it_says_that_it_runs(http, node):
             assert reply.status == 200
 
 
-async def test_tags_and_show(http, node):
+async def test_tags_lists_models_and_show_describes_one(http, node):
     _, tags = await get(http, node.url + "/api/tags")
     names = {model["name"] for model in tags["models"]}
     assert {"smollm2-135m-instruct:latest", "all-minilm-l6-v2:latest"} <= names

@@ -46,7 +46,7 @@ async def test_token_ids_are_the_text(http, node):
     assert len(one["data"]) == 1
 
 
-async def test_many_vectors_in_order(http, node):
+async def test_many_vectors_are_in_the_order_of_the_texts(http, node):
     texts = [f"text number {i}" for i in range(300)]
     _, many = await embeddings(http, node, input=texts)
     _, last = await embeddings(http, node, input=texts[299])

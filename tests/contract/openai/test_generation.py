@@ -33,7 +33,7 @@ async def stream(http, node, route="chat/completions", **body):
         return reply, await sse(reply)
 
 
-async def test_a_chat_answer(http, node):
+async def test_a_chat_answer_has_openais_fields_and_the_device(http, node):
     reply, body = await chat(http, node, max_tokens=32)
     (choice,) = body["choices"]
     assert body["object"] == "chat.completion"

@@ -27,7 +27,7 @@ def client(node):
         yield client
 
 
-def test_an_answer(client):
+def test_a_response_answers_as_a_chat_does_and_is_stored(client):
     response = client.responses.create(model=MODEL, input=QUESTION)
     chat = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}])
     assert response.status == "completed"
@@ -51,7 +51,7 @@ def test_items_and_instructions_are_a_conversation(client):
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
-def test_the_events_of_a_stream(client):
+def test_the_events_of_a_stream_are_openais_in_order(client):
     whole = client.responses.create(model=MODEL, input=QUESTION)
     with client.responses.stream(model=MODEL, input=QUESTION) as stream:
         events = list(stream)
@@ -72,7 +72,7 @@ def test_the_events_of_a_stream(client):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-def test_a_forced_call(client, choice):
+def test_a_forced_call_has_the_tools_arguments_and_can_be_answered(client, choice):
     response = client.responses.create(
         model=MODEL, input=QUESTION, tools=[TOOL], tool_choice=choice, max_output_tokens=60
     )
@@ -88,7 +88,7 @@ def test_a_forced_call(client, choice):
     assert again.usage.input_tokens > response.usage.input_tokens
 
 
-def test_a_streamed_call(client):
+def test_a_calls_arguments_are_streamed_in_pieces(client):
     with client.responses.stream(
         model=MODEL, input=QUESTION, tools=[TOOL], tool_choice="required", max_output_tokens=60
     ) as stream:
@@ -141,6 +141,6 @@ def test_a_second_turn_refers_to_the_first(client):
         client.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
 
 
-def test_the_usage_is_complete(client):
+def test_usage_has_the_details_that_openais_client_reads(client):
     usage = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=2).usage
     assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (0, 0)

@@ -159,7 +159,7 @@ async def test_a_chat_with_images_fails_over_to_another_node():
         ("generation", {"messages": [None, 1, {"content": [None, {"type": ["image_url"]}, {"type": None}]}]}),
     ],
 )
-def test_where_images_stand(kind, body):
+def test_an_image_anywhere_in_a_request_requires_a_model_for_vision(kind, body):
     assert writing_kind(body) == kind
 
 

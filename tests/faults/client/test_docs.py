@@ -45,7 +45,7 @@ def node(monkeypatch):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][:40])
-def test_it_is_python(block):
+def test_each_block_of_the_client_page_is_python(block):
     compile(block, "docs/client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 

@@ -92,7 +92,7 @@ def test_a_client_is_not_made_of_what_cannot_be_meant(options, why):
 
 @pytest.mark.parametrize("make", [NPUClient.from_settings, InferenceClient.from_settings, backend_client.openai])
 @pytest.mark.parametrize("settings", [5, {"nodes": [NODE]}, [NODE]])
-def test_settings_are_settings(make, settings):
+def test_from_settings_refuses_anything_but_client_settings(make, settings):
     with pytest.raises(ConfigurationError, match="ClientSettings"):
         make(settings)
 

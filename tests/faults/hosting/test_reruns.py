@@ -264,7 +264,7 @@ async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_th
         assert len(asyncio.all_tasks()) < before, "nothing waits any more"
 
 
-async def test_runs_are_bounded(monkeypatch):
+async def test_a_request_whose_engines_keep_dying_is_given_up_after_the_most_runs(monkeypatch):
     monkeypatch.setattr(rerun, "MAX_RUNS", 4)
     async with holding() as model:
         # Another request is on board each time, so that nothing tells which of them is to blame.

@@ -109,7 +109,7 @@ def test_vectors_that_are_none_are_refused(shape, body):
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=40))
-def test_no_vector_with_a_number_that_is_none_comes_through(numbers):
+def test_vectors_with_nan_infinity_or_only_zeros_are_refused(numbers):
     vector = np.array(numbers, "<f4")
     reads = embed_reply if np.isfinite(vector).all() and vector.any() else refused
     reads("n", headers(f"1,{len(vector)}"), vector.tobytes(), 1)

@@ -70,7 +70,7 @@ def test_a_misspelt_variable_is_rejected_with_the_nearest_name(monkeypatch, name
         ClientSettings.load()
 
 
-def test_options_are_settings(monkeypatch):
+def test_every_option_of_a_client_can_be_set_by_settings_and_is_checked(monkeypatch):
     monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "2")
     monkeypatch.setenv("NPU_CLIENT_SPACES__some_model", "space-a")
     options = ClientSettings.load(connections_per_node=7).options()

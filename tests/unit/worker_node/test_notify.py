@@ -105,7 +105,7 @@ def test_the_variables_are_taken_away_from_the_engines():
         ({"WATCHDOG_USEC": "soon"}, False),
     ],
 )
-async def test_who_is_watched(environment, watched, address, monkeypatch):
+async def test_the_watchdog_is_served_only_where_it_watches_this_process(environment, watched, address, monkeypatch):
     monkeypatch.setattr("worker_node.notify._STATUS_PERIOD_S", 0.01)
     with manager_at(address) as sock:
         async with ServiceManager.from_environment({"NOTIFY_SOCKET": address} | environment).attended(lambda: "ready"):

@@ -61,7 +61,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("what", BREAKS)
-def test_it_notices(what):
+def test_the_simulation_notices_each_broken_mechanism(what):
     owner, name, broken, seeds = BREAKS[what]
     with mock.patch.object(owner, name, broken):
         assert any(simulate(seed).violations for seed in seeds)

@@ -42,7 +42,7 @@ def test_a_model_that_is_gone_was_removed(log):
     assert told(log)[1:] == [("m on CPU", "removed", "off")]
 
 
-def test_it_is_bounded(log):
+def test_only_the_latest_events_are_kept(log):
     for number in range(KEPT + 5):
         log.add("the node", str(number), "good")
     assert len(log.latest_first()) == KEPT

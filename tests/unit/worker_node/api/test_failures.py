@@ -38,7 +38,7 @@ def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():
     assert [entry.count for entry in failures.latest_first()] == [1000, 1]
 
 
-def test_it_is_bounded():
+def test_only_the_latest_failures_are_kept():
     failures = RecentFailures(kept=3)
     for number in range(10):
         failures.add(died(model=f"m{number}"), "/inference")

@@ -93,7 +93,7 @@ async def test_fields_within_parts_are_listed_by_path(store):
         assert listed(reply) == ["messages.cache_breakpoint", "messages.content.cache_control"]
 
 
-async def test_streams_list_them_too(store):
+async def test_streams_list_ignored_fields_too(store):
     async with writing(store) as (client, *_):
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat"):
             reply, _ = await post(client, path, stream=True, invented=1)

@@ -34,7 +34,7 @@ SET_BY_DIALECTS = {"logprobs", "choices", "open_fields", "dialect_defaults"}
 
 
 @pytest.mark.parametrize(("field", "value", "names"), NAMES, ids=[row[0] for row in NAMES])
-def test_one_meaning(field, value, names):
+def test_a_parameter_means_the_same_in_every_dialect(field, value, names):
     names = dict.fromkeys(("OPENAI", "OLLAMA", "NATIVE"), names) if isinstance(names, str) else names
     read = {parameters.sampling(getattr(parameters, dialect), {name: value}) for dialect, name in names.items()}
     (sampling,) = read

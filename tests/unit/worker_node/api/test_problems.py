@@ -38,7 +38,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "body", "param"), CASES)
-def test_one_form_is_named(model, body, param):
+def test_only_the_problem_of_the_intended_form_is_named(model, body, param):
     body = {"model": "m"} | body
     with pytest.raises(ValidationError) as refused:
         model.model_validate(body)

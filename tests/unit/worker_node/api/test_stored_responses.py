@@ -244,7 +244,7 @@ async def test_input_items_come_in_pages(client):
     assert (await ask(client, "GET", f"{made['id']}?stream=true"))[0] == 400
 
 
-async def test_usage_is_complete(client):
+async def test_the_usage_of_a_stored_response_has_its_details(client):
     _, made = await create(client)
     assert made["usage"]["input_tokens_details"] == {"cached_tokens": 0}
     assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}

@@ -31,7 +31,7 @@ def figures(**changes):
         (1.0, {"memory_candidate": {"p95_s": 15.1}}, "no-go: memory_candidate"),
     ],
 )
-def test_what_is_accepted(cold, changes, words):
+def test_figures_beyond_the_accepted_times_are_named(cold, changes, words):
     problems = judge(cold, figures(**changes))
     if words is None:
         assert not problems

@@ -169,7 +169,7 @@ def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
     assert "no API key (set NPU_NODE_API_KEY)" in capsys.readouterr().err
 
 
-def test_the_key_goes_along(api, monkeypatch, capsys):
+def test_commands_send_the_key_to_the_node(api, monkeypatch, capsys):
     monkeypatch.setenv("NPU_NODE_API_KEY", "k-1")
     main(["ps"])
     assert {key for *_, key in api.asked} == {"Bearer k-1"}

@@ -101,7 +101,7 @@ def test_a_home_that_may_not_be_entered(tmp_path, arguments):
 
 @pytest.mark.parametrize("arguments", [["list"], ["serve", "--port", "0"], ["pull", "smollm2"], ["rm", "smollm2"]])
 @pytest.mark.parametrize("below", ["", "models"])
-def test_a_store_that_is_a_file(monkeypatch, capsys, tmp_path, arguments, below):
+def test_a_store_that_is_a_file_is_one_sentence_with_the_setting(monkeypatch, capsys, tmp_path, arguments, below):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path / "file" / below))
     monkeypatch.setenv("NPU_NODE_URL", "none")
@@ -112,7 +112,7 @@ def test_a_store_that_is_a_file(monkeypatch, capsys, tmp_path, arguments, below)
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["serve"], ["pull", "smollm2"]])
-def test_a_user_without_a_home(monkeypatch, capsys, arguments):
+def test_a_user_without_a_home_is_told_what_to_set_in_one_line(monkeypatch, capsys, arguments):
     def unknown(_number):
         raise KeyError("no such user")
 

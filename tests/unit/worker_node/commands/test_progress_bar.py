@@ -23,7 +23,7 @@ def shown(width, *calls, title=_TITLE):
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_it_takes_one_line(width):
+def test_a_bar_takes_one_line_of_any_width(width):
     lines = shown(width, ("stage", "downloading openvino-qwen2.5-coder 1.0.0", 92_871_040), ("update", 92_000_000))
     assert len(lines) == 1
     assert len(lines[0]) <= width

@@ -21,7 +21,7 @@ def parse(text, cuts=(), *, begun=False):
 
 
 @given(PLAIN, PLAIN, CUTS, st.booleans())
-def test_both_come_out(thought, answer, cuts, begun):
+def test_reasoning_and_answer_are_separated_however_the_text_is_cut(thought, answer, cuts, begun):
     text = f"{'' if begun else '<think>'}{thought}</think>\n\n{answer}"
     assert parse(text, cuts, begun=begun) == (thought, answer.lstrip())
 

@@ -40,7 +40,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=60)
 
 
 @given(CALLS, st.text("ab <t", max_size=12), CUTS, st.booleans())
-def test_tagged_calls(calls, before, cuts, listed):
+def test_tagged_calls_are_read_however_the_text_is_cut(calls, before, cuts, listed):
     bodies = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     if listed:
         written = f"<tool_call>[{', '.join(bodies)}]</tool_call>"
@@ -50,7 +50,7 @@ def test_tagged_calls(calls, before, cuts, listed):
 
 
 @given(CALLS, CUTS)
-def test_llamas_calls(calls, cuts):
+def test_llamas_bare_calls_are_read_however_the_text_is_cut(calls, cuts):
     bodies = [json.dumps({"type": "function", "name": name, "parameters": arguments}) for name, arguments in calls]
     assert parse(BareCalls(NAMES), "; ".join(bodies), cuts) == ("", calls)
 
@@ -86,7 +86,7 @@ def test_what_is_no_call_is_given_back(text, cuts):
         "plain",
     ],
 )
-def test_near_misses_are_text(text):
+def test_what_only_looks_like_a_call_stays_text(text):
     for parser in (TaggedCalls(NAMES), BareCalls(NAMES)):
         assert parse(parser, text, range(len(text))) == (text, [])
 
@@ -114,14 +114,14 @@ def test_the_ways_in_which_models_write_arguments(written, arguments):
     assert parse(TaggedCalls(NAMES), text, range(len(text))) == ("", [("add", arguments)])
 
 
-def test_pythonic_calls():
+def test_pythonic_calls_are_read_with_nested_and_quoted_arguments():
     text = "[add(a=1, b=[2.5, None]), get_weather(city='Paris \"1\"')]"
     expected = [("add", {"a": 1, "b": [2.5, None]}), ("get_weather", {"city": 'Paris "1"'})]
     assert parse(BareCalls(NAMES), text, range(len(text))) == ("", expected)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[add(**x)]", "[add(a=f())]", "[" * 5000, "add(a=1)"])
-def test_what_is_not_pythonic(text):
+def test_other_expressions_are_no_pythonic_calls(text):
     assert pythonic_calls(text, NAMES) is None
 
 

@@ -107,7 +107,7 @@ def only(case, check, *fixes):
     return wrong[check]
 
 
-def test_all_good(good):
+def test_a_sound_machine_passes_every_check_once(good):
     findings = good.examine()
     assert healthy(findings)
     assert not good.wrong()
@@ -115,7 +115,7 @@ def test_all_good(good):
     assert len({finding.id for finding in findings}) == len(findings)
 
 
-def test_no_npu(good):
+def test_a_machine_without_an_npu_is_told_of_the_emulation(good):
     shutil.rmtree(good.root / PCI)
     good.probe = SEES_CPU
     wrong = good.wrong()
@@ -153,7 +153,7 @@ def test_a_device_that_is_given_to_a_virtual_machine(good):
 
 
 @pytest.mark.parametrize("group", ["root", None])
-def test_no_render_group(good, group):
+def test_a_device_of_no_render_group_is_fixed_by_making_the_group(good, group):
     good.machine.group, good.machine.allowed = group, False
     only(good, "device-access", "groupadd -f -r render", "udevadm", "usermod -a -G render ann")
 
@@ -181,7 +181,7 @@ def test_a_driver_of_the_older_name_is_one_too(good):
     assert not good.wrong()
 
 
-def test_no_firmware(good):
+def test_firmware_of_another_chip_is_fixed_by_its_package(good):
     (good.root / FIRMWARE).rename(good.root / "lib/firmware/intel/vpu/vpu_37xx_v1.bin")
     only(good, "firmware-file", "firmware-intel-misc")
 
@@ -221,7 +221,7 @@ def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
 @pytest.mark.parametrize(
     ("release", "words"), [("5.15.0-91-generic", "no driver"), ("6.8.0-31-generic", "no busy counter")]
 )
-def test_an_old_kernel(good, release, words):
+def test_an_old_kernel_is_told_what_it_lacks(good, release, words):
     write(good.root, "proc/sys/kernel/osrelease", release)
     assert words in only(good, "kernel-version", "6.11").found
 
@@ -232,7 +232,7 @@ def test_a_kernel_that_does_not_say_which_it_is(good):
 
 
 @pytest.mark.parametrize("content", [None, "many"])
-def test_no_busy_counter(good, content):
+def test_a_missing_or_broken_busy_counter_needs_a_newer_kernel(good, content):
     (good.root / COUNTER).unlink()
     if content:
         write(good.root, COUNTER, content)

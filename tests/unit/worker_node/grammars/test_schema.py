@@ -122,7 +122,7 @@ def test_what_is_written_is_valid(held, schema):
     assert any(text is not None for text in check(held, schema))
 
 
-def test_any_json_object(held):
+def test_a_schema_of_any_object_gives_json_objects(held):
     texts = [held.sample(compile_schema({"type": "object"}, "schema"), seed) for seed in range(10)]
     assert all(isinstance(json.loads(text), dict) for text in texts if text is not None)
 

@@ -41,7 +41,7 @@ def test_a_signal_that_others_send_comes_from_outside(number):
         *(-n for n in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)),
     ],
 )
-def test_a_crash_does_not(status):
+def test_a_crash_is_not_a_kill_from_outside(status):
     kernel = Kernel()
     kernel.look(0.0)
     assert not kernel.outside(status)

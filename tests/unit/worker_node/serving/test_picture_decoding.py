@@ -106,7 +106,7 @@ def test_a_hundred_megapixels_are_refused_by_the_header(data):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
 
-def test_a_strip_is_refused():
+def test_a_picture_a_hundred_times_longer_than_wide_is_refused():
     with pytest.raises(BadRequest, match="100 times the shorter"):
         pixels(written(Image.new("RGB", (1010, 10), RED), "PNG"))
 

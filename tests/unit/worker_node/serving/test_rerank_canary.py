@@ -31,7 +31,7 @@ async def examine(logits):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, -0.3])
-async def test_rounding_is_right(noise):
+async def test_rounding_passes_the_canary(noise):
     await examine(KNOWN + noise)
 
 
@@ -48,6 +48,6 @@ async def test_rounding_is_right(noise):
     ],
     ids=["zeros", "constant", "mixed up", "negated", "no numbers", "infinite", "another shape"],
 )
-async def test_garbage_is_not(wrong):
+async def test_garbage_fails_the_canary(wrong):
     with pytest.raises(CanaryFailed):
         await examine(wrong)

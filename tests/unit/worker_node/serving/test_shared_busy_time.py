@@ -93,7 +93,7 @@ def exclusive(registry):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("stop", "busy_us"), [((), 7), ((" t",), 5)], ids=["to its end", "to a stop sequence"])
-async def test_of_a_generation(shared, stop, busy_us):
+async def test_a_generation_reports_its_busy_time_and_whether_it_was_shared(shared, stop, busy_us):
     registry = serve(shared)
     request = GenerationRequest(context(), TokenIds((1,)), Sampling(stop=stop))
     async with generate(registry, request) as run:
@@ -106,7 +106,7 @@ async def test_of_a_generation(shared, stop, busy_us):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_of_an_embedding(shared):
+async def test_an_embedding_reports_its_busy_time_and_whether_it_was_shared(shared):
     registry = serve(shared)
     reply = await embed(registry, EmbeddingRequest(context(), ((1, 2),)))
     assert (reply.npu_busy_delta_us, reply.npu_busy_shared) == (7, shared)
