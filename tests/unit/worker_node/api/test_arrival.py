@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.application import application
+from worker_node.api import arrival
 from worker_node.settings import NodeSettings
 
 FORM = "multipart/form-data; boundary=X"
@@ -56,6 +59,14 @@ async def test_a_body_that_drips_in_ends_with_the_callers_deadline(path, content
         limit = "X-Request-Timeout-Ms: 300"
         sent = head(path, content_type, limit) + begin
         assert await answer(client, sent, b"a") == (504, "deadline_exceeded")
+
+
+async def test_a_timer_that_ends_just_before_the_deadline_is_the_deadline_and_no_silence_of_the_sender(monkeypatch):
+    stopped = time.monotonic()
+    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: stopped))
+    async with application() as (client, _):
+        sent = head("/v1/embeddings", "application/json", "X-Request-Timeout-Ms: 100")
+        assert await answer(client, sent, None) == (504, "deadline_exceeded")
 
 
 @CASES
