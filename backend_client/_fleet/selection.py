@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -41,6 +41,8 @@ _LEAST_EVERY_S = 2.0
 _TRIAL_S = 0.1
 # A call waits for a silent model to be tried again if it has so many times as long as those that it did not answer.
 _PATIENT = 4.0
+# So many nodes are named in a message; thousands of them would fill the log.
+_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")
     # With a node prescribed, the others' reasons say nothing.
     refusals = [item for item in refusals if item.reason is not RefusalReason.OTHER_NODE] or refusals
-    reasons = "; ".join(f"{item.node} {item.why}" for item in refusals)
+    reasons = _told(refusals)
     kinds = {item.reason for item in refusals}
     if RefusalReason.KEY_REFUSED in kinds and kinds <= {RefusalReason.KEY_REFUSED, RefusalReason.LACKS_MODEL}:
         return AuthenticationFailed(f"no node accepts the API key: {reasons}", status=401)
@@ -238,6 +240,26 @@ def explain(need: Requirement, refusals: Collection[Refusal], now: float) -> NPU
     if RefusalReason.OTHER_SPACE in kinds:
         return VectorSpaceMismatch(f"no node answers in the vector space {need.space}: {reasons}")
     return NPUUnavailableError(f"no node can serve it: {reasons}", retry_after=retry_after)
+
+
+def unavailable_holders(nodes: Iterable[Node], need: Requirement, now: float) -> list[Refusal]:
+    """Why the nodes that are known to have the model, or of which nothing is known, cannot take the request now."""
+    name = need.model or ""
+    holders = [node for node in nodes if node.resolve(name) is not None or not node.models]
+    refusals = [refusal(node, need, now) for node in holders]
+    unfit = {RefusalReason.LACKS_MODEL, RefusalReason.OTHER_NODE}
+    return [item for item in refusals if item is not None and item.reason not in unfit]
+
+
+def _told(refusals: Collection[Refusal]) -> str:
+    """The nodes with their reasons; of many nodes some, with each kind of reason among them."""
+    first = {item.reason: item for item in reversed(list(refusals))}
+    named = list(refusals)
+    if len(named) > _NAMED:
+        others = [item for item in named if item is not first[item.reason]]
+        named = [*first.values(), *others][:_NAMED]
+    reasons = "; ".join(f"{item.node} {item.why}" for item in named)
+    return reasons if len(refusals) == len(named) else f"{reasons}; and {len(refusals) - len(named)} more nodes"
 
 
 def _model_not_found(need: Requirement, reasons: str) -> ModelNotFound:

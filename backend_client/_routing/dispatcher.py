@@ -12,7 +12,7 @@ from backend_client._fleet.health import LATE_S, Prober
 from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Pool
-from backend_client._fleet.selection import refusal
+from backend_client._fleet.selection import explain, refusal, unavailable_holders
 from backend_client._resilience import connection_wait
 from backend_client._resilience.closing import OpenCalls, end_now, renew
 from backend_client._resilience.deadline import Deadline
@@ -49,6 +49,7 @@ class Call:
     """One call of the client's user, over all its attempts. `size`: the power of two of its length.
 
     `may_wait`: the present attempt may wait for an engine that is being restarted, since no other node could take it.
+    `failed`: the last error of an attempt at a node that may have the model.
     `cloud_takes_over`: whether the cloud gets the call when no node can take it now; then it does not wait for one.
     """
 
@@ -63,6 +64,7 @@ class Call:
     cloud_takes_over: Callable[[], bool] | None = None
     tries: Tries = field(default_factory=Tries)
     attempts: list[Attempt] = field(default_factory=list)
+    failed: NodeError | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class Dispatcher:
                     hedge=call.hedge,
                 )
         except NodeError as error:
-            problem = _verdict(error, len(call.attempts))
+            problem = self._verdict(call, error)
         except NPUError as error:
             problem = error
         problem.attempts = tuple(call.attempts)
@@ -112,6 +114,8 @@ class Dispatcher:
         now = self._pool.clock()
         self._pool.settle(lease, error)
         known = error if isinstance(error, NodeError | RequestRejected) else None
+        if isinstance(error, NodeError) and not isinstance(error, ModelMissing):
+            call.failed = error
         call.attempts.append(
             Attempt(
                 lease.node.url,
@@ -229,13 +233,24 @@ class Dispatcher:
         reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
         return any(reason is None or (reason.until is not None and left > reason.patience) for reason in reasons)
 
+    def _verdict(self, call: Call, last: NodeError) -> NPUError:
+        """The error of the call as a whole, given that of its last attempt."""
+        if isinstance(last, ModelMissing):
+            nodes, name = self._pool.nodes, call.need.model or ""
+            # That others do not know the model says nothing while a node that has it is down or busy.
+            if holders := unavailable_holders(nodes.values(), call.need, self._pool.clock()):
+                return explain(call.need, holders, self._pool.clock())
+            unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tries.nodes)
+            if call.failed is None and not unasked:
+                message = _told(last, call)
+                return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+            last = call.failed or last
+        message = _told(last, call)
+        if isinstance(last, SpaceChanged):
+            return VectorSpaceMismatch(message)
+        kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
+        return kind(message, retry_after=last.retry_after)
 
-def _verdict(last: NodeError, attempts: int) -> NPUError:
-    """The error of the call as a whole, given that of its last attempt."""
-    message = f"no node served it in {attempts} attempts; the last one: {last.message}"
-    if isinstance(last, ModelMissing):
-        return ModelNotFound(message, node=last.node, status=last.status, code=last.code)
-    if isinstance(last, SpaceChanged):
-        return VectorSpaceMismatch(message)
-    kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
-    return kind(message, retry_after=last.retry_after)
+
+def _told(last: NodeError, call: Call) -> str:
+    return f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
