@@ -165,9 +165,14 @@ class Admission:
             return
         wait = self.backlog.wait(now, interactive=interactive, tokens=0 if work is None else work.prefill)
         if wait and wait > acceptable:
+            most_s, left = self.limits.max_wait_s, deadline - now
+            why = (
+                f"{most_s:g} s that anything is queued for"
+                if acceptable >= most_s
+                else f"{max(0.0, acceptable):.1f} s accepted of a request that has {left:.1f} s until its deadline"
+            )
             raise Overloaded(
-                f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the request's deadline or the "
-                f"{self.limits.max_wait_s:g} s that anything is queued for",
+                f"{self.what} is busy: the wait of about {wait:.1f} s is longer than the {why}",
                 retry_after=_retry_after(wait),
             )
 
