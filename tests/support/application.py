@@ -15,14 +15,15 @@ from worker_node.node import Node, NodeState
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tracing.base import OFF
 
 
 @contextlib.asynccontextmanager
-async def application(models=(), settings=None, cache=0):
+async def application(models=(), settings=None, cache=0, tracing=OFF):
     """Yields a client of it and its `Node`."""
     settings = settings or NodeSettings()
     with npu_source(None, emulated=False) as npu:
-        services = services_of(models, cache, store=ModelStore(settings.model_store))
+        services = services_of(models, cache, store=ModelStore(settings.model_store), tracing=tracing)
         probe = Probe((DeviceInfo("CPU"),), "test")
         node = Node(settings, services, probe, npu, NodeState(time.monotonic()))
         async with TestClient(TestServer(make_app(node))) as client:

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
+from tests.support.recorded_spans import Recorded
 from worker_node.domain import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.errors import EngineUnavailable
 from worker_node.tasks.embed.serving.requests import EmbeddingRequest
@@ -29,28 +28,6 @@ ASKED = GenerationRequest(CONTEXT, (Message("user", SECRET),), Sampling(max_new_
 ROUTE = Route("m", Device.NPU, "preferred", 7, emulated=True)
 ENGINE = SimpleNamespace(status=SimpleNamespace(pid=4321))
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class Recorded:
-    """A tracing whose spans stay here."""
-
-    def __init__(self):
-        self.exporter = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = SpanTracing(provider.get_tracer("test"), flush=lambda: None)
-
-    @property
-    def spans(self):
-        return {span.name: span for span in self.exporter.get_finished_spans()}
-
-    def tree(self):
-        """Each span's name with its parent's."""
-        names = {span.context.span_id: span.name for span in self.exporter.get_finished_spans()}
-        return {
-            span.name: names.get(span.parent.span_id) if span.parent else None
-            for span in self.exporter.get_finished_spans()
-        }
 
 
 @pytest.fixture

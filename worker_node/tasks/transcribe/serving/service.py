@@ -17,9 +17,9 @@ from worker_node.errors import UnsupportedParameter
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
-from worker_node.serving.places import reject_if_full
+from worker_node.serving.places import reject_if_full, select_placement
 from worker_node.serving.services import Services
-from worker_node.serving.single import Answer, SingleRun, run_single
+from worker_node.serving.single import Answer, SingleRun, run_placed, run_single
 from worker_node.serving.verdict import Demand
 from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
 from worker_node.tasks.transcribe.passages import Passage, next_passage
@@ -61,7 +61,10 @@ class SpokenPart:
 
 @dataclass(slots=True)
 class Transcription:
-    """A transcription that runs: `parts` come passage by passage, and what is known of all of it grows with them."""
+    """A transcription that runs: `parts` come passage by passage, and what is known of all of it grows with them.
+
+    `complete`: all parts were taken.
+    """
 
     route: Route
     seconds: float
@@ -71,7 +74,7 @@ class Transcription:
     tokens: int = 0
     busy_us: int | None = None
     busy_shared: bool = False
-    collected: list[SpokenPart] = field(default_factory=list)
+    complete: bool = False
 
 
 async def find_model(services: Services, wanted: TranscriptionRequest, context: RequestContext) -> TranscriptionModel:
@@ -123,9 +126,13 @@ async def transcribe(
             run = _Run(services, model, context, wanted, pcm, regions, began, operation)
             result = await run.begin(seconds)
             yield result
+            if not result.complete:  # a reply that streams has told of the error itself, or its reader has left
+                return
+            usage = Usage(run.positions, result.tokens)
+            operation.answered(usage, busy_us=result.busy_us, busy_shared=result.busy_shared)
             services.telemetry.finished(
                 result.route,
-                Usage(run.positions, result.tokens),
+                usage,
                 replace(result.timing, total=(time.monotonic() - context.arrived) * 1e3),
                 busy_us=result.busy_us,
                 busy_shared=result.busy_shared,
@@ -190,12 +197,14 @@ class _Run:
 
     async def _parts(self, first: SpokenPart | None) -> AsyncIterator[SpokenPart]:
         part = first
-        while part is not None:
-            self._result.collected.append(part)
-            yield part
-            part, answer = await self._next(after=self._result.route)
-            if answer is not None:
-                self._add(answer)
+        # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
+        with self._operation.watch():
+            while part is not None:
+                yield part
+                part, answer = await self._next(after=self._result.route)
+                if answer is not None:
+                    self._add(answer)
+        self._result.complete = True
 
     def _add(self, answer: Answer[Heard]) -> None:
         result, heard = self._result, answer.result
@@ -230,10 +239,12 @@ class _Run:
             self._began,
             time.monotonic(),
         )
-        answer = await run_single(self._services, run, self._operation)
-        if after is not None:
-            answer = replace(answer, route=replace(answer.route, reason=after.reason))
-        return answer
+        if after is None:
+            return await run_single(self._services, run, self._operation)
+        # The route is that of the first passage, and so is the reason for it, in the trace too.
+        place = await select_placement(demand, self._context)
+        answer = await run_placed(self._services, run, place, self._operation)
+        return replace(answer, route=replace(answer.route, reason=after.reason))
 
 
 def _job(wanted: TranscriptionRequest, samples: bytes, context: RequestContext, language: str | None) -> TranscribeJob:
