@@ -26,7 +26,7 @@ ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_mod
 def write_whisper(source: Path, target: Path, stage: Callable[[str], None]) -> Dimensions:
     """Convert what `source` holds: one `*.pt` with its `*.tiktoken`, or config.json, model.safetensors, tokenizer.json.
 
-    WhisperWeights are kept in f16. Raises ConversionFailed when a file is missing or damaged.
+    The weights are kept in f16. Raises ConversionFailed when a file is missing or damaged.
     """
     stage("reading the weights")
     checkpoint = next(iter(sorted(source.glob("*.pt"))), None)

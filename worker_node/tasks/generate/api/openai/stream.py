@@ -47,44 +47,24 @@ async def stream_chunks(
 ) -> web.StreamResponse:
     """Send the choices as they arise. A failure is the last event, and there is no `[DONE]` after it."""
     ends: list[Finished] = []
-    include_usage = usage_of is not UsageOfChunks.NONE
-
-    def chunk(part: dict[str, Any]) -> dict[str, Any]:
-        body = envelope.wrap(renderer.kind, [part])
-        if usage_of is UsageOfChunks.SO_FAR:
-            index = part["index"]
-            body["usage"] = token_usage(choices.routes[index].token_count, choices.written[index])
-        elif include_usage:
-            body["usage"] = None
-        return body
-
-    # What most chunks have around their choice.
-    head = envelope.head(renderer.kind)
-
-    async def send(stream: EventStream, part: dict[str, Any]) -> None:
-        if include_usage:
-            await stream.send(chunk(part))
-        else:
-            await stream.send_raw(head + orjson.dumps(part) + b"]}")
-
     async with EventStream(request, route_headers(choices.head())) as stream:
+        chunks = _Chunks(stream, choices, envelope, renderer.kind, usage_of)
         try:
             for index in range(len(choices.routes)):
                 for part in renderer.opening(index):
-                    await send(stream, part)
+                    await chunks.send(part)
             async for index, event in choices.events:
                 if not isinstance(event, Finished):
                     for part in renderer.piece(index, event):
-                        await send(stream, part)
+                        await chunks.send(part)
                     continue
                 ends.append(event)
-                *parts, last = [chunk(part) for part in renderer.closing(index, event)]
-                for body in parts:
-                    await stream.send(body)
-                if len(ends) == len(choices.routes) and not include_usage:
-                    last |= busy_fields(ends)
-                await stream.send(last)
-            if include_usage:
+                *parts, last = renderer.closing(index, event)
+                for part in parts:
+                    await chunks.send(part)
+                complete = len(ends) == len(choices.routes)
+                await chunks.send(last, busy_fields(ends) if complete and not chunks.with_usage else None)
+            if chunks.with_usage:
                 body = envelope.wrap(renderer.kind, [])
                 body["usage"] = usage(ends, choices_per_prompt)
                 await stream.send(body | busy_fields(ends))
@@ -93,3 +73,32 @@ async def stream_chunks(
             stream.failed(error)
             await stream.send({"error": describe_error(error)})
     return stream.response
+
+
+class _Chunks:
+    """Sends the chunks of one reply, each with the usage that the caller asked for."""
+
+    def __init__(
+        self, stream: EventStream, choices: Choices, envelope: Envelope, kind: str, usage_of: UsageOfChunks
+    ) -> None:
+        self._stream = stream
+        self._choices = choices
+        self._envelope = envelope
+        self._kind = kind
+        self._so_far = usage_of is UsageOfChunks.SO_FAR
+        self.with_usage = usage_of is not UsageOfChunks.NONE
+        # Without usage, the JSON around the choice is the same in every chunk.
+        self._head = envelope.head(kind)
+
+    async def send(self, part: dict[str, Any], fields: dict[str, Any] | None = None) -> None:
+        """Send a chunk with this choice, and with more `fields` beside the choices."""
+        if not self.with_usage and not fields:
+            await self._stream.send_raw(self._head + orjson.dumps(part) + b"]}")
+            return
+        body = self._envelope.wrap(self._kind, [part])
+        if self._so_far:
+            index = part["index"]
+            body["usage"] = token_usage(self._choices.routes[index].token_count, self._choices.written[index])
+        elif self.with_usage:
+            body["usage"] = None
+        await self._stream.send(body | (fields or {}))
