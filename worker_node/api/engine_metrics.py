@@ -37,6 +37,11 @@ class EngineMetrics:
     def _read(self, model: str, placement: Placement) -> None:
         key = (model, placement.device.value)
         status = placement.engine.status
+        self._engine(key, status)
+        self._admission(key, placement)
+        self._processes(key, placement.device, status)
+
+    def _engine(self, key: tuple[str, str], status: EngineStatus) -> None:
         stats = status.stats
         self._gauge("engine_ready", "1 if the engine serves", key, status.state is EngineState.READY)
         for state in EngineState:
@@ -60,6 +65,8 @@ class EngineMetrics:
         if status.proof is not None:
             text = "When the canary passed last, since the epoch"
             self._gauge("canary_passed_timestamp_seconds", text, key, status.proof.passed_at)
+
+    def _admission(self, key: tuple[str, str], placement: Placement) -> None:
         admission = placement.admission
         self._gauge("admission_outstanding", "Requests or texts admitted and not finished", key, admission.outstanding)
         text = "Requests or texts that may be admitted at once; more are refused"
@@ -72,18 +79,17 @@ class EngineMetrics:
             text = "Estimated wait of a request that comes now; none before anything was measured"
             wait = admission.expected_wait(interactive=interactive)
             self._gauge("admission_expected_wait_seconds", text, by, wait, "priority")
+
+    def _processes(self, key: tuple[str, str], device: Device, status: EngineStatus) -> None:
         for form in RECYCLE_FORMS:
             text = (
                 "Engine processes replaced because their memory had grown; failed: the successor did not become ready"
             )
             self._counter("engine_recycles", text, (*key, form), status.recycles.get(form, 0), "form")
-        if placement.device is Device.NPU:
+        if device is Device.NPU:
             text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
             for origin in SHAPE_ORIGINS:
                 self._counter("loaded_shapes", text, (*key, origin), status.shapes.get(origin, 0), "origin")
-        self._process(key, status)
-
-    def _process(self, key: tuple[str, str], status: EngineStatus) -> None:
         memory, files = process_footprint(status.pid)
         self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
         self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)

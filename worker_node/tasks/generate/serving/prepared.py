@@ -46,38 +46,15 @@ async def prepare_generation(
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(PictureMetrics).count, model.id)
-    try:
-        pictures = check_pictures(services.manager, model, request)
-    except NodeError as error:
-        for picture in pictures_of(request.prompt):
-            note(picture, 0, error.code)
-        raise
-    if not request.context.dry_run:
-        reject_if_full(model.placements, 1, request.context)
-    pixels: dict[str, RawPicture] = {}
-    if pictures and model.pictures is not None:
-        decoder = services.parts.of(picture_decoder)
-        pixels = await decoder.decode(pictures, model.pictures, request.context.deadline, note)
+    pixels = await _decode_pictures(services, model, request)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
     request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
     check_sampling(model, request)
     prompt = await prepare(services.parts.of(large_texts), model, request, grammar, pixels)
-    count = prompt.count
-    wanted = request.sampling.max_new_tokens
-    if wanted is not None and wanted > model.max_tokens_limit:
-        raise BadRequest(
-            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
-            param="max_new_tokens",
-        )
-    if request.sampling.choices > model.best_of_limit:
-        raise BadRequest(
-            f"{request.sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
-            "request here",
-            param="n",
-        )
+    _check_amounts(model, request.sampling)
+    count, wanted = prompt.count, request.sampling.max_new_tokens
     # Room that the request could not use is no reason to leave a placement.
     room = min(request.context.min_new_tokens, wanted or request.context.min_new_tokens)
     _check_window(model, request, count + room)
@@ -91,6 +68,40 @@ async def prepare_generation(
         needs=_needs(request.sampling),
     )
     return PreparedGeneration(request, model, prompt, demand)
+
+
+async def _decode_pictures(
+    services: Services, model: GenerationModel, request: GenerationRequest
+) -> dict[str, RawPicture]:
+    """The pixels of the request's pictures by field; refuses the request before that if the queue is full."""
+    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(PictureMetrics).count, model.id)
+    try:
+        pictures = check_pictures(services.manager, model, request)
+    except NodeError as error:
+        for picture in pictures_of(request.prompt):
+            note(picture, 0, error.code)
+        raise
+    if not request.context.dry_run:
+        reject_if_full(model.placements, 1, request.context)
+    if not pictures or model.pictures is None:
+        return {}
+    return await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline, note)
+
+
+def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
+    """Raise BadRequest for more tokens or answers than the model gives to one request."""
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > model.max_tokens_limit:
+        raise BadRequest(
+            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
+            param="max_new_tokens",
+        )
+    if sampling.choices > model.best_of_limit:
+        raise BadRequest(
+            f"{sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
+            "request here",
+            param="n",
+        )
 
 
 def _needs(sampling: Sampling) -> frozenset[Feature]:
