@@ -7,20 +7,10 @@ import pytest
 
 from backend_client.bulk import BulkRequest, status, supervisor
 from backend_client.bulk.supervisor import History
-from backend_client.testing import FakeFleet
-from tests.faults.bulk.data_sets import ROWS_PER_GROUP, assert_whole, make_input, rows_of
-from tests.faults.bulk.drivers import drivers
+from tests.faults.bulk.data_sets import ROWS_PER_GROUP, assert_whole, rows_of
 
 QUARANTINED, INCOMPLETE, INTERRUPTED = 3, 5, 130
 ALWAYS = 100
-
-
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
-        source = tmp_path_factory.mktemp("data") / "in"
-        texts = make_input(source)
-        yield started, source, texts
 
 
 def test_it_is_quarantined_after_its_attempts_and_the_others_are_done(starter, tmp_path):

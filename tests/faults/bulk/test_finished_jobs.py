@@ -5,16 +5,8 @@ import pytest
 from backend_client._cli.main import main
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
-from tests.faults.bulk.drivers import drivers
 
 ARGUMENTS = ["--in-process", "--rows-per-fragment", "100", "--max-rejected", "0.1"]
-
-
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
-        source = tmp_path_factory.mktemp("data") / "in"
-        yield started, source, make_input(source)
 
 
 @pytest.fixture

@@ -3,20 +3,10 @@
 import pytest
 
 from backend_client.bulk.steps import STEPS
-from backend_client.testing import FakeFleet
-from tests.faults.bulk.data_sets import assert_whole, make_input, rows_of
-from tests.faults.bulk.drivers import drivers
+from tests.faults.bulk.data_sets import assert_whole, rows_of
 
 SIGKILL = -9
 INTERRUPTED = 130
-
-
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
-        source = tmp_path_factory.mktemp("data") / "in"
-        texts = make_input(source)
-        yield started, source, texts
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -5,7 +5,24 @@ import asyncio
 import pytest
 
 from backend_client import NPUClient, sync
+from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode
+
+
+@pytest.fixture(scope="module")
+def running():
+    """Two nodes for all tests of a module; `fleet` clears them after each."""
+    with FakeFleet(2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(running):
+    """Two nodes with nothing scripted and nothing sent."""
+    yield running
+    running.requests.clear()
+    for node in running:
+        node.clear()
 
 
 @pytest.fixture

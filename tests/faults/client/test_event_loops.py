@@ -9,26 +9,12 @@ import pytest
 
 from backend_client import ClientSettings, CloudClient, ConfigurationError, InferenceClient, NPUClient
 from backend_client.errors import ClientClosed, StreamInterrupted
-from backend_client.testing import FakeFleet, hang
+from backend_client.testing import hang
 from tests.faults.scripted_node import ScriptedCloud
 from tests.faults.served import served_in_thread
 from tests.support.strictly import run_strictly
 
 QUESTION = [{"role": "user", "content": "Where?"}]
-
-
-@pytest.fixture(scope="module")
-def running():
-    with FakeFleet(2) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(running):
-    yield running
-    running.requests.clear()
-    for node in running:
-        node.clear()
 
 
 @pytest.fixture

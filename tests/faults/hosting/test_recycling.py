@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
+from tests.faults.hosting.rerun_model import serving
 from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary
-from tests.faults.hosting.test_reruns import serving
 from tests.support.scripted_runner import STALL
 from worker_node.devices.memory import MemoryReader
 from worker_node.domain import Device

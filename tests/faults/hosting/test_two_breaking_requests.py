@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.faults.hosting.rerun_model import serving
 from tests.faults.hosting.test_engine_faults import QUICK, until
-from tests.faults.hosting.test_reruns import serving
 from tests.support.scripted_runner import LATE, POISON, TAKEN
 from worker_node.engines.base import EngineState
 from worker_node.errors import RequestBreaksEngine

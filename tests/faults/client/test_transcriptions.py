@@ -1,0 +1,179 @@
+"""Transcription over real sockets: recordings in every form, typed results, faults, and what is refused."""
+
+import asyncio
+import io
+import json
+import os
+import pickle
+
+import pytest
+
+from backend_client import (
+    DeadlineExceeded,
+    InferenceClient,
+    InvalidArgument,
+    NPUUnavailableError,
+)
+from backend_client.testing import FakeFleet, drop, status
+from backend_client.testing.answers import json_answer, route_headers
+from tests.faults.client.retried import until_retried
+
+AUDIO = b"RIFF\r\n--not-a-boundary\r\n\x00\xff" * 3
+
+
+@pytest.fixture
+async def client(fleet):
+    async with fleet.async_client() as made:
+        await made.health()
+        yield made
+
+
+@pytest.mark.parametrize("kind", ["path", "str", "bytes", "bytearray", "file", "memory"])
+async def test_a_recording_is_a_path_its_bytes_or_a_file(client, fleet, tmp_path, kind):
+    path = tmp_path / "Ä recording.wav"
+    path.write_bytes(AUDIO)
+    with path.open("rb") as file:
+        given = {
+            "path": path,
+            "str": str(path),
+            "bytes": AUDIO,
+            "bytearray": bytearray(AUDIO),
+            "file": file,
+            "memory": io.BytesIO(AUDIO),
+        }
+        result = await client.transcribe(given[kind], language="en", timestamp_granularities=["word", "segment"])
+    assert (result.text, result.language, result.duration) == ("It is raining in Paris.", "en", 2.5)
+    [segment] = result.segments
+    assert (segment.start, segment.end, segment.text) == (0.0, 2.5, result.text)
+    assert [word.word for word in result.words] == result.text.split()
+    assert (result.words[1].start, result.words[1].end) == (0.5, 1.0)
+    sent = fleet.assert_sent("/v1/audio/transcriptions", times=1, file=AUDIO, response_format="verbose_json")
+    assert sent.body["timestamp_granularities[]"] == ["word", "segment"]
+    assert sent.body["model"] == "fake-listener"
+    assert "raining" not in repr(result)
+    assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301
+
+
+async def test_a_long_recording_is_sent_again_where_a_node_fails_before_its_reply(client, fleet):
+    long = os.urandom(3 * 1024 * 1024)
+    fleet[0].script(drop())
+    result = await until_retried(lambda: client.transcribe(long))
+    assert [attempt.outcome for attempt in result.attempts] == ["ConnectionLost", "ok"]
+    assert all(request.body["file"] == long for request in fleet.sent("/v1/audio/transcriptions"))
+
+
+async def test_a_file_that_never_ends_costs_no_more_than_the_deadline(client, fleet, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DeadlineExceeded, match="before the recording was read"):
+        await client.transcribe(tmp_path / "pipe", timeout=1)
+    fleet.assert_nothing_sent()
+    # The thread that reads goes on until somebody writes.
+    os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
+
+
+@pytest.mark.parametrize(
+    ("audio", "why"),
+    [
+        (None, "NoneType"),
+        (12, "int"),
+        (b"", "empty"),
+        ("/no/such/file.wav", "No such file"),
+        ("/", "directory"),
+        ("a\0b", "not a valid path"),
+        (io.StringIO("text"), "binary"),
+    ],
+)
+async def test_what_is_no_recording_is_refused_before_it_is_sent(client, fleet, audio, why):
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        await client.transcribe(audio)
+    assert caught.value.param == "audio"
+    fleet.assert_nothing_sent()
+
+
+async def test_what_skips_silence_is_sent_as_the_form_has_it(client, fleet):
+    await client.transcribe(AUDIO, vad_filter=True)
+    await client.transcribe(AUDIO, vad_filter=False, chunking_strategy=None)
+    strategy = {"type": "server_vad", "threshold": 0.25}
+    await client.transcribe(AUDIO, chunking_strategy=strategy)
+    await client.transcribe(AUDIO, chunking_strategy="auto")
+    sent = [request.body for request in fleet.sent("/v1/audio/transcriptions")]
+    assert [body.get("vad_filter") for body in sent] == ["true", "false", None, None]
+    assert [body.get("chunking_strategy") for body in sent[:2]] == [None, None]
+    assert json.loads(sent[2]["chunking_strategy"]) == strategy
+    assert sent[3]["chunking_strategy"] == "auto"
+
+
+async def test_a_strategy_without_a_json_form_is_refused_before_it_is_sent(client, fleet):
+    for wrong in ({"threshold": float("nan")}, {"threshold": object()}):
+        with pytest.raises(InvalidArgument, match="chunking_strategy"):
+            await client.transcribe(AUDIO, chunking_strategy=wrong)
+    fleet.assert_nothing_sent()
+
+
+async def test_granularities_are_words_or_segments(client, fleet):
+    for wrong in ([], ["sentence"], [["word"]], "word"):
+        with pytest.raises(InvalidArgument, match="timestamp_granularities"):
+            await client.transcribe(AUDIO, timestamp_granularities=wrong)
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"text": 1},
+        {"text": "a", "segments": [{"start": 0}]},
+        {"text": "a", "segments": 7},
+        {"text": "a", "words": [{"word": 1, "start": 0, "end": 1}]},
+        {"text": "a", "duration": float("inf")},
+        {"text": "a", "duration": []},
+    ],
+)
+async def test_what_is_no_transcription_is_no_answer(client, fleet, monkeypatch, body):
+    monkeypatch.setattr(fleet[0], "_answer", lambda *_: json_answer(body, route_headers("t")))
+    result = await until_retried(lambda: client.transcribe(AUDIO))
+    assert [attempt.outcome for attempt in result.attempts] == ["BadReply", "ok"]
+    monkeypatch.setattr(fleet[1], "_answer", lambda *_: json_answer(body, route_headers("t")))
+    with pytest.raises(NPUUnavailableError, match="not an answer of /v1/audio/transcriptions"):
+        await client.transcribe(AUDIO)
+
+
+async def test_a_transcription_may_be_its_text_alone(client, fleet, monkeypatch):
+    for node in fleet:
+        monkeypatch.setattr(node, "_answer", lambda *_: json_answer({"text": ""}, route_headers("t")))
+    result = await client.transcribe(AUDIO)
+    assert (result.text, result.language, result.duration, result.segments, result.words) == ("", None, None, (), ())
+
+
+async def test_a_recording_goes_to_the_node_that_hears():
+    with FakeFleet(2) as mixed:
+        mixed[1].offers = {"embedding", "rerank"}
+        async with mixed.async_client() as client:
+            heard = await asyncio.gather(*(client.transcribe(AUDIO) for _ in range(4)))
+            assert {result.node for result in heard} == {mixed[0].url}
+            mixed[0].script(status(500))
+            again = await client.transcribe(AUDIO)
+        # The name might be an alias there: the other node is asked once, when nobody else is left, and knows none.
+        assert [(attempt.node, attempt.outcome) for attempt in again.attempts] == [
+            (mixed[0].url, "NodeFailed"),
+            (mixed[1].url, "ModelMissing"),
+            (mixed[0].url, "ok"),
+        ]
+
+
+@pytest.mark.parametrize("fault", [drop(), status(500), status(503, "engine_unavailable"), status(429, "overloaded")])
+async def test_a_recording_is_heard_by_the_other_node_whatever_ends_the_first_attempt(client, fleet, fault):
+    fleet[0].script(fault)
+    result = await until_retried(lambda: client.transcribe(AUDIO))
+    assert [attempt.node for attempt in result.attempts] == fleet.urls
+
+
+async def test_a_recording_counts_no_tokens_in_the_ledger(fleet, monkeypatch):
+    """The node's token count is that of positions of audio, in the first passage."""
+    for node in fleet:
+        headers = {**route_headers("fake-listener"), "X-NPU-Node-Token-Count": "1500"}
+        monkeypatch.setattr(node, "_answer", lambda *_, told=headers: json_answer({"text": "a"}, told))
+    async with InferenceClient(fleet.async_client()) as client:
+        await client.transcribe(AUDIO)
+        assert (client.ledger.local.calls, client.ledger.local.prompt_tokens) == (1, 0)

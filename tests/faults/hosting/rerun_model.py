@@ -1,0 +1,117 @@
+"""A model with scripted engines in real processes, and the serving path above them without its tokenizer."""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from worker_node.devices.memory import KERNEL
+from worker_node.domain import Device, ModelKind, RequestContext
+from worker_node.engines.base import EngineState
+from worker_node.engines.messages import EngineSpec
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.hosting.suspicion import Suspects
+from worker_node.manager.placement import Placement
+from worker_node.scheduling.admission import Admission, AdmissionLimits
+from worker_node.serving.places import select_placement
+from worker_node.serving.rerun import Runs, run_again
+from worker_node.serving.verdict import Demand
+from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import Embedded, embed_job
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+
+LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)
+
+
+class Model:
+    """A model with a scripted engine on each device."""
+
+    def __init__(self, devices, limits, options, canary=no_canary, memory=KERNEL):
+        suspects = Suspects()
+        self._hold = Path(options.get("hold", os.devnull))
+        self.engines = [
+            SupervisedEngine(
+                EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
+                canary,
+                limits,
+                suspects=suspects,
+                memory=memory,
+            )
+            for device in devices
+        ]
+        self.placements = [
+            Placement(device, engine, Admission("m", AdmissionLimits(64, 64)), 8192, 8192, suspects=suspects)
+            for device, engine in zip(devices, self.engines, strict=True)
+        ]
+
+    async def runs(self, seconds, **more):
+        now = time.monotonic()
+        context = RequestContext("req_1", now, now + seconds, **more)
+        demand = Demand("m", self.placements, 8, 8, 1)
+        place = await select_placement(demand, context)
+        return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
+
+    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, **more):
+        """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`."""
+        runs, context = await self.runs(seconds, **more)
+        if head:
+            runs.tell_device()
+        job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
+        got = []
+        with runs.admitted() as runs.permit:
+            async with aclosing(run_again(runs, lambda _place: job, TokenDelta)) as deltas:
+                async for delta in deltas:
+                    if not got and on_first:
+                        on_first()
+                    got += delta.tokens
+        return got, runs.place.placement.device
+
+    async def embed(self, *rows, seconds=60.0):
+        runs, context = await self.runs(seconds)
+        with runs.admitted() as runs.permit:
+            job = embed_job(rows, context.deadline)
+            async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
+                return EmbeddingOutput.of(await anext(results), len(rows))
+
+    def let_go(self):
+        """Held engines take a step."""
+        self._hold.unlink()
+
+    async def kill(self, index=0, *, holding=1, number=signal.SIGKILL, let_go=True):
+        """Kill an engine as soon as it holds so many jobs; those that come after it are not held."""
+        engine = self.engines[index]
+        async with asyncio.timeout(30):
+            while engine.status.in_flight < holding or engine.status.state is not EngineState.READY:
+                await asyncio.sleep(0.002)
+        os.kill(engine.status.pid, number)
+        if let_go:
+            self.let_go()
+
+
+@asynccontextmanager
+async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **options):
+    """Yields a `Model`, all of whose engines are ready; `options` are the runner's."""
+    model = Model(devices or (Device.CPU,), limits, options, canary, memory)
+    for engine in model.engines:
+        engine.start()
+    try:
+        for engine in model.engines:
+            await until(engine, EngineState.READY)
+        yield model
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in model.engines))
+
+
+@asynccontextmanager
+async def holding(*devices, **how):
+    """As `serving`, with engines that take no step until `Model.kill` or `Model.let_go`."""
+    with tempfile.TemporaryDirectory() as directory:
+        hold = Path(directory) / "hold"
+        hold.touch()
+        async with serving(*devices, hold=str(hold), **how) as model:
+            yield model

@@ -1,0 +1,105 @@
+"""Requests that break their engine are found and refused; those beside them are answered."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.hosting.rerun_model import holding, serving
+from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, until
+from tests.support.scripted_runner import BREAK, HANG, POISON
+from worker_node.domain import Device
+from worker_node.engines.base import EngineState
+from worker_node.errors import EngineUnavailable, RequestBreaksEngine
+from worker_node.hosting.life import HostingLimits
+from worker_node.hosting.liveness import LivenessLimits
+from worker_node.serving.rerun import MAX_RUNS
+
+
+@pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
+async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
+    log = tmp_path / "log"
+    # Over 5 s: eight trials of 0.6 s, and five restarts.
+    async with holding(log=str(log), announce=announce, prefill_s=0.6) as model:
+        # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
+        before = asyncio.create_task(model.answer(9))
+        while "submit" not in log.read_text():
+            await asyncio.sleep(0)
+        innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 41)]
+        poisonous = asyncio.create_task(model.answer(POISON, 1))
+        async with asyncio.timeout(60):
+            while model.engines[0].status.in_flight < 42:
+                await asyncio.sleep(0)
+            model.let_go()
+            with pytest.raises(RequestBreaksEngine):
+                await poisonous
+            assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 41)]
+        assert await before == ([9], Device.CPU)
+        deaths = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("die with")]
+        assert len(deaths) <= MAX_RUNS
+        assert sum(on_board > 1 for on_board in deaths) <= 3, "the others were taken down again more than twice"
+        assert deaths[-2:] == [1, 1], "it was not alone when it was found guilty"
+        # The request is to blame and not the engine; sent again it costs nothing.
+        await until(model.engines[0], EngineState.READY)
+        with pytest.raises(RequestBreaksEngine):
+            await model.answer(POISON, 1)
+        assert model.engines[0].status.restarts == len(deaths)
+
+
+async def test_a_request_that_hangs_its_engine_twice_is_refused():
+    limits = HostingLimits(liveness=LivenessLimits(HANG_S, HANG_S), restart=QUICK, stop_timeout_s=1.0)
+    async with serving(limits=limits) as model:
+        # More than 5 s: it hangs twice.
+        async with asyncio.timeout(60):
+            with pytest.raises(RequestBreaksEngine, match="hung"):
+                await model.answer(HANG)
+        await until(model.engines[0], EngineState.READY)
+        assert model.engines[0].status.restarts == 2
+
+
+async def test_a_request_whose_preparation_kills_the_engine_is_refused_at_once_and_the_others_run_again():
+    async with serving(step_s=0.05) as model:
+        innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
+        with pytest.raises(RequestBreaksEngine):
+            await model.answer(BREAK)
+        await asyncio.gather(*innocent, return_exceptions=True)
+        assert model.engines[0].status.restarts == 1
+
+
+async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first():
+    """Else the request that was sent to a dead engine is suspected beside the one that killed it."""
+    async with serving() as model:
+        engine = model.engines[0]
+        guilty = asyncio.create_task(model.answer(BREAK))
+        async with asyncio.timeout(30):
+            while not engine.status.in_flight:
+                await asyncio.sleep(0)
+        # The event loop stands still until the engine is dead: it has read nothing when it writes again.
+        os.waitid(os.P_PID, engine.status.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        innocent = asyncio.create_task(model.answer(1, 2))
+        with pytest.raises(RequestBreaksEngine):
+            await guilty
+        assert await innocent == ([1, 2], Device.CPU)
+        assert engine.status.restarts == 1
+
+
+async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
+    # How many requests that takes is simulated in tests/unit/worker_node/hosting/test_trials_simulation.py.
+    limits = HostingLimits(restart=replace(QUICK, crash_limit=1), stop_timeout_s=1.0)
+    async with serving(limits=limits) as model:
+        with pytest.raises(EngineUnavailable):
+            await model.answer(POISON)
+        await until(model.engines[0], EngineState.QUARANTINED)
+        assert not model.placements[0].suspects
+
+
+async def test_requests_that_break_an_engine_do_not_quarantine_it_while_it_answers_others():
+    async with serving() as model:
+        for n in range(3):
+            await until(model.engines[0], EngineState.READY)
+            with pytest.raises(RequestBreaksEngine):
+                await model.answer(POISON, n)
+            await until(model.engines[0], EngineState.READY)
+            assert await model.answer(n, n) == ([n, n], Device.CPU)
+        assert model.engines[0].status.restarts == 6
