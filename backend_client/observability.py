@@ -52,7 +52,7 @@ from backend_client.sync import Blocking
 I = TypeVar("I")  # noqa: E741  (an item of a stream)
 C = TypeVar("C", bound=BaseClient | Blocking[Any])
 
-# Only this: the application's baggage is nobody's business but its own.
+# Only this: the application's baggage is private to it.
 _PROPAGATOR = TraceContextTextMapPropagator()
 # From a cached embedding's millisecond to a long generation's minutes.
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -176,7 +176,7 @@ class ObservedBackend:
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Stream, observed from the opening to the last piece."""
         observed = self._stream(job, opened_by)
-        # The first step opens the stream; what it brought is handed on before the rest.
+        # The first step opens the stream; its first item is passed on before the rest.
         first = await anext(observed)
         return _led(first, observed)
 
@@ -251,7 +251,7 @@ class ObservedBackend:
                 span.set_attributes(of_server(last.source, last.node))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            # The caller left, which is nobody's error.
+            # The caller left, which is no error.
             error = "cancelled"
             raise
         finally:

@@ -15,7 +15,7 @@ _UNKNOWN_WAIT_S = 2.0
 
 
 class RememberingResolver(AbstractResolver):
-    """The system's resolver; while it hangs or fails, the addresses that it told last."""
+    """The system's resolver; while it hangs or fails, the addresses that it returned last."""
 
     def __init__(self) -> None:
         self._shared = Shared()

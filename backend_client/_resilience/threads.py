@@ -36,7 +36,7 @@ async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
             result = function()
         except Exception as error:  # noqa: BLE001  (it is raised in the event loop)
             problem = error
-        # An event loop that has ended raises: nobody waits.
+        # An event loop that has ended raises: it has no callers left.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, problem)
 
@@ -45,7 +45,7 @@ async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
 
 
 class Shared:
-    """At most one call of a function at a time, shared by all who wait for it; it goes on when they leave."""
+    """At most one call of a function at a time, shared by all of its callers; it continues when they leave."""
 
     def __init__(self) -> None:
         self._running: dict[object, asyncio.Future[object]] = {}
@@ -69,7 +69,7 @@ class Shared:
         if self._running.get(key) is done:
             del self._running[key]
         if not done.cancelled():
-            done.exception()  # Retrieved: those who waited may have left.
+            done.exception()  # Retrieved: its callers may have left.
 
 
 def map_in_daemon_threads(function: Callable[[A], R], items: Sequence[A], at_once: int, name: str) -> list[R]:

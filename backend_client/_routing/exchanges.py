@@ -38,8 +38,9 @@ class FleetExchanges:
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply.
 
-        Where the route can stream, it is streamed between node and client, so that a hung engine is told from a long
-        answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any other.
+        Where the route can stream, it is streamed between node and client, so that a hung engine is distinguished from
+        a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
+        other.
         """
         job = await self._stored.placed(job, self._whole)
         reply = await self._whole(job)

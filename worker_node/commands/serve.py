@@ -107,7 +107,7 @@ def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
         raise InvalidSettings(problems)
     with _explained("the settings in the environment"):
         settings = BoundedSettings(**_flags(args, "host", "port"))
-        settings.node_settings()  # NPU_NODE_* counts too, and is to be told in the same way where it is wrong
+        settings.node_settings()  # NPU_NODE_* counts too, and its mistakes are reported in the same way
     return settings
 
 

@@ -137,7 +137,7 @@ def main(fd: int, parent_pid: int) -> int:
     try:
         runner = make_runner(spec)
         channel.send(runner.load())
-    except Exception as error:  # noqa: BLE001  (whatever a driver raises, the edge must be told and not guess)
+    except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
         channel.send(LoadFailed(f"{type(error).__name__}: {_brief(error)}"))
         return 1
     try:

@@ -158,7 +158,7 @@ class CpuTurns:
         seats = self._first if role is CpuRole.FIRST else self._yielding
         (seats.add if busy else seats.discard)(seat)
         if not busy:
-            # Idle: it must hear what it is told, as that it is to end.
+            # Idle: it must be able to receive commands, such as the one to end.
             seat.resume()
         if not (self._first and self._yielding):
             self._stop()

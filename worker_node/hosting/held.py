@@ -17,7 +17,7 @@ from worker_node.hosting.suspicion import BY_ITSELF, OnBoard, Standing, Suspects
 
 # So long after its caller has left the engine surely knows it, if its loop turns.
 _KNOWN_S = 1.0
-# Of jobs whose callers have left so many are kept. More are left within one run only by who floods the engine.
+# How many jobs are kept whose callers have left: only a flood leaves more within one run.
 _MOST_LEFT = 64
 
 

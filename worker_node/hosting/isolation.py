@@ -13,7 +13,7 @@ from worker_node.hosting.trials import Trials, Visit
 
 # A suspect that finds the engine in use waits so long to be tried apart; then it is run with the others.
 _PATIENCE_S = 2.0
-# The prime suspect needs an empty engine: after so long nobody else is let in before it.
+# The prime suspect needs an empty engine: after so long no other request is admitted before it.
 _URGENT_S = 5.0
 # So long after its first result the prime suspect keeps the others out.
 _ALONE_S = 10.0

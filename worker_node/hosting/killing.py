@@ -53,7 +53,7 @@ class KillWatch:
         if own is not None or loading:
             self._left = self.memory.available()
         if own is not None and self._newer is not None and self._newer.own is None:
-            self._older = self._newer = None  # from now on its growth can be told
+            self._older = self._newer = None  # from now on its growth is measured
         if self._newer is None or now - self._newer.at >= _WINDOW_S:
             self._older, self._newer = self._newer, _Reading(now, self.memory.oom_kills(), own)
 

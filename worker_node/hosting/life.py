@@ -126,7 +126,7 @@ class EngineLife:
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not turn.done():
-                    await link.loaded  # it has not been told to load: it can only have failed
+                    await link.loaded  # it did not get the command to load: it can only have failed
             finally:
                 turn.cancel()  # of no effect once it has come
                 await asyncio.gather(turn, return_exceptions=True)
@@ -199,7 +199,7 @@ class EngineLife:
             try:
                 link.kills.look(now, link.pid)
                 reason, pause = link.liveness.look(link.seat.ran_until(now))
-            except Exception as error:  # noqa: BLE001  (an engine that nobody watches may hang for ever)
+            except Exception as error:  # noqa: BLE001  (an engine without supervision may hang for ever)
                 log.error("watching %s on %s failed: %s", self._spec.model_id, self._spec.device, type(error).__name__)
                 reason, pause = None, _WATCH_AGAIN_S
             if reason is not None:

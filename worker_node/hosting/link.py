@@ -227,7 +227,7 @@ class EngineLink(asyncio.Protocol):
         reason = self._kill_reason or "the engine process died"
         if not self.loaded.done():
             self.loaded.set_exception(engine_died(self._spec, reason))
-            self.loaded.exception()  # somebody may have stopped waiting for it
+            self.loaded.exception()  # its caller may have stopped waiting for it
         if self._kill_reason is None and not self._blameless:
             self._inquest = asyncio.create_task(self._learn_cause(reason), name=f"cause of death {self._spec.model_id}")
         else:
@@ -238,7 +238,7 @@ class EngineLink(asyncio.Protocol):
         self._closed.set_result(reason)
 
     async def _learn_cause(self, reason: str) -> None:
-        """Fail the jobs once the exit status tells whether one of them, or the engine, can have caused the end."""
+        """Fail the jobs once the exit status shows whether one of them, or the engine, can have caused the end."""
         try:
             async with asyncio.timeout(_STATUS_WAIT_S):
                 while self._status() is None:  # noqa: ASYNC110  (no event tells of it but SIGCHLD, which is not ours)
@@ -257,7 +257,7 @@ class EngineLink(asyncio.Protocol):
     def _read_last_words(self) -> None:
         """Read what the engine sent before it ended: a failed write to it closes the transport with that unread.
 
-        It may be the announcement that tells which request is to blame.
+        It may be the announcement that shows which request is to blame.
         """
         if self._socket is None:
             return

@@ -41,7 +41,7 @@ class EngineEnd:
 
 
 class Succession:
-    """Runs the processes of the engine `name`. `notify` is told its state as that changes; see `serve`.
+    """Runs the processes of the engine `name`. `notify` is called with each new state; see `serve`.
 
     `spawn` starts a process, and calls `became_ready` for it.
     """
@@ -108,7 +108,7 @@ class Succession:
                 if self.current is process:
                     self.current = None
                 if process not in self._retiring:
-                    # Being stopped in the middle must not leave a process that nobody waits for.
+                    # Being stopped in the middle must not leave a process without supervision.
                     await asyncio.shield(self._reap(process))
 
     async def discard_heir(self) -> None:

@@ -174,7 +174,7 @@ class SupervisedEngine:
         try:
             outcome = await self._succession.serve()
         except Exception as error:
-            # Whatever it was, an engine that nobody supervises would be lost for the life of the node.
+            # Whatever it was, an engine without supervision would be lost for the life of the node.
             log.exception("engine %s: its supervision failed", self._name)
             outcome = EngineEnd(End.CRASHED, f"its supervision failed ({type(error).__name__}; the log has more)")
         if outcome.end is End.OUTGROWN:

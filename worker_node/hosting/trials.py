@@ -74,7 +74,7 @@ class Trials:
             self.waiting.pop(visit, None)
 
     def admit(self) -> list[Visit]:
-        """Let in who may enter now, and return them."""
+        """Admit the requests that may enter now, and return them."""
         entered = []
         for visit in sorted(self.waiting, key=lambda visit: (_ORDER[visit.standing], -visit.company)):
             if self._may_enter(visit):

@@ -74,7 +74,7 @@ class FileReading:
         finally:
             task.callers -= 1
             if not (task.callers or task.begun):
-                self._tasks.discard(task)  # now, so that nobody joins it
+                self._tasks.discard(task)  # now, so that no later caller joins it
                 running.cancel()
         if running.cancelled():
             raise EngineUnavailable("the node is shutting down; use another node")

@@ -18,7 +18,7 @@ from worker_node.manager.served import ServedModel
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-# Where nobody waits for a model to become idle: many requests of one caller, one after another, make one look.
+# Unless something waits for a model to become idle: successive requests of one caller then cause one look.
 _IDLE_LOOK_S = 1.0
 _RETRY_S = 0.5
 _MB = 1e6
@@ -64,7 +64,7 @@ class Reconciler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._down: set[Key] = set()
-        # Whether somebody waits for memory, or for a model to leave; and the look that is due because one became idle.
+        # Whether a request waits for memory, or for a model to leave; and the look that is due because one became idle.
         self._awaited = True
         self._idle_look: asyncio.TimerHandle | None = None
 
@@ -151,7 +151,7 @@ class Reconciler:
             for placement in model.placements:
                 unit = self._look(model, placement)
                 if unit.key in units:  # a later form that is being loaded, or an earlier one that finishes its requests
-                    # It goes by itself; until then nobody is refused for the memory that it takes.
+                    # It ends by itself; until then no load is refused for the memory that it takes.
                     busy = unit.busy or model.activity.idle_since is not None
                     unit = replace(unit, key=(f"{model.id} ({number})", unit.key[1]), busy=busy, pinned=False)
                     turning_over = True

@@ -17,7 +17,7 @@ class Residency:
     """The record of one engine. Bytes and monotonic seconds.
 
     `estimate` is its memory before it was ever loaded, `after_load` what was measured when it had been, `held` what it
-    takes now. `ask` tells the manager that something has changed; without a manager the engine is loaded at once.
+    takes now. `ask` notifies the manager of a change; without a manager the engine is loaded at once.
     `on_request`: the load was begun for a request, and others wait for it too. `insisted`: it is wanted whether or not
     anybody waits for it. `spare`: it is loaded only into memory that is free now. `refusal` says why the last wish was
     refused.
@@ -85,7 +85,7 @@ class Residency:
             self.changed()
 
     def changed(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake all callers of `change`."""
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 

@@ -30,7 +30,7 @@ class ResultCache:
         self.misses = 0
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
-        """The result for a key; `make` is called where there is none, and cancelled when nobody waits any more.
+        """The result for a key; `make` is called where there is none, and cancelled when its last caller leaves.
 
         Raises what `make` raises.
         """

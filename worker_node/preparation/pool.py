@@ -34,7 +34,7 @@ class PreparationLimits:
     """`cpu_s` and `memory_bytes` (address space) bound one call, which is refused beyond them.
 
     `wall_s` is for a process that waits or a machine that stands still, which is not the call's fault. At most `queue`
-    calls wait. A call nobody waits for any more may take `grace_s` to its end before its process is killed.
+    calls wait. A call whose caller has left may take `grace_s` to its end before its process is killed.
     """
 
     processes: int = 1
@@ -190,7 +190,7 @@ class PreparationPool:
         )
 
     async def _leave(self, process: PreparationProcess, exchange: asyncio.Task[Reply]) -> None:
-        """Let a call that nobody waits for end soon, or end its process."""
+        """After its caller has left, let a call end soon, or end its process."""
         done, _ = await asyncio.wait({exchange}, timeout=self._limits.grace_s)
         if done and exchange.exception() is None:
             self._idle.put_nowait(process)

@@ -38,7 +38,7 @@ class PreparationProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
-        # A process that ends while nobody calls it is reaped at once, and not by the next call.
+        # A process that ends between calls is reaped at once, and not by the next call.
         self._forget = call_when_ended(process.pid, process.poll)
 
     @classmethod
@@ -83,7 +83,7 @@ class PreparationProcess:
         """End the process at once and return its exit status, which is its own if it had ended already."""
         self._writer.close()
         self._forget()
-        # A process that closed its end is ending by itself, and why is told by its own status.
+        # A process that closed its end is ending by itself, and its own status says why.
         try:
             return await asyncio.to_thread(self._process.wait, 0.1 if self._reader.at_eof() else 0)
         except subprocess.TimeoutExpired:

@@ -21,7 +21,7 @@ from worker_node.scheduling.texts import TURN_TOKENS
 
 # A running piece of work is never taken to be over before its end is seen.
 _MOST_OF_IT = 0.95
-# Progress changes an estimate little in this time: under load it is computed once for all who ask.
+# Progress changes an estimate little in this time: under load it is computed once for all requests.
 _FRESH_S = 0.01
 _PREFILL_MEMORY_STEPS = 16
 _GOLDEN = 0.618034  # its multiples, without their whole part, are spread evenly

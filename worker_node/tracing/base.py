@@ -14,7 +14,7 @@ from worker_node.engines.base import Engine
 
 
 class Operation:
-    """One inference, from its tokens to its answer. Each stage is told when it is over."""
+    """One inference, from its tokens to its answer. Each stage is reported when it is over."""
 
     def tokenized(self, began: float) -> None:
         """The prompt was tokenized, from `began` until now."""

@@ -62,7 +62,7 @@ class SpanTracing(Tracing):
             {"http.request.method": method, "http.route": route, "npu.request_id": request_id},
             start_time=self._clock.at(arrived),
         )
-        # A failure has become a response before it gets here, and a caller who leaves is nobody's error.
+        # A failure has become a response before it gets here, and a caller who leaves is no error.
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield _ServedRequest(span)
@@ -90,7 +90,7 @@ class SpanTracing(Tracing):
             name, attributes=of_operation(name) | dict(attributes), start_time=self._clock.now()
         )
         if not span.is_recording():
-            # It was not sampled, and its stages would not be either: they need not be told.
+            # It was not sampled, and its stages would not be either: they need not be recorded.
             yield Operation()
             return
         operation = _TracedOperation(self._tracer, self._clock, span, name)
@@ -189,7 +189,7 @@ class _TracedOperation(Operation):
             raise
 
     def end(self) -> None:
-        """Nothing more will be told."""
+        """Stop recording."""
         if not self._known_end:
             self._span.set_attribute("npu.abandoned", True)
         self._finish(time.monotonic())

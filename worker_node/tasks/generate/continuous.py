@@ -86,7 +86,7 @@ class ContinuousRunner:
         metrics = self._pipeline.get_metrics()
         # GenAI counts as of its last step: requests that have ended since are no longer running.
         running = min(metrics.scheduled_requests, len(self._running))
-        # GenAI tells its cache's use in per cent, and as of its last step too; with nothing running all of it is free.
+        # GenAI reports its cache's use in per cent, as of its last step too; with nothing running all of it is free.
         return EngineStats(
             waiting=len(self._queue) + self._decoding() - running,
             running=running,
