@@ -6,6 +6,7 @@ import pytest
 
 from backend_client import NPUClient, sync
 from backend_client.testing import FakeFleet
+from tests.faults.chat_node import ChatNode
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode
 
 
@@ -37,6 +38,26 @@ async def pair():
     """Two scripted nodes."""
     async with ScriptedNode().running() as one, ScriptedNode().running() as two:
         yield [one, two]
+
+
+@pytest.fixture
+async def chats():
+    """Two scripted nodes with chats, as (node, chat) pairs."""
+    pairs = []
+    nodes = [ScriptedNode(), ScriptedNode()]
+    for node in nodes:
+        chat = ChatNode()
+        node.more_routes = chat.routes()
+        pairs.append((node, chat))
+    async with nodes[0].running(), nodes[1].running():
+        yield pairs
+
+
+@pytest.fixture
+async def chat_client(chats):
+    """A client of the nodes of `chats`."""
+    async with NPUClient([node.url for node, _ in chats]) as running:
+        yield running
 
 
 @pytest.fixture
