@@ -178,7 +178,7 @@ class FallbackBackend:
         """Why the cloud cannot serve the job as it was requested, or None."""
         wanted = self._for_cloud(job, cloud)
         if isinstance(wanted, EmbedJob) and wanted.space is None:
-            return "no node has told the vector space yet; bind it with spaces.<model>"
+            return "no node has reported the vector space yet; bind it with spaces.<model>"
         if wanted.model is None and (isinstance(wanted, GenerateJob) or _is_chat(wanted)):
             if job.model is None:
                 return "cloud.chat_model is not set"

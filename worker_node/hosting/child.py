@@ -40,7 +40,6 @@ from worker_node.operating_system import end_with_parent, lower_priority
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-_PR_SET_NAME = 15
 
 
 class EdgeGone(Exception):
