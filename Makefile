@@ -102,7 +102,7 @@ deb:                ## build the Debian package for the Debian that this runs on
 bundle:             ## build dist/npu-node-bundle/, a node that runs without Python
 	$(PYTHON) -m venv .venv-bundle
 	@.venv-bundle/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt \
-		'.[node,convert]' pyinstaller
+		'.[node,convert]' pyinstaller==6.22.3
 	packaging/bundle/build.sh
 
 bench: install      ## measure; prints ratios made in one run, plots in build/bench; PEERS='--peer NAME=URL' adds servers

@@ -1,5 +1,6 @@
 """The bundle serves on a machine without Python: built here, run in a container that has nothing but a bare Debian."""
 
+import re
 import sys
 import time
 
@@ -13,7 +14,8 @@ from tests.ops.test_container_image import call
 # An environment of 60 wheels is made and packed: several minutes of CPU time.
 pytestmark = pytest.mark.timeout(7200)
 
-PYINSTALLER = "pyinstaller==6.16.0"
+# The version of `make bundle`.
+(PYINSTALLER,) = re.findall(r"pyinstaller==[\d.]+", (ROOT / "Makefile").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
