@@ -91,7 +91,7 @@ async def test_no_cloud_for_a_space_that_is_not_mapped(cloud):
         with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space another"):
             await client.embed("text", model="all-minilm-l6-v2")
     async with fallback([DEAD], cloud) as client:
-        with pytest.raises(NPUUnavailableError, match="no node has told"):
+        with pytest.raises(NPUUnavailableError, match="no node has reported"):
             await client.embed("text")
     assert not cloud.requests
 
