@@ -140,13 +140,17 @@ def _chunk(table: Any, position: int, job: BulkJob) -> Chunk:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column; bytes in place of a string that is not UTF-8."""
+    """The values of a column; bytes in place of a string that is not UTF-8.
+
+    Writers of old, and Spark on demand, store strings as bytes without saying that they are text: UTF-8 is text.
+    """
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
         pa = need("pyarrow")
-        raw = column.cast(pa.large_binary()).to_pylist()
-        values = [_text_or_bytes(value) for value in raw]
+        values = column.cast(pa.large_binary()).to_pylist()
+    if isinstance(next((value for value in values if value is not None), None), bytes):
+        return [_text_or_bytes(value) for value in values]
     return values
 
 

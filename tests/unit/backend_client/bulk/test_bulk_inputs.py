@@ -55,10 +55,19 @@ def test_links_are_read_as_what_they_lead_to_and_nothing_is_there_twice(tmp_path
         ("in/*.jsonl", "in/out", True),
         ("in/*.parquet", "in", False),
         ("in/**/*.jsonl", "in/out", False),
+        ("in", "in/../in", False),
+        ("in", "./other/../in/out", False),
+        ("in", "link", False),
+        ("link", "in/out", False),
+        ("link/*.parquet", "in", False),
+        ("in/../in", "in", False),
+        ("in", "in/../out", True),
     ],
 )
 def test_an_output_that_the_input_would_list_is_refused(tmp_path, monkeypatch, pattern, out, apart):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to("in")
     if apart:
         check_apart(pattern, out)
     else:

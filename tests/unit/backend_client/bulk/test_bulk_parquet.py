@@ -33,6 +33,15 @@ def test_a_parquet_string_that_is_not_utf_8_comes_as_bytes(tmp_path):
     assert found == [(0, "good"), (1, b"\xff\xfe"), (2, None)]
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())])
+def test_text_that_is_stored_as_bytes_is_read_as_text(tmp_path, kind):
+    path = tmp_path / "in.parquet"
+    values = pa.array([None, b"good", "größer".encode(), b"\xff\xfe"], pa.binary()).cast(kind)
+    pq.write_table(pa.table({"text": values}), path)
+    found, _ = rows_in(plan(list_inputs(str(path)), 10))
+    assert found == [(0, None), (1, "good"), (2, "größer"), (3, b"\xff\xfe")]
+
+
 def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
     path = tmp_path / "in.parquet"
     texts = [os.urandom(30).hex() for _ in range(300)]
