@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 1
     try:
         status = _run(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            # Closed by the caller (>&-), which `npu_commands` mends for the installed commands.
+            sys.stdout.flush()
     except NodeError as error:
         _say(error.message)
     except KeyboardInterrupt:
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         status = _reader_gone()
     except OSError as error:
-        _say(sentence(error))
+        _say(_about_output(error) or sentence(error))
+        status = 1
     except ModuleNotFoundError as error:
         _say(_missing(error))
     return status
@@ -88,6 +91,18 @@ def _reader_gone() -> int:
     """As `npu-node list | head`: what read our output has seen enough. Nothing is to be written at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def _about_output(error: OSError) -> str | None:
+    """For an error of standard output itself: what could not be written is still there, and fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        if again.errno == error.errno:
+            # Nothing is to be written at exit either.
+            _reader_gone()
+            return f"the output cannot be written: {(error.strerror or str(error)).lower()}"
+    return None
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -82,5 +82,7 @@ def _main(argv: Sequence[str] | None) -> int:
         status: int = args.start(args, settings)
     else:
         status = asyncio.run(args.run(args, settings))
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        # Closed by the caller (>&-), which `npu_commands` mends for the installed commands.
+        sys.stdout.flush()
     return status

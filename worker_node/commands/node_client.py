@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +17,10 @@ from worker_node.errors import ConfigurationError, NodeError
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 URL_VARIABLE = "NPU_NODE_URL"
+KEY_VARIABLE = "NPU_NODE_API_KEY"
 # The value that keeps commands from looking for a node: they work on the store.
 NO_NODE = "none"
+_URL = re.compile("https?://[^/:]", re.IGNORECASE)
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 
@@ -94,11 +98,15 @@ class NodeClient:
             raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
         except orjson.JSONDecodeError as error:
             raise NodeCallFailed(f"{self.url} answers what no node answers: is it one?") from error
+        except UnicodeEncodeError as error:
+            # Bytes of the command line or of standard input that the locale's encoding does not have.
+            raise NodeCallFailed(f"the text is not valid {_encoding()}: check it, and the locale (LC_ALL)") from error
 
 
 def model_path(name: str, action: str = "") -> str:
     """The route of a model, or of what is done to it; ids may hold slashes. Raises ConfigurationError for no name."""
-    if any(part in {"", ".", ".."} for part in name.split("/")):
+    undecoded = any("\ud800" <= character <= "\udfff" for character in name)
+    if undecoded or any(part in {"", ".", ".."} for part in name.split("/")):
         # HTTP clients and servers would make another route of it, and with it another model.
         raise ConfigurationError(f"{name!r} is no name of a model; npu-node list shows the names")
     return f"/models/{quote(name, safe='/:@')}" + (f"/{action}" if action else "")
@@ -107,13 +115,20 @@ def model_path(name: str, action: str = "") -> str:
 def find_node() -> NodeClient | None:
     """The node of `NPU_NODE_URL`, else the local one if it runs; the key is `NPU_NODE_API_KEY`.
 
-    Raises ConfigurationError when the variable names a node that does not answer.
+    Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed.
     """
     url = os.environ.get(URL_VARIABLE, "")
     if url.lower() == NO_NODE:
         return None
+    if url and not _URL.match(url):
+        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
+    key = os.environ.get(KEY_VARIABLE)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigurationError(
+            f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
+        )
     try:
-        client = NodeClient(url or DEFAULT_URL, os.environ.get("NPU_NODE_API_KEY"))
+        client = NodeClient(url or DEFAULT_URL, key)
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
     if client.is_up():
@@ -135,10 +150,21 @@ def node_or_none() -> Iterator[NodeClient | None]:
             client.close()
 
 
+def where_no_node_runs() -> str:
+    """Where the commands looked for a node in vain, for a message."""
+    if os.environ.get(URL_VARIABLE, "").lower() == NO_NODE:
+        return f"no node is asked ({URL_VARIABLE} is {NO_NODE})"
+    return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
+
+
 def on_node(work: Callable[[NodeClient], int], otherwise: Callable[[], int]) -> int:
     """The exit status of `work` with the running node, or of `otherwise` when none runs."""
     with node_or_none() as node:
         return otherwise() if node is None else work(node)
+
+
+def _encoding() -> str:
+    return (sys.stdin.encoding or "UTF-8").upper()
 
 
 def _refused(response: httpx2.Response) -> NodeCallFailed:
@@ -148,5 +174,5 @@ def _refused(response: httpx2.Response) -> NodeCallFailed:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         message = f"the node answered {response.status_code}"
     if response.status_code == 401:
-        message += " (set NPU_NODE_API_KEY)"
+        message += f" (set {KEY_VARIABLE})"
     return NodeCallFailed(message, response.status_code)

@@ -18,13 +18,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the models; none when no node runs."""
-    from worker_node.commands.node_client import DEFAULT_URL, node_or_none
+    from worker_node.commands.node_client import node_or_none, where_no_node_runs
     from worker_node.commands.tables import megabytes, serving_device, table
 
     with node_or_none() as node:
         models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
     if node is None:
-        print(f"npu-node: no node runs at {DEFAULT_URL}, so nothing is loaded", file=sys.stderr)
+        print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     rows = [
         {
             "name": model["id"],

@@ -16,13 +16,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Unload each model: now, or when it has done what it is at."""
-    from worker_node.commands.node_client import DEFAULT_URL, model_path, node_or_none
+    from worker_node.commands.node_client import model_path, node_or_none, where_no_node_runs
 
     with node_or_none() as node:
         if node is None:
-            raise ConfigurationError(
-                f"no node runs at {DEFAULT_URL}, so nothing is loaded (NPU_NODE_URL names another)"
-            )
+            raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:
             node.post(model_path(name, "unload"))
             print(f"{name}: unloaded")

@@ -33,7 +33,9 @@ def test_a_parquet_string_that_is_not_utf_8_comes_as_bytes(tmp_path):
     assert found == [(0, "good"), (1, b"\xff\xfe"), (2, None)]
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())])
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+)
 def test_text_that_is_stored_as_bytes_is_read_as_text(tmp_path, kind):
     path = tmp_path / "in.parquet"
     values = pa.array([None, b"good", "größer".encode(), b"\xff\xfe"], pa.binary()).cast(kind)

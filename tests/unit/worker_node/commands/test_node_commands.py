@@ -1,6 +1,7 @@
 """`list`, `ps`, `show`, `stop`, `rm` and `pull` with a node that answers, with one that refuses, and without one."""
 
 import asyncio
+import io
 import json
 import threading
 from pathlib import Path
@@ -134,12 +135,43 @@ def test_stop_and_rm_ask_the_node(api, capsys):
     ]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "other/../tiny", "maker//tiny", "/models"])
+@pytest.mark.parametrize("name", ["", ".", "..", "other/../tiny", "maker//tiny", "/models", "\udcff"])
 @pytest.mark.parametrize("command", ["rm", "show", "stop"])
 def test_a_name_that_would_become_another_models_route_is_refused(api, capsys, command, name):
     assert main([command, name]) == 1
     assert "is no name of a model" in capsys.readouterr().err
     assert api.asked == []
+
+
+@pytest.mark.parametrize("key", ["größer", "two\nlines", "tab\t"])
+def test_a_key_that_no_header_can_hold_is_refused_by_the_name_of_its_variable(api, monkeypatch, capsys, key):
+    monkeypatch.setenv("NPU_NODE_API_KEY", key)
+    assert main(["ps"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("npu-node: NPU_NODE_API_KEY has ")
+    assert key not in told
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://", "localhost:8081", "https://:80"])
+def test_a_node_that_is_no_url_is_refused_by_the_name_of_its_variable(monkeypatch, capsys, url):
+    monkeypatch.setenv("NPU_NODE_URL", url)
+    assert main(["ps"]) == 1
+    assert f"NPU_NODE_URL: {url!r} is not a URL such as http://127.0.0.1:8081" in capsys.readouterr().err
+
+
+def test_without_a_node_to_ask_no_address_is_named(no_node, capsys):
+    assert main(["ps"]) == 0
+    assert main(["stop", "tiny"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["npu-node: no node is asked (NPU_NODE_URL is none), so nothing is loaded"] * 2
+
+
+@pytest.mark.parametrize("arguments", [["run", "tiny", "\udcff"], ["run", "\udcff", "hello"], ["pull", "\udcff"]])
+def test_bytes_that_are_no_text_are_a_message(api, monkeypatch, capsys, arguments):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert "is not valid" in told or "no name of a model" in told
 
 
 def test_rm_of_a_model_in_use_names_the_option_that_forces_it(api, capsys):
