@@ -8,6 +8,8 @@ STAMP  := $(VENV)/.installed
 SUITE  := $(VENV)/.schema-suite
 OPS    := .venv-ops
 OPS_TESTS ?= tests/ops
+# A kill while the environment was made leaves one without pip, which make takes for finished.
+WHOLE   = $(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 # Only pip's errors: warnings about a user's own index settings would hide the one line that matters.
 PIP     = $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt
 # pytest and each process of the tests would compile all that it imports, again and again.
@@ -30,11 +32,13 @@ $(VENV)/bin/python:
 
 $(NODE): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing the node into $(VENV): about 110 MB to download, 380 MB on disk"
+	@$(WHOLE)
 	@$(BIN)/python packaging/install_node.py $(BIN)/python
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing the node and its development tools into $(VENV): about 1 GB on disk"
+	@$(WHOLE)
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev]'
 	@touch $@ $(NODE)
 

@@ -31,6 +31,25 @@ def test_what_tests_installs_the_development_tools(tmp_path):
     assert "--editable '.[node,convert,dev]'" in steps("test", tmp_path / "venv")
 
 
+@pytest.mark.parametrize("target", ["install", "demo"])
+@pytest.mark.parametrize("line", ["exit 1", "kill -9 $$"])
+def test_an_environment_whose_making_was_killed_is_made_anew(tmp_path, target, line):
+    environment, made = tmp_path / "venv", tmp_path / "made"
+    (environment / "bin").mkdir(parents=True)
+    broken = environment / "bin" / "python"
+    broken.write_text(f"#!/bin/sh\n{line}\n")
+    # In place of Python: it notes that it was asked for an environment, and ends make there.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" > {made}\nexit 7\n')
+    for path in (broken, python):
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["make", target, f"VENV={environment}", f"PYTHON={python}"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode != 0
+    assert made.read_text() == f"-m venv --clear {environment}\n"
+
+
 def test_an_environment_for_tests_also_runs_the_demo_without_installing_again(tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("bin/python", ".installed-node", ".installed"):
