@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.base import EngineState
-from worker_node.errors import BadRequest, ModelInUse, ModelNotFound
+from worker_node.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound
 from worker_node.manager.failed import FailedModel
 from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
@@ -217,7 +217,12 @@ class ModelManager:
         wish = await self.wish(name, math.inf)
         if wish.model_id in {model.id for model in self.models}:
             return
-        if not await self.look(lambda store: store.is_installed(wish), math.inf):
+        try:
+            installed = await self.look(lambda store: store.is_installed(wish), math.inf)
+        except (OSError, ConfigurationError) as error:
+            # What is there is damaged, or may no longer be looked into: no mistake of the settings, nor a bug.
+            raise ModelError(f"{wish.model_id} cannot be looked up in the store: {error}") from error
+        if not installed:
             await self._pulls.run(wish.spelling, progress)
             self._on_demand.retry_soon()
 

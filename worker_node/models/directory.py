@@ -12,6 +12,7 @@ from worker_node.errors import ConfigurationError
 from worker_node.models.chat_template import TOKENIZER_CONFIG, find_template, read_config
 from worker_node.models.generation_defaults import GENERATION_CONFIG
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, read_model, sizes
+from worker_node.models.sources.disk import storage_problem
 
 GENERATION_FILES = (
     MODEL_FILE,
@@ -30,13 +31,21 @@ _COMPRESSION = re.compile(r'<weight_compression>.*?<mode value="(\w+)"', re.DOTA
 _TAIL_BYTES = 1 << 16
 
 
+def has_manifest(path: Path) -> bool:
+    """Whether a directory has a manifest. Raises ConfigurationError where this user may not look into it."""
+    try:
+        return (path / MANIFEST_FILE).exists()
+    except OSError as error:
+        raise ConfigurationError(storage_problem(error) or f"{path}: not readable ({error})") from error
+
+
 def read_directory(path: Path) -> InstalledModel:
     """Read a model directory anywhere on this machine, with a manifest or, for a generation model, without.
 
     Without a manifest the facts come from `config.json`, and there is no canary.
     Raises ConfigurationError, naming what is missing or damaged.
     """
-    if (path / MANIFEST_FILE).exists():
+    if has_manifest(path):
         return read_model(path)
     missing = [name for name in GENERATION_FILES if not (path / name).is_file()]
     if missing:

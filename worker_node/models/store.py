@@ -15,12 +15,12 @@ from worker_node.environment import cache_home
 from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
-from worker_node.models.directory import read_directory
+from worker_node.models.directory import has_manifest, read_directory
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_aliases
 from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.arrival import has_changed
-from worker_node.models.sources.disk import storage_problem
+from worker_node.models.sources.disk import forbidden, storage_problem
 from worker_node.models.sources.reference import (
     LocalReference,
     alias_of,
@@ -48,6 +48,7 @@ def default_store_root() -> Path:
 
 
 def _refuse_file(root: Path) -> None:
+    """Raise ConfigurationError for a store that is no directory, or one that this user may not look into."""
     try:
         other = not stat.S_ISDIR(root.stat().st_mode)
     except NotADirectoryError:
@@ -59,6 +60,8 @@ def _refuse_file(root: Path) -> None:
         raise ConfigurationError(
             f"the model store {root} is no directory; set {STORE_VARIABLE} (or --model-store) to one"
         )
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ConfigurationError(f"the model store: {storage_problem(forbidden(root))}")
 
 
 def _encoder_form(entry: CatalogEntry, quantization: Quantization | None) -> bool:
@@ -77,9 +80,10 @@ class ModelStore:
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
-        """Every directory that is, or claims to be, a model of this store."""
+        """Every directory that is, or claims to be, a model of this store, or that this user may not look into."""
         found = [*self.root.glob(f"*/{MANIFEST_FILE}"), *self.root.glob(f"*/{MODEL_FILE}")]
-        return sorted({path.parent for path in found if not path.parent.name.startswith(".")})
+        closed = {path for path in self.root.glob("*/") if _ID.fullmatch(path.name) and not os.access(path, os.X_OK)}
+        return sorted({path.parent for path in found if not path.parent.name.startswith(".")} | closed)
 
     def installed(self) -> list[InstalledModel]:
         """Every model that is ready to load, by id; damaged ones are left out and logged."""
@@ -257,7 +261,7 @@ class ModelStore:
         """The model that was made of this source before; raises as `_require_free` when its name is another's."""
         target = self.root / wish.model_id
         if isinstance(wish.reference, CatalogEntry):
-            if (target / MANIFEST_FILE).exists():
+            if has_manifest(target):
                 return read_directory(target)
         elif (made := self._made_of(wish)) is not None:
             return made
@@ -287,7 +291,7 @@ class ModelStore:
         target = self.root / wish.model_id
         if not target.exists():
             return
-        if (target / MANIFEST_FILE).exists():
+        if has_manifest(target):
             raise ConversionFailed(
                 f"{target} exists, made from {read_directory(target).source}; choose another name with --name, or "
                 f"remove it: npu-node rm {target.name}"

@@ -61,6 +61,11 @@ def storage_problem(error: OSError) -> str | None:
     return None
 
 
+def forbidden(path: Path) -> PermissionError:
+    """The error of a path that this user may not use, for `storage_problem`."""
+    return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 def _user() -> str:
     try:
         return getpass.getuser()

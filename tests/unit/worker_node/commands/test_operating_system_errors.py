@@ -99,6 +99,21 @@ def test_a_home_that_may_not_be_entered(tmp_path, arguments):
     assert _STORE in told
 
 
+@pytest.mark.parametrize("closed", ["", "all-minilm-l6-v2"])
+def test_a_model_that_another_user_keeps_to_himself_is_not_called_missing(tmp_path, closed):
+    before = as_possible(*_WITHOUT_RIGHTS, "env")
+    store = tmp_path / "store"
+    (store / closed).mkdir(parents=True)
+    (store / closed).chmod(0)
+    try:
+        status, told = command("show", "all-minilm", before=before, NPU_NODE_MODEL_STORE=str(store))
+    finally:
+        (store / closed).chmod(0o700)
+    assert status == 1
+    assert f"may not use {store / closed}" in told
+    assert "npu-node pull" not in told
+
+
 @pytest.mark.parametrize("arguments", [["list"], ["serve", "--port", "0"], ["pull", "smollm2"], ["rm", "smollm2"]])
 @pytest.mark.parametrize("below", ["", "models"])
 def test_a_store_that_is_a_file_is_one_sentence_with_the_setting(monkeypatch, capsys, tmp_path, arguments, below):

@@ -11,10 +11,11 @@ import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from tests.support.services import manager_of
-from worker_node.errors import DownloadFailed, InsufficientStorage, ModelInUse, ModelNotFound, Overloaded
+from worker_node.errors import DownloadFailed, InsufficientStorage, ModelError, ModelInUse, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.removals import WhileInUse
+from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 DAMAGES = {
@@ -56,6 +57,20 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
     assert not (store.root / "broken").exists()
     with pytest.raises(ModelNotFound):
         await manager.delete("broken")
+
+
+async def test_a_pull_of_what_is_damaged_or_may_not_be_looked_into_is_no_bug_of_the_node(store, manager, monkeypatch):
+    (store.root / "silero-vad").mkdir()
+    (store.root / "silero-vad" / "npu-node.json").write_bytes(b"{")
+    with pytest.raises(ModelError, match=r"silero-vad cannot be looked up in the store: .* readable manifest"):
+        await manager.pull("silero-vad", Silent())
+
+    def forbidden(_wish):
+        raise PermissionError(13, "Permission denied", "/store")
+
+    monkeypatch.setattr(store, "is_installed", forbidden)
+    with pytest.raises(ModelError, match=r"silero-vad cannot be looked up in the store: .*Permission denied: '/store'"):
+        await manager.pull("silero-vad", Silent())
 
 
 async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(store, monkeypatch):
