@@ -13,6 +13,7 @@ import numpy as np
 from backend_client._api.npu_client import NPUClient
 from backend_client._cli.commands.common import add_call_options, call_options
 from backend_client._cli.commands.table import table
+from backend_client._cli.reporting import WrongUsage
 from backend_client.errors import NPUError, NPUUnavailableError
 from backend_client.settings import ClientSettings
 
@@ -32,7 +33,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Print rate, latencies, and who served; 1 when a call failed."""
+    """Print rate, latencies, and who served; 1 when a call failed. Raises WrongUsage."""
+    if min(args.calls, args.concurrency) < 1:
+        raise WrongUsage("--calls and --concurrency are at least 1")
     async with NPUClient.from_settings(settings) as client:
 
         async def embed(text: str) -> str:

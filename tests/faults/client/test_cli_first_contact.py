@@ -61,6 +61,12 @@ def test_the_right_key_leaves_nothing_to_say(keyed, monkeypatch, capsys):
     assert "key" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [["--concurrency", "0"], ["--calls", "0"], ["--calls", "-3"]])
+def test_a_measurement_without_calls_is_wrong_usage(capsys, flags):
+    assert main(["bench", *flags]) == 2
+    assert capsys.readouterr().err == "npu-client: --calls and --concurrency are at least 1\n"
+
+
 def test_a_node_is_given_without_a_scheme(capsys):
     with served_in_thread(ScriptedNode()) as url:
         assert main(["--node", url.removeprefix("http://"), "health"]) == 0
