@@ -48,13 +48,18 @@ def heading(name, function, *, is_property=False):
     return f"`{word}{name}{signature(function)}`"
 
 
+def _plain(annotation):
+    """Without the modules that newer versions of Python keep a type in."""
+    return annotation.replace("typing.", "").replace("pathlib._local.", "pathlib.")
+
+
 def annotations(kind):
     """The fields of plain data: name and type."""
     if is_dataclass(kind):
         return [(field.name, field.type) for field in fields(kind)]
     if issubclass(kind, BaseModel):
         return [
-            (name, getattr(field.annotation, "__name__", None) or str(field.annotation).replace("typing.", ""))
+            (name, getattr(field.annotation, "__name__", None) or _plain(str(field.annotation)))
             for name, field in kind.model_fields.items()
         ]
     return [(name, hint.__forward_arg__) for name, hint in kind.__annotations__.items()] if is_typeddict(kind) else []

@@ -20,7 +20,7 @@ from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledMode
 from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.arrival import has_changed
-from worker_node.models.sources.disk import forbidden, storage_problem
+from worker_node.models.sources.disk import check_listable, forbidden, storage_problem
 from worker_node.models.sources.reference import (
     LocalReference,
     alias_of,
@@ -80,7 +80,8 @@ class ModelStore:
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
-        """Every directory that is, or claims to be, a model of this store, or that this user may not look into."""
+        """Every directory that is, claims to be, or may hide a model. Raises PermissionError if the root is closed."""
+        check_listable(self.root)
         found = [*self.root.glob(f"*/{MANIFEST_FILE}"), *self.root.glob(f"*/{MODEL_FILE}")]
         closed = {path for path in self.root.glob("*/") if _ID.fullmatch(path.name) and not os.access(path, os.X_OK)}
         return sorted({path.parent for path in found if not path.parent.name.startswith(".")} | closed)

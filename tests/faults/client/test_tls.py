@@ -23,6 +23,10 @@ from worker_node.tls import ServerTls
 NOTHING = Profile(lambda _: [], make_app, starts_parts=False)
 
 
+# Python 3.13 and later accept nothing less of a certificate, nor of an authority without `keyUsage`.
+_KEYS = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+
+
 def openssl(*arguments):
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
@@ -31,7 +35,7 @@ def issue(directory, authority, name):
     """A certificate of the authority for 127.0.0.1, with its key."""
     cert, key, request = (directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
     names = directory / "names.txt"
-    names.write_text("subjectAltName=IP:127.0.0.1\n")
+    names.write_text(f"subjectAltName=IP:127.0.0.1\n{_KEYS}")
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
     openssl("req", *new_key, "-subj", f"/CN={name}", "-out", request)
     signed_by = ("-CA", authority, "-CAkey", authority.with_suffix(".key"), "-CAcreateserial")
@@ -44,7 +48,8 @@ def issue_dated(directory, authority, first_day, last_day):
     cert, key, request, config = (directory / f"dated.{end}" for end in ("pem", "key", "csr", "cnf"))
     config.write_text(
         f"[ca]\ndefault_ca = own\n[own]\ndatabase = {directory}/index\nnew_certs_dir = {directory}\n"
-        "default_md = sha256\npolicy = any\nrand_serial = yes\n[any]\ncommonName = supplied\n"
+        "default_md = sha256\npolicy = any\nrand_serial = yes\n"
+        f"x509_extensions = keys\n[any]\ncommonName = supplied\n[keys]\n{_KEYS}"
     )
     (directory / "index").touch()
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
@@ -58,7 +63,8 @@ def issue_dated(directory, authority, first_day, last_day):
 def make_authority(directory, name):
     cert, key = directory / f"{name}.pem", directory / f"{name}.key"
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key)
-    openssl("req", "-x509", *new_key, "-subj", f"/CN={name}", "-days", "2", "-out", cert)
+    usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    openssl("req", "-x509", *new_key, "-subj", f"/CN={name}", "-days", "2", *usage, "-out", cert)
     return cert
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import getpass
 import os
@@ -59,6 +60,12 @@ def storage_problem(error: OSError) -> str | None:
     if error.errno in _FORBIDDEN and error.filename:
         return f"user {_user()} may not use {error.filename} ({(error.strerror or 'denied').lower()}); {_ELSEWHERE}"
     return None
+
+
+def check_listable(directory: Path) -> None:
+    """Raise PermissionError if this user may not list `directory`, where `Path.glob` finds nothing from 3.13 on."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.scandir(directory).close()
 
 
 def forbidden(path: Path) -> PermissionError:

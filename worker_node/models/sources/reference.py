@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,8 +175,8 @@ def hub_reference(name: str) -> HubReference | None:
 def _local(name: str) -> LocalReference:
     try:
         path = Path(name).expanduser()
-        path.resolve()
-        path.exists()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
     except (OSError, ValueError, RuntimeError) as error:
         # Too long, a null byte, links in a circle, a user that there is not, a directory that may not be read.
         why = error.strerror if isinstance(error, OSError) else str(error)

@@ -24,7 +24,7 @@ HASH = "0123456789abcdef" * 4
         ("/" + "a" * 300, "too long"),
         ("/x\0y", "null"),
         ("~nobody-of-this-name/x", "home directory"),
-        ("{circle}/model", "loop"),
+        ("{circle}/model", "symbolic links"),
     ],
 )
 def test_a_path_that_cannot_be_is_refused(name, why, tmp_path):
