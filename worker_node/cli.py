@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _run(argv)
         if sys.stdout is not None:
-            # Closed by the caller (>&-), which `npu_commands` mends for the installed commands.
+            # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
             sys.stdout.flush()
     except NodeError as error:
         _say(error.message)

@@ -83,6 +83,6 @@ def _main(argv: Sequence[str] | None) -> int:
     else:
         status = asyncio.run(args.run(args, settings))
     if sys.stdout is not None:
-        # Closed by the caller (>&-), which `npu_commands` mends for the installed commands.
+        # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
         sys.stdout.flush()
     return status

@@ -37,7 +37,7 @@ class RetryBudget:
         self._balance = min(self._options.saved, self._balance + self._options.per_request)
 
     def withdraw(self) -> bool:
-        """Take one retry. False if there is none: the call must end with the error that it has."""
+        """Take one retry. Return False if none is left; the call then fails with its last error."""
         self._fill()
         if not self.affords_one:
             self.refused += 1

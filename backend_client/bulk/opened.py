@@ -107,7 +107,7 @@ def open_job(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
 
 
 def read_job(request: BulkRequest, store: Store) -> OpenedJob:
-    """Return the job of an output, changing nothing. Raises ConfigurationError when there is none."""
+    """Return the job of an output without changing it. Raises ConfigurationError if the output has no job."""
     data = store.read(_JOB)
     stored = store.read(_PLAN)
     if data is None or stored is None:

@@ -19,18 +19,6 @@ QUESTION = [{"role": "user", "content": "Where?"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.fixture(scope="module")
-def running():
-    with FakeFleet(2) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(running):
-    running.requests.clear()
-    return running
-
-
 def test_vectors_depend_on_the_text_alone(fleet):
     with fleet.client() as client:
         vectors = client.embed_many(["one", "two", "one"])
