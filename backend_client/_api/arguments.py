@@ -69,13 +69,6 @@ def text_list(values: Iterable[str], name: str = "texts") -> list[str]:
     ]
 
 
-def positive(value: int, name: str) -> int:
-    """`value`, if it is at least 1."""
-    if value < 1:
-        raise InvalidArgument(f"{name} is {value}, not a number of at least 1", param=name)
-    return value
-
-
 def words(values: Sequence[object], name: str, known: Sequence[str]) -> list[str]:
     """`values`, if all of them are among the known words."""
     if not values or not all(isinstance(value, str) and value in known for value in values):

@@ -126,8 +126,6 @@ class BaseClient(ChatMethods, TaskMethods):
 
     def _embed_job(self, texts: Sequence[str], given: Mapping[str, Any]) -> EmbedJob:
         common, others = split_options(given)
-        if "dimensions" in others:
-            arguments.positive(others["dimensions"], "dimensions")
         return EmbedJob(
             texts=texts, deadline=self._deadline(given, self._core.options.timeouts.embed), **common, **others
         )

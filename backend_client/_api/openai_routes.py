@@ -182,10 +182,15 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
+def _reject_constant(_: str) -> None:
+    """Python reads NaN and Infinity, which JSON does not have."""
+    raise ValueError
+
+
 def _json_object(body: bytes) -> dict[str, Any]:
     data = None
     with contextlib.suppress(ValueError, RecursionError):
-        data = json.loads(body)
+        data = json.loads(body, parse_constant=_reject_constant)
     if not isinstance(data, dict):
         raise RequestRejected("the body is not a JSON object", status=400, code="invalid_request")
     return data

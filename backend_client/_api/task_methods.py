@@ -34,7 +34,7 @@ class TaskMethods(ClientBase):
         body: dict[str, Any] = {"query": arguments.text(query, "query"), "documents": texts}
         for name in ("top_n", "max_tokens_per_doc"):
             if name in given:
-                body[name] = arguments.positive(given.pop(name), name)
+                body[name] = given.pop(name)
         most = body.get("top_n", len(texts))
         reply = await self._exchange(
             "/v1/rerank",

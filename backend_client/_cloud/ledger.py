@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Protocol
 
-from backend_client.errors import SpendCapReached
+from backend_client.errors import InvalidArgument, SpendCapReached
 from backend_client.results import Usage
 
 _MILLION = Decimal(1_000_000)
@@ -45,7 +45,7 @@ class Tally:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
     """What a cloud call may cost at most, held until its usage is known."""
 
@@ -62,7 +62,7 @@ class Ledger:
     def __init__(self, prices: Mapping[str, ModelPrice], cap: Decimal | None = None) -> None:
         self._prices = prices
         self._cap = cap
-        self._reserved = Decimal(0)
+        self._open: set[Reservation] = set()
         self.local = Tally()
         self.cloud = Tally()
 
@@ -74,14 +74,21 @@ class Ledger:
     @property
     def left(self) -> Decimal | None:
         """What the cap leaves; None without a cap."""
-        return None if self._cap is None else self._cap - self.cloud.cost - self._reserved
+        if self._cap is None:
+            return None
+        return max(Decimal(0), self._cap - self.cloud.cost - sum(reservation.cost for reservation in self._open))
 
     def kept_local(self, usage: Usage) -> None:
         """Record a call that a node served."""
         self.local = self.local.plus(usage)
 
     def reserve(self, model: str, bound: Usage) -> Reservation:
-        """Reserve the most that a call may cost. Raises SpendCapReached, also for a model without a price."""
+        """Reserve the most that a call may cost. Raises SpendCapReached, also for a model without a price.
+
+        Raises InvalidArgument for a negative bound, which would raise the cap.
+        """
+        if min(bound.prompt_tokens, bound.completion_tokens) < 0:
+            raise InvalidArgument("a call cannot use less than 0 tokens")
         if self._cap is not None and model not in self._prices:
             raise SpendCapReached(f"the cloud was not asked: there is a spend cap, and cloud.prices lacks {model}")
         cost = self._cost(model, bound)
@@ -91,19 +98,20 @@ class Ledger:
                 f"the cloud was not asked: this may cost up to {cost.normalize():f} with {model}, "
                 f"and the spend cap leaves {left.normalize():f}"
             )
-        self._reserved += cost
-        return Reservation(model, bound, cost)
+        reservation = Reservation(model, bound, cost)
+        self._open.add(reservation)
+        return reservation
 
     def settle(self, reservation: Reservation, usage: Usage | None) -> None:
         """Record the usage of a call. Without a usage it counts at its bound, because it may have been billed."""
-        self._reserved -= reservation.cost
-        estimated = usage is None
-        used = reservation.bound if usage is None else usage
+        self.release(reservation)
+        estimated = usage is None or min(usage.prompt_tokens, usage.completion_tokens) < 0
+        used = reservation.bound if usage is None or estimated else usage
         self.cloud = self.cloud.plus(used, self._cost(reservation.model, used), estimated=estimated)
 
     def release(self, reservation: Reservation) -> None:
         """Release the reservation of a call that was refused or never arrived."""
-        self._reserved -= reservation.cost
+        self._open.discard(reservation)
 
     def _cost(self, model: str, usage: Usage) -> Decimal:
         price = self._prices.get(model)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from backend_client._protocol.dialect import FORMS, StreamEvent, StreamForm
+from backend_client._protocol.numbers import check_numbers
 from backend_client._protocol.report import ModelKind, ModelReport
 from backend_client._protocol.transcripts import TRANSCRIPTS
 from backend_client._protocol.wire import Reply
@@ -67,6 +68,10 @@ class EmbedJob(Job):
     dimensions: int | None = None
     context_limit: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number."""
+        check_numbers({"dimensions": self.dimensions})
+
 
 @dataclass(slots=True, kw_only=True)
 class GenerateJob(Job):
@@ -74,6 +79,10 @@ class GenerateJob(Job):
 
     prompt: str = field(repr=False)
     sampling: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number."""
+        check_numbers(self.sampling)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +102,11 @@ class Exchange(Job):
     node: str | None = None
     check: Callable[[Any], bool] | None = field(default=None, repr=False)
     refused: list[Reply] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgument for a wrong number. The fields of a form are texts."""
+        if self.file is None:
+            check_numbers(self.body or {}, self.path)
 
     @property
     def form(self) -> StreamForm | None:

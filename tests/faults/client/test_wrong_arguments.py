@@ -1,12 +1,15 @@
 """What a caller may get wrong when a client is made, and in headers: refused at once, and no node suffers for it."""
 
+import json
 import ssl
 
+import openai as openai_sdk
 import pytest
 
 import backend_client
 from backend_client import (
     ClientOptions,
+    CloudClient,
     CloudSettings,
     ConfigurationError,
     InferenceClient,
@@ -19,6 +22,7 @@ from backend_client.options import BatchOptions, Timeouts
 from backend_client.testing import FakeFleet
 
 NODE = "http://127.0.0.1:1"
+QUESTION = [{"role": "user", "content": "Where?"}]
 
 
 @pytest.fixture
@@ -123,3 +127,71 @@ async def test_a_fake_node_refuses_as_nodes_do(fleet):
         with pytest.raises(RequestRejected):
             await client.post("/v1/chat/completions", {"model": "fake-writer"})
         assert [node.usable for node in client.status()] == [True, True]
+
+
+NUMBERS = [
+    ("/v1/chat/completions", "max_tokens", [0, -1, -1_000_000, 1.0, 2.5, "5", True, float("inf"), float("nan")]),
+    ("/v1/chat/completions", "max_completion_tokens", [0, -5]),
+    ("/v1/chat/completions", "n", [0, -1, 2.0, "2", True, [2]]),
+    ("/v1/chat/completions", "temperature", [-0.1, "1", float("inf")]),
+    ("/v1/chat/completions", "frequency_penalty", [float("nan"), "1"]),
+    ("/v1/chat/completions", "top_logprobs", [-1, 1.5]),
+    ("/v1/completions", "max_tokens", [-1, "0"]),
+    ("/v1/responses", "max_output_tokens", [0, -1]),
+    ("/v1/embeddings", "dimensions", [0, -1, "8", 8.0]),
+    ("/v1/rerank", "top_n", [0, -1, "1"]),
+]
+BODIES = {
+    "/v1/chat/completions": {"messages": QUESTION},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["a"]},
+}
+
+
+@pytest.mark.parametrize(("path", "field", "values"), NUMBERS)
+async def test_a_number_that_could_lift_a_limit_is_refused_before_anything_is_sent(fleet, path, field, values):
+    async with fleet.async_client() as client, backend_client.openai(fleet.settings()) as openai:
+        for value in values:
+            body = {**BODIES[path], field: value}
+            with pytest.raises(InvalidArgument, match=f"{field} must be|JSON") as caught:
+                await client.post(path, body)
+            assert caught.value.param in {field, None}
+            content = json.dumps({"model": "any", **body}).encode()
+            headers = {"Content-Type": "application/json"}
+            with pytest.raises(openai_sdk.BadRequestError):
+                await openai.post(
+                    path.removeprefix("/v1"), cast_to=object, content=content, options={"headers": headers}
+                )
+    fleet.assert_nothing_sent()
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "options"),
+    [
+        ("generate", "a", {"max_new_tokens": 0}),
+        ("generate", "a", {"max_new_tokens": -1_000_000}),
+        ("generate", "a", {"temperature": -1}),
+        ("chat", QUESTION, {"max_tokens": -1}),
+        ("chat", QUESTION, {"n": 0}),
+        ("embed", "a", {"dimensions": 0}),
+    ],
+)
+async def test_so_is_one_among_the_options_of_a_call(fleet, method, argument, options):
+    cloud = CloudSettings(api_key="k", base_url=NODE, chat_model="m", prices={"m": {"input": 1}}, spend_cap=1)
+    async with fleet.async_client() as client, CloudClient(cloud) as direct:
+        for called in (client, direct):
+            with pytest.raises(InvalidArgument) as caught:
+                await getattr(called, method)(argument, **options)
+            assert caught.value.param in options
+        assert direct.ledger.left == 1
+    fleet.assert_nothing_sent()
+
+
+async def test_a_prompt_without_an_answer_may_be_asked_for(fleet):
+    async with fleet.async_client() as client:
+        with pytest.raises(RequestRejected) as caught:
+            await client.post("/v1/completions", {"prompt": "a", "max_tokens": 0, "echo": True})
+    # A fake node has no such route, and it was asked.
+    assert not isinstance(caught.value, InvalidArgument)

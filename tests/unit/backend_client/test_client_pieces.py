@@ -18,7 +18,7 @@ from backend_client._protocol.report import HealthReport
 from backend_client._protocol.sse import Event, EventParser, MalformedStream
 from backend_client._protocol.wire import done, embed_reply
 from backend_client._protocol.wire_errors import status_error
-from backend_client.errors import BadReply
+from backend_client.errors import BadReply, InvalidArgument
 from backend_client.options import BatchOptions
 from backend_client.settings import Price
 
@@ -68,6 +68,31 @@ def test_the_cap_counts_what_is_under_way():
     third = ledger.reserve("m", Usage(10, 0))
     ledger.settle(third, None)
     assert (ledger.cloud.prompt_tokens, ledger.cloud.estimated_calls) == (17, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-50, 50), st.integers(-50, 50), st.none() | st.tuples(*[st.integers(-50, 50)] * 2)),
+        max_size=20,
+    )
+)
+def test_no_call_raises_what_the_cap_leaves(calls):
+    cap = Decimal("0.000500")
+    ledger = Ledger({"m": Price(input=Decimal(1), output=Decimal(2))}, cap)
+    ledger.reserve("m", Usage(100))
+    for prompt, completion, used in calls:
+        before = ledger.left
+        try:
+            reservation = ledger.reserve("m", Usage(prompt, completion))
+        except (InvalidArgument, SpendCapReached):
+            assert ledger.left == before
+            continue
+        ledger.settle(reservation, None if used is None else Usage(*used))
+        assert 0 <= ledger.left <= before
+        # What is settled twice by mistake gives nothing back.
+        ledger.release(reservation)
+        assert 0 <= ledger.left <= before
+    assert ledger.cloud.cost >= 0
 
 
 def headers(shape):
