@@ -12,7 +12,6 @@ import numpy.typing as npt
 from backend_client._api import arguments
 from backend_client._api.batching import Progress, embed_in_batches, embed_windowed
 from backend_client._api.chat_methods import ChatMethods
-from backend_client._api.chat_reply import origin_fields
 from backend_client._api.task_methods import TaskMethods
 from backend_client._api.token_stream import TokenStream
 from backend_client._protocol.jobs import EmbedJob, GenerateJob, split_options
@@ -24,6 +23,7 @@ from backend_client.results import (
     GenerateOptions,
     GenerateResult,
 )
+from backend_client.results.origin import origin_fields
 
 
 class BaseClient(ChatMethods, TaskMethods):

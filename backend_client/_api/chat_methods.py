@@ -8,11 +8,12 @@ from typing import Any, TypeVar, Unpack
 from pydantic import BaseModel
 
 from backend_client._api import arguments
-from backend_client._api.chat_reply import ChatItems, chat_items, chat_result, choices_in
+from backend_client._api.chat_reply import ChatItems, chat_items, chat_result
 from backend_client._api.client_base import ClientBase
 from backend_client._api.schema import is_model, model_class, response_format
 from backend_client._api.token_stream import ChatStream
 from backend_client._protocol import wire
+from backend_client._protocol.answers import count_in
 from backend_client._protocol.images import writing_kind
 from backend_client._protocol.jobs import Exchange, split_options
 from backend_client._protocol.report import ModelKind
@@ -75,10 +76,7 @@ class ChatMethods(ClientBase):
         else:
             body = {"messages": arguments.messages(messages)}
         seconds = self._core.options.timeouts.embed
-        reply = await self._exchange(
-            "/tokenize", body, given, seconds, check=lambda found: _count_in(found) is not None
-        )
-        return _count_in(reply.body) or 0
+        return count_in((await self._exchange("/tokenize", body, given, seconds)).body)
 
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
@@ -111,18 +109,4 @@ class ChatMethods(ClientBase):
         body["messages"] = arguments.messages(messages)
         wire.encode(body)
         deadline = self._deadline(given, self._core.options.timeouts.generate)
-        job = Exchange(
-            path=_CHAT,
-            kind=writing_kind(body),
-            deadline=deadline,
-            body=body,
-            check=lambda found: choices_in(found) is not None,
-            **common,
-        )
-        return job, schema
-
-
-def _count_in(body: Any) -> int | None:
-    """The token count of a /tokenize reply; None if the reply is malformed."""
-    count = body.get("count") if isinstance(body, dict) else None
-    return count if type(count) is int and count >= 0 else None
+        return Exchange(path=_CHAT, kind=writing_kind(body), deadline=deadline, body=body, **common), schema

@@ -97,10 +97,9 @@ class ClientBase:
         timeout: float,
         *,
         kind: ModelKind | None = None,
-        check: Callable[[Any], bool] | None = None,
     ) -> RawReply:
         common, _ = split_options(given)
         kind = kind or writing_kind(body)
-        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, check=check, **common)
+        job = Exchange(path=path, kind=kind, deadline=self._deadline(given, timeout), body=body, **common)
         wire.encode(body)
         return await self._core.backend.exchange(job)

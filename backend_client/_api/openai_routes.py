@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from backend_client._api.client_base import ClientBase
@@ -34,8 +34,7 @@ from backend_client.errors import (
 _KINDS: Mapping[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
 _WHOLE = frozenset({"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize"})
 _UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-# Values of form fields, which are lists: replies that are not JSON.
-_PLAIN = [["text"], ["srt"], ["vtt"]]
+# Values of form fields, which are lists.
 _FALSE = [["false"], ["False"], ["0"]]
 _STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -93,7 +92,6 @@ class OpenAIRoutes:
             body=data,
             deadline=deadline,
             refused=refused,
-            check=_embeds(data.get("input")) if path == "/v1/embeddings" else None,
             **options,
         )
         if not stream:
@@ -119,7 +117,6 @@ class OpenAIRoutes:
         kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
         fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
         options["model"] = fields.pop("model", [""])[0] or None
-        plain = fields.get("response_format") in _PLAIN
         if fields.get("stream") in _FALSE:
             fields.pop("stream", None)
         job = Exchange(
@@ -129,7 +126,6 @@ class OpenAIRoutes:
             file=file,
             deadline=deadline,
             refused=refused,
-            check=lambda found: isinstance(found, bytes) if plain else _transcribed(found),
             **options,
         )
         if job.form is None:
@@ -205,25 +201,3 @@ def _plain_texts(data: Mapping[str, Any]) -> list[str] | None:
     if {name for name, value in data.items() if value is not None} - {"input", "encoding_format", "user"}:
         return None
     return texts if data.get("encoding_format") in {None, "float", "base64"} else None
-
-
-def _embeds(given: object) -> Callable[[Any], bool] | None:
-    """Whether a reply has a vector for each text, or for each list of token ids; None for what is no input."""
-    if not isinstance(given, str | list) or not given:
-        return None
-    # Ids without a list around them are one text.
-    count = 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
-
-    def check(body: Any) -> bool:
-        rows = body.get("data") if isinstance(body, dict) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            return False
-        vectors = [row.get("embedding") for row in rows]
-        lengths = {len(vector) if isinstance(vector, str | list) else 0 for vector in vectors}
-        return [row.get("index") for row in rows] == list(range(count)) and len(lengths) == 1 and 0 not in lengths
-
-    return check
-
-
-def _transcribed(body: Any) -> bool:
-    return isinstance(body, dict) and isinstance(body.get("text"), str)

@@ -1,12 +1,11 @@
-"""Recordings as callers give them, and transcriptions as nodes reply them."""
+"""Recordings as callers give them."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -14,7 +13,6 @@ from typing import Any, BinaryIO, TypeAlias
 from backend_client._protocol.forms import MOST_BYTES
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.errors import InvalidArgument
-from backend_client.results import TranscriptionSegment, TranscriptionWord
 
 Audio: TypeAlias = str | Path | bytes | BinaryIO
 _PIECE = 1 << 20
@@ -92,43 +90,3 @@ def form_value(value: Any, name: str) -> str:
         return json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{name} has no JSON form ({error})", param=name) from error
-
-
-def transcription_fields(body: Any) -> dict[str, Any] | None:
-    """What a reply of /v1/audio/transcriptions (`verbose_json`) says; None if it is malformed."""
-    try:
-        return {
-            "text": _typed(body["text"], str),
-            "language": _typed(body.get("language"), str, none=True),
-            "duration": _seconds(body.get("duration"), none=True),
-            "segments": tuple(
-                TranscriptionSegment(_seconds(part["start"]), _seconds(part["end"]), _typed(part["text"], str))
-                for part in _parts(body.get("segments"))
-            ),
-            "words": tuple(
-                TranscriptionWord(_seconds(part["start"]), _seconds(part["end"]), _typed(part["word"], str))
-                for part in _parts(body.get("words"))
-            ),
-        }
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return None
-
-
-def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    return iter(value or ())
-
-
-def _typed(value: Any, kind: type, *, none: bool = False) -> Any:
-    if not isinstance(value, kind) and not (none and value is None):
-        raise TypeError
-    return value
-
-
-def _seconds(value: Any, *, none: bool = False) -> Any:
-    if none and value is None:
-        return None
-    # OpenAI itself sends the duration as a text in some versions.
-    seconds = float(value)
-    if isinstance(value, bool) or not math.isfinite(seconds):
-        raise ValueError
-    return seconds

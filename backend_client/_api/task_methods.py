@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import sys
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 from backend_client._api import arguments
-from backend_client._api.chat_reply import origin_fields
 from backend_client._api.client_base import ClientBase
-from backend_client._api.recordings import Audio, form_value, read_recording, transcription_fields
+from backend_client._api.recordings import Audio, form_value, read_recording
+from backend_client._protocol.answers import ranking_in, transcription_in
 from backend_client._protocol.jobs import Exchange, split_options
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.results import RankedDocument, RerankOptions, RerankResult, TranscribeOptions, Transcription
-
-_LARGEST = sys.float_info.max
+from backend_client.results.origin import origin_fields
 
 
 class TaskMethods(ClientBase):
@@ -35,16 +32,10 @@ class TaskMethods(ClientBase):
         for name in ("top_n", "max_tokens_per_doc"):
             if name in given:
                 body[name] = given.pop(name)
-        most = body.get("top_n", len(texts))
-        reply = await self._exchange(
-            "/v1/rerank",
-            body,
-            given,
-            self._core.options.timeouts.embed,
-            kind="rerank",
-            check=lambda found: _ranked(found, texts, most) is not None,
-        )
-        ranked = _ranked(reply.body, texts, most) or ()
+        reply = await self._exchange("/v1/rerank", body, given, self._core.options.timeouts.embed, kind="rerank")
+        scores = ranking_in(reply.body, len(texts), body.get("top_n", len(texts)))
+        scores.sort(key=lambda scored: -scored[1])
+        ranked = tuple(RankedDocument(index, score, texts[index]) for index, score in scores)
         return RerankResult(documents=ranked, usage=reply.usage, **origin_fields(reply))
 
     async def transcribe(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcription:
@@ -76,30 +67,7 @@ class TaskMethods(ClientBase):
             deadline=deadline,
             body=body,
             file=(name, content),
-            check=lambda found: transcription_fields(found) is not None,
             **common,
         )
         reply = await self._core.backend.exchange(job)
-        return Transcription(**(transcription_fields(reply.body) or {}), **origin_fields(reply))
-
-
-def _ranked(body: Any, texts: Sequence[str], most: int) -> tuple[RankedDocument, ...] | None:
-    """The documents of a reply, the most relevant first; None for what is no ranking of the texts."""
-    rows = body.get("results") if isinstance(body, dict) else None
-    if not isinstance(rows, list) or len(rows) != min(most, len(texts)):
-        return None
-    ranked: dict[int, RankedDocument] = {}
-    for row in rows:
-        index = row.get("index") if isinstance(row, dict) else None
-        score = row.get("relevance_score") if isinstance(row, dict) else None
-        if type(index) is not int or not 0 <= index < len(texts):
-            return None
-        if isinstance(score, bool) or not isinstance(score, int | float):
-            return None
-        # A number without end is no float, nor is NaN a score.
-        if abs(score) > _LARGEST or math.isnan(score):
-            return None
-        ranked[index] = RankedDocument(index, float(score), texts[index])
-    if len(ranked) != len(rows):
-        return None
-    return tuple(sorted(ranked.values(), key=lambda document: -document.score))
+        return Transcription(**transcription_in(reply.body), **origin_fields(reply))

@@ -10,7 +10,7 @@ from typing import TypeVar
 import openai
 
 from backend_client._cloud.ledger import Ledger
-from backend_client._cloud.reply import NotAnAnswer
+from backend_client._protocol.answers import NotAnAnswer
 from backend_client._protocol.jobs import Job
 from backend_client._protocol.sdk_http import httpx
 from backend_client._protocol.wire_errors import retry_after_of

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from dataclasses import fields
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from backend_client._cloud.attempt import CloudAttempt, CloudState
 from backend_client._cloud.exchanges import CloudExchanges
-from backend_client._cloud.reply import NotAnAnswer, reading, text_in, usage_in
-from backend_client._cloud.streams import CloudReading, follow
+from backend_client._cloud.reply import check_model, usage_in
+from backend_client._protocol.answers import NotAnAnswer, Vectors, choices_in, read_json, reading, vectors_in
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import ModelReport
+from backend_client._protocol.sdk_http import httpx
 from backend_client._resilience.breaker import Breaker
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.loop_end import before_loop_ends
 from backend_client.errors import CloudRejected
 from backend_client.results import EmbedBatch, GenerateResult, RawReply, Timing, Usage
+from backend_client.results.origin import origin_fields
 from backend_client.settings import CloudSettings
 
-# No tokenizer makes more than one token of a byte; a chat template and special tokens add a few.
-_TEMPLATE_TOKENS = 64
+# No tokenizer makes more than one token of a byte; special tokens add a few.
 _SPECIAL_TOKENS = 4
 _CONCURRENCY = 8
-
-# What a stream yields at its end: the finish reason, and the usage if it was reported.
-_End = tuple[str, Usage | None]
-_READING: CloudReading[str | _End] = CloudReading(
-    ends=lambda item: not isinstance(item, str),
-    text=lambda item: item if isinstance(item, str) else "",
-    usage=lambda item: None if isinstance(item, str) else item[1],
-)
 
 
 class CloudBackend:
@@ -46,6 +37,8 @@ class CloudBackend:
         self._settings = settings
         self._state = state
         self._spaces = {model: space for space, model in settings.embedding_models.items()}
+        self._headers = {name.lower() for name in settings.extra_headers}
+        self._dimensions: dict[str, int] = {}
         self._chat_models = {plain_name(name): model for name, model in settings.chat_models.items()}
         # Made here and not by the first call: reading the certificates and importing the SDK's parts block for 100 ms
         # and more, which the deadline of a call and the service's event loop cannot afford.
@@ -70,7 +63,8 @@ class CloudBackend:
         if isinstance(job, EmbedJob):
             return self._embedding_refusal(job)
         if isinstance(job, GenerateJob):
-            return self._chat_refusal(job)
+            raw = "it applies its own chat template, and the prompt is raw" if job.sampling.get("raw") else None
+            return raw or self._exchanges.refusal(_chat(job))
         if isinstance(job, Exchange):
             return self._exchanges.refusal(job)
         return "it serves embeddings and generation only"
@@ -103,17 +97,15 @@ class CloudBackend:
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Answer with the chat model. Raises CloudError."""
-        attempt = self._chat_attempt(job)
-        text, (reason, usage) = await attempt.run(self._complete(attempt))
-        attempt.succeeded(usage)
-        return self._generated(attempt, text, reason, usage)
+        self._check(job)
+        reply = await self._exchanges.exchange(_chat(job))
+        choice = choices_in(reply.body)[0]
+        return _generated(reply, choice.text, choice.finish_reason)
 
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
-        """Open a stream; returns with its first piece. Raises CloudError."""
-        attempt = self._chat_attempt(job)
-        pieces = self._pieces(attempt)
-        first = await attempt.run(anext(pieces), opened_by)
-        return self._answer(attempt, pieces, first)
+        """Open a stream; returns when the answer has begun. Raises CloudError."""
+        self._check(job)
+        return _answer(await self._exchanges.open_exchange(_chat(job), opened_by))
 
     async def exchange(self, job: Exchange) -> RawReply:
         """A chat in OpenAI's dialect. Raises CloudError."""
@@ -127,59 +119,20 @@ class CloudBackend:
         """None: its models are those of the settings."""
         return []
 
-    async def _answer(
-        self, attempt: CloudAttempt, pieces: AsyncGenerator[str | _End, None], item: str | _End
-    ) -> Answer:
-        parts: list[str] = []
-        items = follow(attempt, pieces, item, _READING)
-        try:
-            async for found in items:
-                if isinstance(found, str):
-                    parts.append(found)
-                    yield found
-                else:
-                    yield self._generated(attempt, "".join(parts), *found)
-        finally:
-            await items.aclose()
-
-    async def _embed(self, job: EmbedJob, model: str) -> tuple[npt.NDArray[np.float32], Usage | None]:
-        reply = await self._client(job).embeddings.create(model=model, input=list(job.texts), encoding_format="float")
+    async def _embed(self, job: EmbedJob, model: str) -> tuple[Vectors, Usage | None]:
+        body = {"model": model, "input": list(job.texts), "encoding_format": "float"}
+        response = await self._client(job).post("/embeddings", cast_to=httpx.Response, body=body)
+        found = read_json(response.content)
         with reading("no list of embeddings"):
-            rows = sorted(reply.data, key=lambda row: row.index)
-            vectors = np.asarray([row.embedding for row in rows], np.float32)
-            usage = usage_in(reply.usage, embedding=True)
-        whole = vectors.ndim == 2 and vectors.shape[1] > 0 and [row.index for row in rows] == [*range(len(job.texts))]
-        if not whole or not np.isfinite(vectors).all():
-            raise NotAnAnswer("not one vector of numbers for each text")
-        if not vectors.any(axis=1).all():
-            raise NotAnAnswer("a vector is all zeros, which has no direction")
-        if job.dimensions is not None and vectors.shape[1] != job.dimensions:
-            raise NotAnAnswer(f"vectors of {vectors.shape[1]} dimensions, their space has {job.dimensions}")
-        return vectors, usage
-
-    async def _complete(self, attempt: CloudAttempt) -> tuple[str, _End]:
-        reply = await self._client(attempt.job).chat.completions.create(**self._chat(attempt))
-        with reading("no chat completion"):
-            choice = reply.choices[0]
-            return text_in(choice.message.content), (text_in(choice.finish_reason), usage_in(reply.usage))
-
-    async def _pieces(self, attempt: CloudAttempt) -> AsyncGenerator[str | _End, None]:
-        reason, usage = "", None
-        async with await self._client(attempt.job).chat.completions.create(
-            **self._chat(attempt), stream=True, stream_options={"include_usage": True}
-        ) as stream:
-            async for chunk in stream:
-                piece = None
-                with reading("no part of a chat completion"):
-                    usage = usage_in(chunk.usage) or usage
-                    for choice in chunk.choices[:1]:
-                        reason = text_in(choice.finish_reason) or reason
-                        piece = text_in(choice.delta.content)
-                if piece:
-                    yield piece
-        if not reason:
-            raise NotAnAnswer("a stream that ended before the answer did")
-        yield reason, usage
+            # Their order is in `index`, and nowhere else.
+            found["data"] = sorted(found["data"], key=lambda row: row["index"])
+        vectors = vectors_in(found, len(job.texts))
+        check_model(model, found)
+        dimensions, space = vectors.shape[1], job.space or self._spaces[model]
+        if dimensions != (job.dimensions or self._dimensions.setdefault(space, dimensions)):
+            known = job.dimensions or self._dimensions[space]
+            raise NotAnAnswer(f"vectors of {dimensions} dimensions, those of their space have {known}")
+        return vectors, usage_in(found, "", embedding=True)
 
     def _client(self, job: Job) -> AsyncOpenAI:
         if os.getpid() != self._pid:
@@ -192,7 +145,8 @@ class CloudBackend:
                 self._sdk = _sdk(self._settings)
             self._loop, self._used, sdk = loop, True, self._sdk
             self._end = before_loop_ends(lambda: self._loop_ends(sdk), "connections to the cloud")
-        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=dict(job.extra_headers) or None)
+        headers = {name: value for name, value in job.extra_headers.items() if name.lower() in self._headers}
+        return self._sdk.with_options(timeout=job.deadline.remaining(), default_headers=headers or None)
 
     async def _loop_ends(self, sdk: AsyncOpenAI) -> None:
         if sdk is self._sdk:
@@ -200,44 +154,13 @@ class CloudBackend:
         await sdk.close()
 
     def _attempt(self, job: Job, model: str, bound: Usage) -> CloudAttempt:
+        self._check(job)
+        return CloudAttempt(self._state, job, model, bound)
+
+    def _check(self, job: Job) -> None:
         refusal = self.refusal(job)
         if refusal is not None:
             raise CloudRejected(f"the cloud cannot serve this: {refusal}", node=self._state.name)
-        return CloudAttempt(self._state, job, model, bound)
-
-    def _chat_attempt(self, job: GenerateJob) -> CloudAttempt:
-        bound = Usage(len(job.prompt.encode(errors="replace")) + _TEMPLATE_TOKENS, self._max_tokens(job))
-        return self._attempt(job, job.model or self._settings.chat_model or "", bound)
-
-    def _chat(self, attempt: CloudAttempt) -> dict[str, Any]:
-        """The parameters of the chat request. Raises nothing: `_chat_refusal` has let it through."""
-        job = attempt.job
-        if not isinstance(job, GenerateJob):
-            raise TypeError(f"{type(job).__name__} is not for the chat API")
-        given = job.sampling
-        # OpenAI's newer models refuse max_tokens; servers that speak its API may know nothing else.
-        limit = "max_tokens" if self._settings.base_url else "max_completion_tokens"
-        chat: dict[str, Any] = {
-            "model": attempt.model,
-            "messages": [{"role": "user", "content": job.prompt}],
-            limit: self._max_tokens(job),
-        }
-        chat |= {name: given[name] for name in ("temperature", "top_p", "stop", "seed") if name in given}
-        if "top_k" in given:
-            chat["extra_body"] = {"top_k": given["top_k"]}
-        return chat
-
-    def _max_tokens(self, job: GenerateJob) -> int:
-        return max(0, int(job.sampling.get("max_new_tokens", self._settings.max_tokens)))
-
-    def _chat_refusal(self, job: GenerateJob) -> str | None:
-        if not (job.model or self._settings.chat_model):
-            return "cloud.chat_model is not set"
-        if job.sampling.get("raw"):
-            return "it applies its own chat template, and the prompt is raw"
-        if "top_k" in job.sampling and not self._settings.base_url:
-            return "OpenAI has no top_k"
-        return None
 
     def _embedding_refusal(self, job: EmbedJob) -> str | None:
         if job.truncate and not _fits(job):
@@ -272,10 +195,34 @@ class CloudBackend:
             "attempts": (attempt.record("ok", 200),),
         }
 
-    def _generated(self, attempt: CloudAttempt, text: str, reason: str, usage: Usage | None) -> GenerateResult:
-        return GenerateResult(
-            text=text, finish_reason=reason, usage=usage or attempt.bound, timing=Timing(), **self._origin(attempt)
-        )
+
+def _chat(job: GenerateJob) -> Exchange:
+    """The prompt as a chat of one message."""
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in job.sampling.items()}
+    common = {part.name: getattr(job, part.name) for part in fields(Job)}
+    return Exchange(
+        path="/v1/chat/completions", body={"messages": [{"role": "user", "content": job.prompt}], **given}, **common
+    )
+
+
+def _generated(reply: RawReply, text: str, reason: str) -> GenerateResult:
+    return GenerateResult(text=text, finish_reason=reason, usage=reply.usage, timing=Timing(), **origin_fields(reply))
+
+
+async def _answer(events: EventStream) -> Answer:
+    parts: list[str] = []
+    reason = ""
+    try:
+        async for item in events:
+            if isinstance(item, RawReply):
+                yield _generated(item, "".join(parts), reason)
+            else:
+                reason = item.finish_reason or reason
+                if item.text:
+                    parts.append(item.text)
+                    yield item.text
+    finally:
+        await events.aclose()
 
 
 def _sdk(settings: CloudSettings) -> AsyncOpenAI:

@@ -1,25 +1,27 @@
-"""Chats in OpenAI's dialect that go to the cloud as they are: one attempt, within the deadline and the spend cap."""
+"""Chats that go to the cloud in OpenAI's dialect: one attempt, within the deadline and the spend cap."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
-from openai import AsyncOpenAI, AsyncStream
+from openai import AsyncOpenAI
 
 from backend_client._cloud.attempt import CloudAttempt
-from backend_client._cloud.reply import NotAnAnswer, usage_in
-from backend_client._cloud.streams import CloudReading, follow
-from backend_client._protocol.dialect import FORMS, Json, StreamEvent
+from backend_client._cloud.reply import check_model, usage_in
+from backend_client._protocol import wire
+from backend_client._protocol.answers import NotAnAnswer, choices_in, read_json
+from backend_client._protocol.dialect import FORMS, Json, StreamEvent, failure_in, read_event
 from backend_client._protocol.jobs import EventStream, Exchange
+from backend_client._protocol.sdk_http import httpx
+from backend_client._protocol.sse import EventParser
 from backend_client._resilience.deadline import Deadline
-from backend_client.errors import CloudRejected
+from backend_client.errors import ClientClosed, CloudError, StreamInterrupted
 from backend_client.results import RawReply, Usage
 from backend_client.settings import CloudSettings
 
 _CHAT = "/v1/chat/completions"
+_FORM = FORMS[_CHAT]
 # What local servers know beside OpenAI's parameters.
 _LOCAL = (
     "top_k",
@@ -38,6 +40,9 @@ _LOCAL = (
     "priority",
     "keep_alive",
 )
+# Billed otherwise than by the token, so no bound can be given.
+_UNPRICED = ("audio", "service_tier", "web_search_options")
+# A chat template and special tokens add a few.
 _TEMPLATE_TOKENS = 64
 # The most that any of OpenAI's models counts for one image in high detail.
 _IMAGE_TOKENS = 50_000
@@ -66,53 +71,40 @@ class CloudExchanges:
         local = [name for name in _LOCAL if body.get(name) is not None]
         if local and not self._settings.base_url:
             return f"OpenAI has no {', '.join(local)}"
+        unpriced = [name for name in _UNPRICED if body.get(name) is not None]
+        if unpriced and self._settings.spend_cap is not None:
+            return f"the spend cap cannot bound what {', '.join(unpriced)} costs"
         return None
 
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply. Raises CloudError."""
-        attempt = self._attempt(job)
-        body = await attempt.run(self._whole(job, attempt))
-        usage = _usage(body)
+        attempt, body = self._attempt(job)
+        found, usage = await attempt.run(self._whole(attempt, body))
         attempt.succeeded(usage)
-        return _reply(attempt, usage, body)
+        return _reply(attempt, usage, found)
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
-        """The reply as a stream. Raises CloudError."""
-        attempt = self._attempt(job)
-        events = self._events(job, attempt)
-        first = await attempt.run(anext(events), opened_by)
-        return self._follow(attempt, events, first)
+        """The reply as a stream; returns when the answer has begun. Raises CloudError."""
+        attempt, body = self._attempt(job)
+        events = self._events(attempt, body)
+        held = await attempt.run(_begun(events), opened_by)
+        return _follow(attempt, _all(held, events))
 
-    async def _follow(
-        self, attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, None], event: StreamEvent
-    ) -> EventStream:
-        usage: Usage | None = None
-        items = follow(attempt, events, event, _READING)
-        try:
-            async for found in items:
-                usage = _READING.usage(found) or usage
-                yield found
-        finally:
-            await items.aclose()
-        yield _reply(attempt, usage, None)
-
-    def _attempt(self, job: Exchange) -> CloudAttempt:
-        refusal = self.refusal(job)
-        if refusal is not None:
-            raise CloudRejected(f"the cloud cannot serve this: {refusal}")
-        body = job.body or {}
-        texts, images = _without_images(body.get("messages"))
-        shape = [texts, body.get("tools"), body.get("response_format")]
-        prompt = len(json.dumps(shape, ensure_ascii=False).encode(errors="replace")) + _TEMPLATE_TOKENS
-        answers = body.get("n") if isinstance(body.get("n"), int) else 1
-        bound = Usage(prompt + images * _IMAGE_TOKENS, self._limit(body) * max(1, answers or 1))
-        return self._start(job, job.model or self._settings.chat_model or "", bound)
+    def _attempt(self, job: Exchange) -> tuple[CloudAttempt, Json]:
+        """The reservation of the most that the request may cost, and its body."""
+        body = self._body(job)
+        texts, images = _without_images(body)
+        # No tokenizer makes more than one token of a byte.
+        prompt = len(wire.encode(texts)) + _TEMPLATE_TOKENS + images * _IMAGE_TOKENS
+        # What was predicted in vain is billed as written.
+        predicted = len(wire.encode({"": body["prediction"]})) if body.get("prediction") else 0
+        bound = Usage(prompt, (self._limit(body) + predicted) * (body.get("n") or 1))
+        return self._start(job, body["model"], bound), body
 
     def _limit(self, body: Mapping[str, Any]) -> int:
-        given = body.get("max_completion_tokens") or body.get("max_tokens")
-        return given if isinstance(given, int) else self._settings.max_tokens
+        return body.get("max_completion_tokens") or body.get("max_tokens") or self._settings.max_tokens
 
-    def _body(self, job: Exchange, attempt: CloudAttempt) -> Json:
+    def _body(self, job: Exchange) -> Json:
         given = dict(job.body or {})
         limit = self._limit(given)
         for name in ("max_tokens", "max_completion_tokens", "stream"):
@@ -123,58 +115,99 @@ class CloudExchanges:
         if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
             # Nodes enforce a schema always, OpenAI only a strict one.
             given["response_format"] = {**form, "json_schema": {"strict": True, **form["json_schema"]}}
-        return {**given, "model": attempt.model, name: limit}
+        return {**given, "model": job.model or self._settings.chat_model or "", name: limit}
 
-    async def _whole(self, job: Exchange, attempt: CloudAttempt) -> Json:
-        found = await self._client(job).post("/chat/completions", cast_to=object, body=self._body(job, attempt))
-        if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
-            raise NotAnAnswer("no chat completion")
-        if job.check is not None and not job.check(found):
-            raise NotAnAnswer("no chat completion")
-        return found
+    async def _whole(self, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
+        client = self._client(attempt.job)
+        response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+        found: Json = read_json(response.content)
+        choices = choices_in(found)
+        check_model(attempt.model, found)
+        return found, usage_in(found, "".join(choice.text for choice in choices))
 
-    async def _events(self, job: Exchange, attempt: CloudAttempt) -> AsyncGenerator[StreamEvent, None]:
-        body = self._body(job, attempt)
-        body |= {"stream": True, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
-        finished = False
-        async with await self._client(job).post(
-            "/chat/completions", cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
-        ) as stream:
-            async for chunk in stream:
-                if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list) or not _valid(chunk):
+    async def _events(self, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
+        """The events up to `[DONE]`, which is there also where the cloud sends none."""
+        read = _FORM.reader()
+        create = self._client(attempt.job).chat.completions.with_streaming_response.create
+        async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
+            async for event in _parsed(response.iter_bytes()):
+                if event.data is None:
+                    break
+                if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("no part of a chat completion")
-                finished = finished or any(
-                    isinstance(choice, dict) and choice.get("finish_reason") for choice in chunk["choices"]
-                )
-                yield StreamEvent("message", chunk)
-        if not finished:
-            raise NotAnAnswer("a stream that ended before the answer did")
-        yield StreamEvent("message", None)
+                check_model(attempt.model, event.data)
+                yield read(event)
+        yield read(StreamEvent("message", None))
 
 
-def _valid(chunk: Json) -> bool:
-    return FORMS[_CHAT].valid(StreamEvent("message", chunk))
+async def _parsed(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[StreamEvent, None]:
+    parser = EventParser()
+    async for chunk in chunks:
+        for event in parser.feed(chunk):
+            yield read_event(event)
 
 
-def _without_images(messages: Any) -> tuple[Any, int]:
-    """The messages without their images, and how many there are."""
+async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
+    """The events up to the first one with a part of the answer."""
+    held = [await anext(events)]
+    while not _FORM.begins(held[-1]):
+        held.append(await anext(events))
+    return held
+
+
+async def _all(held: list[StreamEvent], events: AsyncGenerator[StreamEvent, None]) -> AsyncGenerator[StreamEvent, None]:
+    try:
+        for event in held:
+            yield event
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+async def _follow(attempt: CloudAttempt, events: AsyncGenerator[StreamEvent, None]) -> EventStream:
+    """Yield the events, the last one when the attempt has succeeded, and the reply.
+
+    Raises StreamInterrupted, with the text so far, when the stream fails.
+    """
+    parts: list[str] = []
+    said: Json = {}
+    usage: Usage | None = None
+    failed: CloudError | ClientClosed | None = None
+    try:
+        while (event := await attempt.run(anext(events))).data is not None:
+            parts.append(event.text)
+            said = event.data if event.data.get("usage") else said
+            yield event
+        usage = usage_in(said, "".join(parts))
+        attempt.succeeded(usage)
+    except (CloudError, ClientClosed) as error:
+        failed = error
+    finally:
+        attempt.abandoned()
+        await events.aclose()
+    if failed is not None:
+        raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.job.request_id)
+    yield event
+    yield _reply(attempt, usage, None)
+
+
+def _without_images(body: Json) -> tuple[Json, int]:
+    """The body without the images in its messages, and how many there are."""
     count = 0
-
-    def strip(value: Any) -> Any:
-        nonlocal count
-        if isinstance(value, Mapping):
-            if value.get("type") in {"image_url", "input_image"}:
-                count += 1
-                return {}
-            return {name: strip(part) for name, part in value.items()}
-        return [strip(part) for part in value] if isinstance(value, list | tuple) else value
-
-    return strip(messages), count
-
-
-def _usage(body: Json) -> Usage | None:
-    usage = body.get("usage")
-    return usage_in(SimpleNamespace(**usage)) if isinstance(usage, dict) and all(map(str.isidentifier, usage)) else None
+    messages = []
+    for message in body.get("messages") or ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list):
+            images = [isinstance(part, Mapping) and part.get("type") == "image_url" for part in content]
+            count += sum(images)
+            parts = [
+                {**part, "image_url": None} if image else part for part, image in zip(content, images, strict=True)
+            ]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return {**body, "messages": messages}, count
 
 
 def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> RawReply:
@@ -188,10 +221,3 @@ def _reply(attempt: CloudAttempt, usage: Usage | None, body: Json | None) -> Raw
         body=body,
         usage=usage or attempt.bound,
     )
-
-
-_READING: CloudReading[StreamEvent] = CloudReading(
-    ends=lambda event: event.data is None,
-    text=lambda event: event.text,
-    usage=lambda event: _usage(event.data or {}),
-)

@@ -1,43 +1,38 @@
-"""Reading a reply of the cloud. The SDK does not validate: any field may be missing or of any type."""
+"""What a reply of the cloud says of itself: which model answered, and the tokens that it used. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeGuard
+import re
+from typing import Any
 
+from backend_client._protocol.answers import NotAnAnswer
 from backend_client.results import Usage
 
-
-class NotAnAnswer(ValueError):
-    """The cloud answered 200 with something that is no answer; the text says what, and quotes nothing."""
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Read what the SDK handed over; it does not validate. Raises NotAnAnswer for what is missing or misshapen."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise NotAnAnswer(f"{what} ({type(error).__name__})") from None
+# What a cloud adds to the name of a model for one of its versions: -2024-08-06, -0613, -001.
+_VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
-def text_in(field: object) -> str:
-    """A text, "" where the field is null. Raises TypeError."""
-    if not isinstance(field, str | None):
-        raise TypeError("not a text")
-    return field or ""
+def check_model(asked: str, body: Any) -> None:
+    """Raise NotAnAnswer for a reply of another model than the one that was asked, or a dated version of it."""
+    answered = body.get("model") if isinstance(body, dict) else None
+    if answered is None:
+        return
+    base = asked.removesuffix("-latest")
+    if not isinstance(answered, str) or not (
+        answered == asked or (answered.startswith(base) and _VERSION.fullmatch(answered, len(base)))
+    ):
+        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
 
 
-def usage_in(field: object, *, embedding: bool = False) -> Usage | None:
-    """The tokens that a reply says it used; None if it does not say, or says what cannot be.
+def usage_in(body: Any, text: str, *, embedding: bool = False) -> Usage | None:
+    """The tokens that a reply with that text says it used; None if it does not say, or says what cannot be.
 
     None is counted at the request's bound, so that no reply can lower what was spent.
     """
-    prompt = getattr(field, "prompt_tokens", None)
-    completion = 0 if embedding else getattr(field, "completion_tokens", None)
-    return Usage(prompt, completion) if _is_count(prompt) and _is_count(completion) else None
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    prompt = usage.get("prompt_tokens")
+    completion = 0 if embedding else usage.get("completion_tokens")
+    if type(prompt) is not int or type(completion) is not int or prompt < 1 or completion < bool(text):
+        return None
+    return Usage(prompt, completion)

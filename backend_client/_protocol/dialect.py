@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from backend_client._protocol.answers import NotAnAnswer, read_json
 from backend_client._protocol.sse import Event
 
 Json = dict[str, Any]
@@ -29,9 +30,19 @@ class StreamEvent:
         if self.data.get("type") in _TEXT_DELTAS:
             found = self.data.get("delta")
         else:
-            choice = _first(self.data.get("choices"))
+            choice = self._choice
             found = choice.get("text") or _object(choice.get("delta")).get("content")
         return found if isinstance(found, str) else ""
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ends with it; "" where it does not."""
+        return self._choice.get("finish_reason") or ""
+
+    @property
+    def _choice(self) -> Json:
+        choices = _objects((self.data or {}).get("choices"))
+        return next((choice for choice in choices if not choice.get("index")), {})
 
     def encode(self) -> bytes:
         """As it stands in a stream."""
@@ -40,11 +51,17 @@ class StreamEvent:
         return f"{head}data: {data}\n\n".encode(errors="replace")
 
 
+Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
+
+
 class StreamForm(Protocol):
     """How the streams of one route are read."""
 
-    def valid(self, event: StreamEvent) -> bool:
-        """Whether the parts that callers read have the types that they must have."""
+    def reader(self) -> Read:
+        """Reads the events of one stream: returns each as callers get it.
+
+        Raises NotAnAnswer for one whose parts are not what they must be, and for an end before the answer is complete.
+        """
         ...
 
     def begins(self, event: StreamEvent) -> bool:
@@ -60,7 +77,7 @@ class StreamForm(Protocol):
         ...
 
     def whole(self, events: Sequence[StreamEvent]) -> Json:
-        """The reply that a request without a stream gets. Raises ValueError when the events are not an answer."""
+        """The reply that a request without a stream gets, from all the events that a reader returned."""
         ...
 
 
@@ -70,10 +87,9 @@ class ChunkForm:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def valid(self, event: StreamEvent) -> bool:
-        """Every choice, delta and call is an object, and every text is one."""
-        choices = (event.data or {}).get("choices")
-        return _all(choices, _valid_choice)
+    def reader(self) -> Read:
+        """Every choice, delta and call is an object, every text is one, and every choice ends with a reason."""
+        return _Chunks().read
 
     def begins(self, event: StreamEvent) -> bool:
         """A chunk with text, reasoning, a tool call, or a finish reason."""
@@ -107,8 +123,6 @@ class ChunkForm:
                     reply[name] = value
             for part in _objects(data.get("choices")):
                 self._add(choices, part)
-        if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
-            raise ValueError("a choice has no end")
         reply["object"] = self._kind
         reply["choices"] = [self._finished(choices[index]) for index in sorted(choices)]
         return reply
@@ -139,27 +153,69 @@ class ChunkForm:
         return {**choice, "message": message}
 
 
+class _Chunks:
+    """What the chunks of one stream have said so far: which choices have ended, and the names of their tool calls."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int, bool] = {}
+        self._names: dict[tuple[int, int], str] = {}
+
+    def read(self, event: StreamEvent) -> StreamEvent:
+        if event.data is None:
+            if not self._ended or not all(self._ended.values()):
+                raise NotAnAnswer("the stream ended without a finish_reason")
+            if not all(self._names.values()):
+                raise NotAnAnswer("a tool call has no name")
+            return event
+        choices = event.data.get("choices")
+        if not _all(choices, _valid_choice):
+            raise NotAnAnswer("an event of the stream is not a part of an answer")
+        for choice in choices or ():
+            index = choice.get("index") or 0
+            self._ended[index] = bool(choice.get("finish_reason")) or self._ended.get(index, False)
+            for call in (choice.get("delta") or {}).get("tool_calls") or ():
+                if call.get("function") is not None:
+                    self._name(index, call)
+        return event
+
+    def _name(self, index: int, call: Json) -> None:
+        """Drop a name that the server repeats in each event: callers join the parts of a name."""
+        place = index, call.get("index") or 0
+        function = call["function"]
+        known = self._names.setdefault(place, "")
+        if function.get("name") == known:
+            del function["name"]
+        else:
+            self._names[place] += function.get("name") or ""
+
+
 class ResponsesForm:
     """Events of /v1/responses: the last one holds the whole response."""
 
     _ENDS = frozenset({"response.completed", "response.incomplete"})
     _BEFORE = frozenset({"response.created", "response.in_progress", "response.queued"})
 
-    def valid(self, event: StreamEvent) -> bool:
+    def reader(self) -> Read:
         """An event that ends the response holds it, and a delta of text is text."""
-        data = event.data or {}
-        kind = data.get("type")
-        if kind in self._ENDS:
-            return isinstance(data.get("response"), dict)
-        return kind != "response.output_text.delta" or isinstance(data.get("delta"), str)
+        return self._read
+
+    def _read(self, event: StreamEvent) -> StreamEvent:
+        if event.data is None:
+            raise NotAnAnswer("the stream ended before the response was complete")
+        kind = event.data.get("type")
+        if kind in self._ENDS and not isinstance(event.data.get("response"), dict):
+            raise NotAnAnswer("the last event has no response")
+        if kind == "response.output_text.delta" and not isinstance(event.data.get("delta"), str):
+            raise NotAnAnswer("a delta of text is not text")
+        return event
 
     def begins(self, event: StreamEvent) -> bool:
         """Anything after the announcements."""
-        return event.data is None or event.data.get("type") not in self._BEFORE
+        return event.data is not None and event.data.get("type") not in self._BEFORE
 
     def ends(self, event: StreamEvent) -> bool:
         """The response is complete, or as complete as it gets."""
-        return event.data is None or event.data.get("type") in self._ENDS
+        return event.data is not None and event.data.get("type") in self._ENDS
 
     def request(self, body: Mapping[str, Any]) -> Json:
         """With `stream`."""
@@ -167,10 +223,7 @@ class ResponsesForm:
 
     def whole(self, events: Sequence[StreamEvent]) -> Json:
         """The response that the last event holds."""
-        response = (events[-1].data or {}).get("response") if events else None
-        if not isinstance(response, dict):
-            raise ValueError("the last event has no response")
-        return response
+        return _object((events[-1].data or {}).get("response"))
 
 
 FORMS: Mapping[str, StreamForm] = {
@@ -182,12 +235,12 @@ FORMS: Mapping[str, StreamForm] = {
 
 
 def read_event(event: Event) -> StreamEvent:
-    """Raises ValueError for data that is no JSON object."""
+    """Raises NotAnAnswer for data that is not a JSON object."""
     if event.data.strip() == DONE:
         return StreamEvent(event.name, None)
-    data = json.loads(event.data)
+    data = read_json(event.data)
     if not isinstance(data, dict):
-        raise ValueError("an event is no object")
+        raise NotAnAnswer("an event of the stream is not an object")
     return StreamEvent(event.name, data)
 
 
@@ -264,7 +317,3 @@ def _object(value: object) -> Json:
 
 def _objects(value: object) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _first(value: object) -> Json:
-    return next(iter(_objects(value)), {})

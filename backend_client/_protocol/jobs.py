@@ -90,8 +90,7 @@ class Exchange(Job):
     """A request in OpenAI's dialect, sent as it is but for the model's name.
 
     `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. `node`:
-    only this one can serve it. `check`: whether the body of a reply is an answer; if not, another node is asked.
-    `refused` gets the replies of nodes that refused it, for callers who hand them on.
+    only this one can serve it. `refused` gets the replies of nodes that refused it, for callers who hand them on.
     """
 
     path: str
@@ -100,7 +99,6 @@ class Exchange(Job):
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     file: tuple[str, bytes] | None = field(default=None, repr=False)
     node: str | None = None
-    check: Callable[[Any], bool] | None = field(default=None, repr=False)
     refused: list[Reply] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:

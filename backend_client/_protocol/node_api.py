@@ -10,6 +10,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from backend_client._protocol import wire
+from backend_client._protocol.answers import read_json
 from backend_client._protocol.report import HealthReport
 from backend_client._protocol.sse import Event
 from backend_client._protocol.wire import Done, EmbedReply, Reply, WireCall
@@ -81,7 +82,7 @@ class NodeApi(ABC):
     async def health(self, node: str) -> HealthReport:
         """GET /health; 503 is an answer too, of a node that does not serve now."""
         status, _, body = await self.request(node, "GET", "/health", None, {}, probe=True)
-        data = wire.parse_json(node, bytes(body))
+        data = wire.read_from(node, read_json, bytes(body))
         try:
             return HealthReport.model_validate(data)
         except ValidationError:
@@ -138,7 +139,7 @@ class NodeApi(ABC):
         """
         if event.name not in _KNOWN_EVENTS:
             return ""
-        data = wire.parse_json(node, event.data)
+        data = wire.read_from(node, read_json, event.data)
         text = data.get("text") if isinstance(data, dict) else None
         if event.name == "token" and isinstance(text, str):
             return text
@@ -151,7 +152,7 @@ class NodeApi(ABC):
 
 def _whole_answer(node: str, reply: Reply) -> Iterator[str | Done]:
     """What a reply of /inference that is not streamed holds. Raises BadReply."""
-    data = wire.parse_json(node, reply.body)
+    data = wire.read_from(node, read_json, reply.body)
     done = wire.done(node, reply.headers, data)
     text = data.get("text")
     if not isinstance(text, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class EventParser:
         self._name = ""
         self._data: list[str] = []
         self._size = 0
+        self._begun = False
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yield the events that `chunk` completes. Raises MalformedStream."""
@@ -37,7 +39,9 @@ class EventParser:
         if len(self._rest) > self._max_bytes:
             raise MalformedStream("a line has no end")
         for line in lines:
-            event = self._line(line.removesuffix(b"\r"))
+            # A byte order mark belongs to no field.
+            event = self._line((line if self._begun else line.removeprefix(BOM_UTF8)).removesuffix(b"\r"))
+            self._begun = True
             if event is not None:
                 yield event
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend_client._protocol.dialect import StreamEvent
+from backend_client._protocol.answers import NotAnAnswer
+from backend_client._protocol.dialect import Read, StreamEvent
 
 _DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
 
@@ -13,11 +14,9 @@ _DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
 class TranscriptForm:
     """Events of /v1/audio/transcriptions with `stream`; events of other types are handed on."""
 
-    def valid(self, event: StreamEvent) -> bool:
+    def reader(self) -> Read:
         """The text of a delta, and the whole one, are text."""
-        data = event.data or {}
-        name = {_DELTA: "delta", _DONE: "text"}.get(str(data.get("type")))
-        return name is None or isinstance(data.get(name), str)
+        return _read
 
     def begins(self, event: StreamEvent) -> bool:
         """A delta, or the whole text of a recording without speech."""
@@ -34,6 +33,14 @@ class TranscriptForm:
     def whole(self, events: Sequence[StreamEvent]) -> dict[str, Any]:
         """The text, as a reply without a stream has it."""
         return {"text": (events[-1].data or {})["text"]}
+
+
+def _read(event: StreamEvent) -> StreamEvent:
+    data = event.data or {}
+    name = {_DELTA: "delta", _DONE: "text"}.get(str(data.get("type")))
+    if name is not None and not isinstance(data.get(name), str):
+        raise NotAnAnswer("a part of the transcription is not text")
+    return event
 
 
 TRANSCRIPTS = TranscriptForm()

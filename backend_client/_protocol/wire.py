@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from backend_client._protocol.answers import NotAnAnswer, check_vectors
 from backend_client._resilience.deadline import Deadline
 from backend_client.errors import BadReply, InvalidArgument
 from backend_client.results import Timing, Usage
 
+T = TypeVar("T")
+
 _FLOAT32 = np.dtype("<f4")
-# From here on numpy is quicker than Python, though it takes some microseconds to begin.
-_FEW_ROWS = 16
 # The largest value that nodes accept.
 _LONGEST_MS = 999_999_999
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -170,41 +170,11 @@ def embed_reply(node: str, headers: Mapping[str, str], body: bytes | bytearray, 
     space = headers.get("X-Space")
     if count is None or not dimensions or not space:
         raise BadReply("the reply lacks a valid X-Shape or X-Space: this is not a node's /embeddings", node=node)
-    if count != expected:
-        raise BadReply(f"{expected} texts were sent, {count} vectors came back", node=node)
     if len(body) != count * dimensions * 4:
         raise BadReply(f"{len(body)} bytes came for {count} × {dimensions} float32", node=node)
     # Bytes are copied: an array over them is read-only, and callers normalise in place.
     vectors = np.ndarray((count, dimensions), _FLOAT32, body if isinstance(body, bytearray) else bytearray(body))
-    if not _finite(vectors, body):
-        raise BadReply("the vectors hold NaN or infinity: the device answers garbage", node=node)
-    if _any_zero(vectors, body):
-        raise BadReply("a vector is all zeros, which has no direction: the device answers garbage", node=node)
-    return EmbedReply(vectors, space, route_info(headers))
-
-
-def _finite(vectors: npt.NDArray[np.float32], body: bytes | bytearray) -> bool:
-    """Whether none of the numbers, whose bytes are `body`, is NaN or infinite."""
-    if len(vectors) > _FEW_ROWS:
-        # One of those makes the sum so; large numbers may, too, and are then looked at one by one.
-        with np.errstate(all="ignore"):
-            return math.isfinite(vectors.sum()) or bool(np.isfinite(vectors).all())
-    # Sign and most of the exponent: 7f or ff for those, and for numbers beyond 10^38. Only to tell which of the two it
-    # is, numpy is begun: for one text that would be the dearest part of a call.
-    exponents = body[3::4]
-    return (b"\x7f" not in exponents and b"\xff" not in exponents) or bool(np.isfinite(vectors).all())
-
-
-def _any_zero(vectors: npt.NDArray[np.float32], body: bytes | bytearray) -> bool:
-    """Whether a row is all zeros, of either sign; `body` holds the bytes of the rows."""
-    width = 4 * vectors.shape[1]
-    if len(vectors) > _FEW_ROWS:
-        return not vectors[:, 0].all() and not vectors.any(axis=1).all()
-    # As above: numpy is asked only for a row that begins with zeros, which the bytes of 0.0 and -0.0 tell.
-    return any(
-        not body[start : start + 8].strip(b"\x00\x80") and not vectors[start // width].any()
-        for start in range(0, len(body), width)
-    )
+    return EmbedReply(read_from(node, check_vectors, vectors, expected), space, route_info(headers))
 
 
 class _Part(BaseModel):
@@ -230,7 +200,7 @@ class _Answer(_Part):
 
     model: str
     device: str
-    finish_reason: str
+    finish_reason: str = Field(min_length=1)
     usage: _Tokens
     timing_ms: _Milliseconds | None = None
     npu_busy_delta_us: int | None = Field(default=None, ge=0)
@@ -257,13 +227,13 @@ def done(node: str, headers: Mapping[str, str], data: Any) -> Done:
     raise BadReply(f"the reply lacks a valid {fields}: this is not a node's /inference", node=node)
 
 
-def parse_json(node: str, body: bytes | str) -> Any:
-    """JSON from a node. Raises BadReply, which does not quote it."""
+def read_from(node: str, read: Callable[..., T], *args: Any) -> T:
+    """Call a function of `answers`. Raises BadReply of the node, where it raises NotAnAnswer."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        pass
-    raise BadReply("the reply is not JSON", node=node)
+        return read(*args)
+    except NotAnAnswer as error:
+        problem = BadReply(str(error), node=node)
+    raise problem
 
 
 def integer(value: str | None) -> int | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
 from backend_client._protocol import forms, wire
+from backend_client._protocol.answers import NotAnAnswer, read_answer, read_json
 from backend_client._protocol.dialect import StreamEvent, StreamForm, failure_in, read_event, usage_of
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._protocol.wire import Reply, WireCall
@@ -59,13 +59,10 @@ class FleetExchanges:
                 return await self._send(running, lease, wired, job)
             opened = await self._open(running, lease, wired, job, form)
             head, *events = await read_whole(self._runtime.pool, lease, opened, _reading(form))
-            try:
-                body = form.whole([event for event in events if isinstance(event, StreamEvent)])
-            except (ValueError, TypeError, AttributeError, KeyError):
-                body = None
-            valid = body is not None and (job.check is None or job.check(body))
-            if not valid or not isinstance(head, Reply):
-                raise BadReply("the stream is not an answer of this route", node=lease.node.url)
+            body = form.whole([event for event in events if isinstance(event, StreamEvent)])
+            if not isinstance(head, Reply):
+                raise BadReply("the reply has no head", node=lease.node.url)
+            _read_answer(lease.node.url, job, body)
             return head, body
 
         served = await running.dispatcher.run(call, send)
@@ -113,12 +110,10 @@ class FleetExchanges:
             raise status_error(node, reply.status, _Headers(reply), reply.body, wired.model, keyed=reply.keyed)
         body: Any = reply.body
         if "json" in reply.headers.get("content-type", ""):
-            body = wire.parse_json(node, reply.body)
+            body = wire.read_from(node, read_json, reply.body)
+        found = _read_answer(node, job, body)
         if job.kind == "embedding":
-            asked = (job.body or {}).get("dimensions")
-            self._check_space(lease, reply, body, asked if type(asked) is int else None)
-        if job.check is not None and not job.check(body):
-            raise BadReply(f"the reply is not an answer of {job.path}", node=node)
+            self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
         return reply, body
 
     async def _open(
@@ -132,18 +127,12 @@ class FleetExchanges:
             if wired.refused is not None:
                 job.refused.append(wired.refused)
 
-    def _check_space(self, lease: Lease, reply: Reply, body: Any, asked: int | None) -> None:
+    def _check_space(self, lease: Lease, reply: Reply, dimensions: int, asked: int | None) -> None:
         """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
         space = reply.headers.get("x-space")
         model = reply.headers.get("x-model") or lease.model
-        rows = body.get("data") if isinstance(body, dict) else None
-        first = rows[0].get("embedding") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
-        if not space or not isinstance(first, str | list):
-            raise BadReply(
-                "the reply lacks X-Space or vectors: this is not a node's /v1/embeddings", node=lease.node.url
-            )
-        # base64 of float32: 4 bytes a number, 3 bytes in 4 characters.
-        dimensions = len(first) if isinstance(first, list) else (len(first.rstrip("=")) * 3 // 4) // 4
+        if not space:
+            raise BadReply("the reply lacks X-Space: this is not a node's /v1/embeddings", node=lease.node.url)
         self._runtime.bindings.check(
             lease.node.url,
             requested=lease.need.model or model,
@@ -172,6 +161,15 @@ class _Headers(dict[str, str]):
         return super().get(key.lower(), default)
 
 
+def _read_answer(node: str, job: Exchange, body: Any) -> Any:
+    """See `answers.read_answer`. Raises BadReply."""
+    try:
+        return read_answer(job.path, job.body or {}, body)
+    except NotAnAnswer as error:
+        problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
+    raise problem
+
+
 def _reading(form: StreamForm) -> Reading[_Item]:
     return Reading(
         begins=lambda item: isinstance(item, StreamEvent) and form.begins(item),
@@ -184,6 +182,7 @@ async def _read(
     node: str, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
 ) -> AsyncGenerator[_Item, None]:
     """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
+    read = form.reader()
     try:
         async for item in items:
             if isinstance(item, Reply):
@@ -191,16 +190,11 @@ async def _read(
                     raise BadReply("the reply is not an event stream", node=node)
                 yield item
                 continue
-            event = None
-            with contextlib.suppress(ValueError, RecursionError):
-                event = read_event(item)
-            if event is None:
-                raise BadReply("an event of the stream is not JSON", node=node)
+            event = wire.read_from(node, read_event, item)
             failure = failure_in(event)
             if failure is not None:
                 raise event_error(node, failure, wired.model)
-            if not form.valid(event):
-                raise BadReply(f"an event of the stream is not one of {wired.path}", node=node)
+            event = wire.read_from(node, read, event)
             yield event
     finally:
         await items.aclose()

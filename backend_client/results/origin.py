@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any, Literal
 
@@ -62,6 +62,11 @@ class Origin:
     npu_busy_delta_us: int | None = None
     emulated: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def origin_fields(reply: Origin) -> dict[str, Any]:
+    """The fields of a result that say who answered, for another result."""
+    return {part.name: getattr(reply, part.name) for part in fields(Origin)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from pydantic import (
 
 from backend_client._protocol.identity import sendable_key
 
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+
 
 def checked_key(key: SecretStr | None) -> SecretStr | None:
     """An API key that can be sent in a header. Raises ValueError, which does not repeat it."""
@@ -37,7 +39,8 @@ class CloudSettings(BaseModel):
     """The OpenAI-compatible fallback.
 
     `chat_model` answers calls that name no model, `chat_models` (the fleet's name: the cloud's) those that do.
-    `embedding_models` (vector space: the cloud's name) are the only ones that embed.
+    `embedding_models` (vector space: the cloud's name) are the only ones that embed. `extra_headers` names those of a
+    call's extra_headers that the cloud gets too.
     """
 
     # An error of the model as a whole would quote the API key.
@@ -48,11 +51,20 @@ class CloudSettings(BaseModel):
     chat_model: str | None = None
     chat_models: dict[str, str] = {}
     embedding_models: dict[str, str] = {}
+    extra_headers: tuple[str, ...] = ()
     max_tokens: int = Field(default=1024, gt=0)
     prices: dict[str, Price] = {}
     spend_cap: Decimal | None = Field(default=None, ge=0)
 
     _key = field_validator("api_key")(checked_key)
+
+    @field_validator("extra_headers")
+    @classmethod
+    def _no_credentials(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """A caller's credentials are for this service."""
+        if secret := {name.lower() for name in value} & _SECRET_HEADERS:
+            raise ValueError(f"{', '.join(sorted(secret))} must not go to the cloud; its key is cloud.api_key")
+        return value
 
     @field_validator("base_url")
     @classmethod

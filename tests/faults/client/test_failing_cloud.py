@@ -119,8 +119,8 @@ async def test_a_cloud_that_fails_is_left_alone(cloud):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"index": 0, "embedding": []}, "not one vector"),
-        ({"index": 5, "embedding": [1, 2]}, "not one vector"),
+        ({"index": 0, "embedding": []}, "vectors are empty"),
+        ({"index": 5, "embedding": [1, 2]}, "index is out of range"),
         ({"index": 0, "embedding": [0, 0]}, "all zeros"),
     ],
 )

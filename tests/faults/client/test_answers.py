@@ -1,0 +1,155 @@
+"""Every answer of a node is checked in the same way, whoever asked: one that is wrong is answered by the other node."""
+
+import base64
+import contextlib
+import json
+import math
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+import backend_client
+from backend_client import ClientSettings, NPUClient, NPUUnavailableError
+from tests.faults.scripted_node import EMBEDDER, ScriptedNode
+
+GOOD = [0.5] * 8
+RANKER = "ranker"
+
+
+def encoded(vector):
+    return base64.b64encode(np.float32(vector).tobytes()).decode()
+
+
+def row(vector, index=0):
+    return {"object": "embedding", "index": index, "embedding": vector}
+
+
+VECTORS = {
+    "NaN": [row([math.nan] * 8)],
+    "one NaN": [row([0.5] * 7 + [math.nan])],
+    "infinite": [row([math.inf] + [0.5] * 7)],
+    "beyond float32": [row([1e300] * 8)],
+    "beyond float64": [row([10**400] * 8)],
+    "zeros": [row([0.0] * 8)],
+    "strings": [row(["0.5"] * 8)],
+    "null": [row([None] * 8)],
+    "booleans": [row([True] * 8)],
+    "no vector": [row(None)],
+    "empty": [row([])],
+    "a short one": [row([0.5] * 4)],
+    "no base64": [row("%%%")],
+    "cut base64": [row(encoded(GOOD)[:-6])],
+    "NaN in base64": [row(encoded([math.nan] * 8))],
+    "zeros in base64": [row(encoded([0.0] * 8))],
+    "two for one text": [row(GOOD, 0), row(GOOD, 1)],
+    "none": [],
+    "another index": [row(GOOD, 7)],
+    "an index below 0": [row(GOOD, -1)],
+    "an index that is no number": [row(GOOD, "0")],
+    "no list": None,
+}
+REQUESTS = {
+    "token ids": {"input": [1, 2, 3]},
+    "dimensions": {"input": "text", "dimensions": 8},
+    "base64": {"input": [[1, 2, 3]], "encoding_format": "base64"},
+}
+
+
+class TaskNode(ScriptedNode):
+    """A node with the routes /v1/embeddings and /v1/rerank, which answer what `replies` hold, and then rightly."""
+
+    def __init__(self, replies):
+        super().__init__()
+        self.replies = replies
+        self.more_routes = [web.post("/v1/embeddings", self._embed), web.post("/v1/rerank", self._rank)]
+        self.asked = 0
+
+    async def _health(self, request):
+        reply = await super()._health(request)
+        body = json.loads(reply.text)
+        body["models"].append({**body["models"][0], "id": RANKER, "kind": "rerank"})
+        return web.json_response(body)
+
+    def _reply(self, model, body):
+        self.asked += 1
+        headers = {"X-Space": self.space, "X-Model": model, "Content-Type": "application/json"}
+        return web.Response(text=json.dumps(self.replies.pop() if self.replies else body), headers=headers)
+
+    async def _embed(self, _):
+        return self._reply(EMBEDDER, {"object": "list", "model": EMBEDDER, "data": [row(GOOD)], "usage": {}})
+
+    async def _rank(self, _):
+        results = [{"index": index, "relevance_score": 1.0 - index} for index in (0, 1)]
+        return self._reply(RANKER, {"model": RANKER, "results": results, "usage": {}})
+
+
+@contextlib.asynccontextmanager
+async def pair_with(reply):
+    """Two nodes, of which the one that is asked first gives this reply once."""
+    replies = [reply]
+    one, two = TaskNode(replies), TaskNode(replies)
+    async with one.running(), two.running():
+        yield one, two
+
+
+@pytest.mark.parametrize("fault", VECTORS)
+async def test_vectors_that_are_wrong_reach_nobody(fault):
+    wrong = {"object": "list", "model": EMBEDDER, "data": VECTORS[fault], "usage": {}}
+    for request in REQUESTS.values():
+        async with pair_with(wrong) as nodes, NPUClient([node.url for node in nodes]) as client:
+            reply = await client.post("/v1/embeddings", {"model": EMBEDDER, **request})
+            assert reply.body["data"] == [row(GOOD)]
+            assert [attempt.outcome for attempt in reply.attempts] == ["BadReply", "ok"]
+        async with pair_with(wrong) as nodes:
+            settings = ClientSettings(nodes=[node.url for node in nodes])
+            async with backend_client.openai(settings) as openai:
+                found = await openai.embeddings.create(model=EMBEDDER, **request)
+            assert [each.embedding for each in found.data] == [GOOD]
+            assert [node.asked for node in nodes] == [1, 1]
+
+
+def ranking(*rows):
+    return {"results": [{"index": index, "relevance_score": score} for index, score in rows]}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        ranking((0, 0.5), (7, 0.4)),
+        ranking((0, 0.5), (-1, 0.4)),
+        ranking((0, 0.5), (0, 0.4)),
+        ranking((0, 0.5), (1, math.nan)),
+        ranking((0, 0.5), (1, math.inf)),
+        ranking((0, 0.5), (1, 10**400)),
+        ranking((0, 0.5), (1, "0.4")),
+        ranking((0, 0.5), (1, True)),
+        ranking((0, 0.5), (True, 0.4)),
+        ranking((0, 0.5)),
+        ranking((0, 0.5), (1, 0.4), (2, 0.3)),
+        {"results": None},
+        [],
+    ],
+)
+async def test_rankings_that_are_wrong_reach_nobody(reply):
+    request = {"model": RANKER, "query": "q", "documents": ["a", "b"]}
+    right = [(0, 1.0), (1, 0.0)]
+    async with pair_with(reply) as nodes, NPUClient([node.url for node in nodes]) as client:
+        found = await client.post("/v1/rerank", request)
+        assert [(each["index"], each["relevance_score"]) for each in found.body["results"]] == right
+        assert [attempt.outcome for attempt in found.attempts] == ["BadReply", "ok"]
+    async with pair_with(reply) as nodes, NPUClient([node.url for node in nodes]) as client:
+        ranked = await client.rerank("q", ["a", "b"])
+        assert [(document.index, document.score) for document in ranked.documents] == right
+    async with pair_with(reply) as nodes:
+        async with backend_client.openai(ClientSettings(nodes=[node.url for node in nodes])) as openai:
+            raw = await openai.post("/rerank", cast_to=object, body=request)
+        assert [each["index"] for each in raw["results"]] == [0, 1]
+
+
+async def test_an_error_names_what_is_wrong_and_no_value():
+    wrong = {"data": [row([0.25] * 7 + [math.nan])]}
+    async with TaskNode([wrong] * 9).running() as node, NPUClient([node.url]) as client:
+        with pytest.raises(NPUUnavailableError, match="NaN or infinity") as caught:
+            await client.post("/v1/embeddings", {"model": EMBEDDER, "input": "text"}, timeout=5)
+    assert "0.25" not in str(caught.value)
