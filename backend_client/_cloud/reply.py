@@ -13,9 +13,9 @@ _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
 def check_model(asked: str, body: Any) -> None:
-    """Raise NotAnAnswer for a reply of another model than the one that was asked, or a dated version of it."""
+    """Raise NotAnAnswer for a reply that names another model than the one that was asked, or a version of it."""
     answered = body.get("model") if isinstance(body, dict) else None
-    if answered is None:
+    if answered is None or answered == "":
         return
     base = asked.removesuffix("-latest")
     if not isinstance(answered, str) or not (

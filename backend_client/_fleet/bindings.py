@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Pool
 from backend_client._protocol.names import plain_name
@@ -118,41 +119,64 @@ class Bindings:
             return KnownSpace()
         space = self.space(name)
         reports = [report for report in self._reports(name) if report.space == space]
-        dimensions = [report.dimensions for report in reports if report.dimensions is not None]
         limits = [report.context_limit for report in reports if report.context_limit is not None]
-        return KnownSpace(
-            space,
-            dimensions[0] if dimensions else self._dimensions.get(space or ""),
-            min(limits, default=None),
-        )
+        return KnownSpace(space, self.dimensions(space), min(limits, default=None))
 
-    def check(
-        self, node: str, *, requested: str, answered: str, space: str, dimensions: int, asked: int | None = None
-    ) -> None:
-        """Check a reply against the name that was requested; a name that is not bound yet is bound to its space.
+    def dimensions(self, space: str | None) -> int | None:
+        """The length of vectors in a space: the bound one, else what all nodes report; None where they differ."""
+        bound = self._bound_dimensions(space)
+        reported = {count for count, _ in self._reported_dimensions(space)}
+        return bound if bound is not None else reported.pop() if len(reported) == 1 else None
 
-        `answered` is the model that the node names, `asked` the dimensions that the request asked for. Vectors that
-        were cut are in the space `SPACE-DIMENSIONS`; the name is bound to `SPACE`. Raises SpaceChanged for a reply in
-        another space, BadReply for vectors that cannot be in that space.
+    def bind_dimensions(self, space: str, dimensions: int) -> None:
+        """Bind the length of vectors in a space, for callers who keep such vectors."""
+        self._dimensions[space] = dimensions
+
+    def _bound_dimensions(self, space: str | None) -> int | None:
+        """The length that a space is bound to: once two nodes or more report the same one, and more than any other.
+
+        Never what a single node says: that would lock out all others if it is wrong.
         """
+        if space is not None and space not in self._dimensions:
+            (length, nodes), (_, others) = [*self._reported_dimensions(space), (0, 0), (0, 0)][:2]
+            if nodes >= 2 and nodes > others:
+                self._dimensions[space] = length
+        return self._dimensions.get(space or "")
+
+    def _reported_dimensions(self, space: str | None) -> list[tuple[int, int]]:
+        """The lengths that nodes report for a space, with the number of nodes for each; the most frequent first."""
+        found = (model.dimensions for model in self._all_reports() if model.space == space)
+        return Counter(length for length in found if length is not None).most_common()
+
+    def check(self, lease: Lease, *, model: str, space: str, dimensions: int, asked: int | None = None) -> None:
+        """Check an answer against the name that was requested, the report of the node that gave it, and the bindings.
+
+        A name that is not bound yet is bound to the space of the answer. `model` is the model that the node names,
+        `asked` the dimensions that the request asked for. Vectors that were cut are in the space `SPACE-DIMENSIONS`;
+        the name is bound to `SPACE`. Raises SpaceChanged for an answer in another space, BadReply for another model's,
+        or vectors that cannot be in that space.
+        """
+        node = lease.node.url
         if asked is not None and dimensions != asked:
             raise BadReply(f"{asked} dimensions were asked for, vectors of {dimensions} came", node=node)
+        lease.check_model(model)
         cut_from = space.removesuffix(f"-{asked}")
+        requested = lease.need.model or model
         key = plain_name(requested)
         # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
-        declared = None if key in self._declared else self._declared.get(plain_name(answered))
+        declared = None if key in self._declared else self._declared.get(plain_name(model))
         for bound in (declared, self._spaces.get(key)):
             if bound is not None and bound != cut_from:
-                model = requested if plain_name(answered) == key else f"{requested} ({answered} there)"
+                name = requested if plain_name(model) == key else f"{requested} ({model} there)"
                 raise SpaceChanged(
-                    f"{model} answered in the vector space {space}, this client is bound to {bound}", node=node
+                    f"{name} answered in the vector space {space}, this client is bound to {bound}", node=node
                 )
-        if self._dimensions.setdefault(space, dimensions) != dimensions:
-            raise BadReply(
-                f"vectors of {dimensions} dimensions came for the vector space {space}, which has "
-                f"{self._dimensions[space]}",
-                node=node,
-            )
+        report = lease.node.models.get(lease.model)
+        own = report.dimensions if report is not None and report.space == cut_from else None
+        for expected, who in ((own, "its own /health says"), (self._bound_dimensions(cut_from), "that space has")):
+            if asked is None and expected is not None and dimensions != expected:
+                what = f"vectors of {dimensions} dimensions came for the vector space {space}"
+                raise BadReply(f"{what}; {who} {expected}", node=node, contradicts=True)
         self._spaces[key] = cut_from
 
     def _names(self, kind: str) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backend_client._fleet.node import Node, Requirement
+from backend_client._protocol.names import plain_name
+from backend_client.errors import BadReply
 
 
 @dataclass(eq=False, slots=True)
@@ -34,8 +36,20 @@ class Lease:
     on_lost: Callable[[], None] | None = None
     on_heard: Callable[[], None] | None = None
 
-    @property
-    def name_is_kept(self) -> bool:
-        """Whether the node still takes the requested name for the model that the request was meant for."""
-        found = self.node.resolve(self.need.model or "")
-        return found is None or found.id == self.model
+    def check_model(self, answered: object) -> None:
+        """Raise BadReply for the answer of another model than the one that was asked, by its id or a listed alias.
+
+        None: the answer does not name its model.
+        """
+        asked = self.need.model
+        if answered is None or asked is None:
+            return
+        name = answered if isinstance(answered, str) else ""
+        if plain_name(name) in {plain_name(asked), plain_name(self.model)}:
+            return
+        found = self.node.resolve(name)
+        # Where the node was set up anew during the call, its next report may already name the model that answered.
+        if found is None or found is not self.node.resolve(asked):
+            # A name that the node does not list may be any text.
+            what = found.id if found else "a model that its /health does not list"
+            raise BadReply(f"was asked for {asked} and answered as {what}", node=self.node.url, contradicts=True)

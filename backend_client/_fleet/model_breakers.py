@@ -29,9 +29,11 @@ class ModelBreakers:
             breaker.abandoned(lease.model_ticket)
 
     def eject(self, lease: Lease, why: str) -> None:
-        """Send the model no requests on this node for a while."""
-        self._of(lease).trip()
-        self._ejected(lease, why)
+        """Send the model no requests on this node for a while. Requests sent before its ejection tell nothing new."""
+        breaker = self._of(lease)
+        if breaker.closed or lease.model_ticket:
+            breaker.trip()
+            self._ejected(lease, why)
 
     def failed(self, lease: Lease, error: NodeError) -> None:
         """Record a failure of the engine; too many failures eject the model."""
@@ -39,6 +41,7 @@ class ModelBreakers:
             self._ejected(lease, error.what)
 
     def _ejected(self, lease: Lease, why: str) -> None:
+        lease.node.ejections[lease.model] = why
         pause = self._of(lease).opens_in
         log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, lease.node.url, pause, why)
 

@@ -10,11 +10,6 @@ from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import HealthReport, ModelKind, ModelReport
 from backend_client._resilience.breaker import Breaker
 
-# A node that is asked for more unknown names than this starts to forget them.
-_ALIASES = 64
-# What a reply told of a name is forgotten after that many reports: an operator may have changed it.
-_ALIAS_REPORTS = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -71,10 +66,10 @@ class Node:
     `probe_failures` counts probes that failed since the last good one; `checked_at` is when a probe last ended, and
     `stale` means that this is too long ago to rely on; `replied_at` is when it last answered a request;
     `returned_at` is when it came back after an absence, for slow start; `leased_at` is when it last got a request.
-    `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that the
-    last of `reports` reports names; `aliases` is what replies told of further names, each until that many reports
-    have come. `breakers` and `silences` are those of single models that gave cause; `key_refused_until` is when the
-    API key may be tried again after a 401, and `key_refusal` what the node said.
+    `foreign` is the load of other clients by model, as of the last report. `names` are the ids and aliases that it
+    lists: the node gets no requests for others. `breakers` and `silences` are those of single models that gave cause,
+    `ejections` why they were ejected last; `key_refused_until` is when the API key may be tried again after a 401, and
+    `key_refusal` what the node said.
     """
 
     url: str
@@ -93,51 +88,29 @@ class Node:
     foreign: dict[str, int] = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
     silences: dict[str, Silence] = field(default_factory=dict)
+    ejections: dict[str, str] = field(default_factory=dict)
     key_refused_until: float = float("-inf")
     key_refusal: str = ""
     holds: dict[tuple[str, str | None], Hold] = field(default_factory=dict)
     names: dict[str, ModelReport] = field(default_factory=dict)
-    aliases: dict[str, tuple[str | None, int]] = field(default_factory=dict)
-    reports: int = 0
 
     def resolve(self, name: str) -> ModelReport | None:
-        """The model of that id or known alias."""
-        found = self.models.get(name) or self.names.get(plain_name(name))
-        if found is None and (target := self.aliases.get(name, (None, 0))[0]) is not None:
-            found = self.models.get(target)
-        return found
+        """The model of that id or alias."""
+        return self.names.get(plain_name(name))
 
     def half_open(self, model: str) -> bool:
         """Whether a request for the model would be a trial."""
         breaker = self.breakers.get(model)
         return not self.breaker.closed or (breaker is not None and not breaker.closed)
 
-    def may_know(self, name: str) -> bool:
-        """Whether the node might know the name as an alias: it was not asked recently."""
-        return name not in self.aliases
-
-    def learn(self, name: str, target: str | None) -> None:
-        """Record from a reply that `name` is another name of the model `target` here, or (None) of no model."""
-        reported = self.names.get(plain_name(name))
-        if reported is not None and reported.id != target:
-            # A reply is newer than the last report.
-            del self.names[plain_name(name)]
-        if len(self.aliases) >= _ALIASES:
-            self.aliases.clear()
-        self.aliases[name] = target, self.reports + _ALIAS_REPORTS
-
     def take_report(self, report: HealthReport) -> None:
         """Record a new report from a probe."""
-        self.reports += 1
         models = {model.id: model for model in report.models}
         for model in report.models:
             before = self.models.get(model.id)
             if model.serving and before is not None and not before.serving and model.id in self.breakers:
                 # Its engine was restarted: evidence of recovery.
                 self.breakers[model.id].shorten_quarantine()
-        if models.keys() != self.models.keys():
-            self.aliases.clear()
-        self.aliases = {name: known for name, known in self.aliases.items() if known[1] > self.reports}
         self.report = report
         self.models = models
         self.names = {plain_name(alias): model for model in report.models for alias in model.aliases}

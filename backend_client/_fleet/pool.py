@@ -19,8 +19,8 @@ from backend_client._resilience.deadline import Clock
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
+    BadReply,
     KeyRefused,
-    ModelMissing,
     NodeError,
     NodeNotServing,
     NodeOverloaded,
@@ -202,15 +202,11 @@ class Pool:
             log.info("node %s serves again", node.url)
         self._learn_of_model(lease, error)
         node.key_refused_until = float("-inf")
-        if isinstance(error, ModelMissing) and lease.need.model is not None:
-            node.learn(lease.need.model, None)
-        elif isinstance(error, KeyRefused):
+        if isinstance(error, KeyRefused):
             node.key_refused_until = self.clock() + _KEY_REFUSED_S
             node.key_refusal = error.what
         elif isinstance(error, NodeNotServing) and error.code == "draining" and node.report is not None:
             node.report = node.report.model_copy(update={"status": "draining"})
-        elif isinstance(error, SpaceChanged) and not lease.name_is_kept:
-            return  # The name means another model here now; the one that it meant before is not to blame.
         elif isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._hold(lease, error)
 
@@ -233,6 +229,8 @@ class Pool:
             self.heard(lease)
             if (breaker := lease.node.breakers.get(lease.model)) is not None:
                 breaker.succeeded(lease.model_ticket)
+        elif isinstance(error, BadReply) and error.contradicts:
+            self._breakers.eject(lease, error.what)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
             self._breakers.failed(lease, error)
         else:

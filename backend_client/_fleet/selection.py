@@ -62,13 +62,16 @@ def refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     """Why `node` may not get the request, or None."""
     if need.node is not None and need.node != node.url:
         return Refusal(node.url, RefusalReason.OTHER_NODE, f"does not store what {need.node} stores")
+    if node.stale:
+        return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
+    if need.model is not None and node.models and node.resolve(need.model) is None:
+        # Of a node that is down, too: nobody expects a model of it that its last report does not list.
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {need.model}")
     return _node_refusal(node, need, now)
 
 
 def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     report = node.report
-    if node.stale:
-        return Refusal(node.url, RefusalReason.UNKNOWN, "has not been probed lately")
     if report is None:
         reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
         return Refusal(node.url, reason, node.trouble or "has not been probed yet")
@@ -95,8 +98,7 @@ def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {need.kind} model")
     model = node.resolve(need.model)
     if model is None:
-        may = node.may_know(need.model)
-        return None if may else Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {need.model}")
+        return Refusal(node.url, RefusalReason.LACKS_MODEL, "lists no model")
     misfit = _misfit(model, need)
     if misfit is not None:
         return Refusal(node.url, *misfit)
@@ -107,7 +109,7 @@ def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Ref
     """Why the node is to get no request for the model for a while, or None."""
     breaker = node.breakers.get(model.id)
     if breaker is not None and not breaker.admits():
-        why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more"
+        why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more ({node.ejections[model.id]})"
         silence = node.silences.get(model.id)
         # Why it was silent is known when its engine is being restarted; else it may need longer than it was given.
         patience = 0.0 if model.returning or silence is None else _PATIENT * silence.longest

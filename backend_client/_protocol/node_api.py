@@ -36,8 +36,8 @@ class Transport(Protocol):
         """POST /embeddings."""
         ...
 
-    def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
-        """POST /inference as a stream; each piece of text as it comes, `Done` last."""
+    def stream(self, node: str, call: WireCall) -> AsyncGenerator[Reply | str | Done, None]:
+        """POST /inference as a stream: the head of the reply, each piece of text as it comes, `Done` last."""
         ...
 
     async def exchange(self, node: str, call: WireCall) -> Reply:
@@ -96,7 +96,7 @@ class NodeApi(ABC):
             raise self.refusal(node, status, headers, bytes(body), call)
         return wire.embed_reply(node, headers, body, len(call.texts))
 
-    async def stream(self, node: str, call: WireCall) -> AsyncGenerator[str | Done, None]:
+    async def stream(self, node: str, call: WireCall) -> AsyncGenerator[Reply | str | Done, None]:
         """POST /inference as server-sent events."""
         call.path = "/inference"
         async with aclosing(self.events(node, call)) as items:
@@ -109,7 +109,7 @@ class NodeApi(ABC):
                     if isinstance(found, Done):
                         return
                     continue
-                head = item
+                yield (head := item)
                 if head.body:
                     # A proxy, or an older node, that does not stream.
                     for part in _whole_answer(node, head):

@@ -111,6 +111,7 @@ class FleetExchanges:
         body: Any = reply.body
         if "json" in reply.headers.get("content-type", ""):
             body = wire.read_from(node, read_json, reply.body)
+        _check_model(lease, job, reply.headers.get("x-model"), body)
         found = _read_answer(node, job, body)
         if job.kind == "embedding":
             self._check_space(lease, reply, found.shape[1], (job.body or {}).get("dimensions"))
@@ -121,7 +122,7 @@ class FleetExchanges:
     ) -> Opened[_Item]:
         wired.refused = None
         try:
-            items = _read(lease.node.url, running.transport.events(lease.node.url, wired), wired, form)
+            items = _read(lease, job, running.transport.events(lease.node.url, wired), wired, form)
             return await open_stream(self._runtime.pool, lease, items, _reading(form))
         finally:
             if wired.refused is not None:
@@ -134,9 +135,8 @@ class FleetExchanges:
         if not space:
             raise BadReply("the reply lacks X-Space: this is not a node's /v1/embeddings", node=lease.node.url)
         self._runtime.bindings.check(
-            lease.node.url,
-            requested=lease.need.model or model,
-            answered=model,
+            lease,
+            model=model,
             space=space,
             dimensions=dimensions,
             asked=asked,
@@ -161,6 +161,14 @@ class _Headers(dict[str, str]):
         return super().get(key.lower(), default)
 
 
+def _check_model(lease: Lease, job: Exchange, told: str | None, *bodies: Any) -> None:
+    """See `Lease.check_model`: the model that the head of a reply tells, and those that its parts name."""
+    if job.method == "POST" and job.body is not None:
+        # What is stored names the model that made it.
+        for model in (told, *(body.get("model") for body in bodies if isinstance(body, dict))):
+            lease.check_model(model)
+
+
 def _read_answer(node: str, job: Exchange, body: Any) -> Any:
     """See `answers.read_answer`. Raises BadReply."""
     try:
@@ -179,15 +187,16 @@ def _reading(form: StreamForm) -> Reading[_Item]:
 
 
 async def _read(
-    node: str, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
+    lease: Lease, job: Exchange, items: AsyncGenerator[Any, None], wired: WireCall, form: StreamForm
 ) -> AsyncGenerator[_Item, None]:
     """The events of a stream. Raises what an event says that reports a failure, BadReply for what is no event."""
-    read = form.reader()
+    node, read = lease.node.url, form.reader()
     try:
         async for item in items:
             if isinstance(item, Reply):
                 if item.body:
                     raise BadReply("the reply is not an event stream", node=node)
+                _check_model(lease, job, item.headers.get("x-model"))
                 yield item
                 continue
             event = wire.read_from(node, read_event, item)
@@ -195,6 +204,7 @@ async def _read(
             if failure is not None:
                 raise event_error(node, failure, wired.model)
             event = wire.read_from(node, read, event)
+            _check_model(lease, job, None, event.data, (event.data or {}).get("response"))
             yield event
     finally:
         await items.aclose()
@@ -225,9 +235,6 @@ async def _events(call: Call, lease: Lease, items: AsyncGenerator[_Item, None]) 
 def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: bool = True) -> RawReply:
     route = wire.route_info(head.headers)
     told = body if isinstance(body, dict) else {}
-    model = route.model or lease.model
-    if lease.need.model is not None and route.model and lease.need.model != route.model:
-        lease.node.learn(lease.need.model, route.model)
     busy = told.get("npu_busy_delta_us")
     prompt, completion = usage_of(told)
     # Of a recording nodes count positions of audio, and only those of its first part.
@@ -235,7 +242,7 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, body: Any, *, keep_body: b
     return RawReply(
         source="npu",
         node=lease.node.url,
-        model=model,
+        model=route.model or lease.model,
         device=route.device,
         request_id=call.request_id,
         attempts=tuple(call.attempts),

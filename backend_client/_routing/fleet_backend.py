@@ -11,7 +11,7 @@ from backend_client._fleet.node import Requirement
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
 from backend_client._protocol.report import ModelKind, ModelReport
-from backend_client._protocol.wire import Done, EmbedReply, RouteInfo, WireCall
+from backend_client._protocol.wire import Done, EmbedReply, Reply, RouteInfo, WireCall
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.hedging import Latencies, hedged
 from backend_client._routing.dispatcher import Call
@@ -81,12 +81,9 @@ class FleetBackend:
                 wired = _wired(job, encoded, job.texts, model)
             wired.may_wait = call.may_wait
             reply = await running.transport.embed(lease.node.url, wired)
-            model = reply.route.model or lease.model
-            self._learn(lease, model)
             self.runtime.bindings.check(
-                lease.node.url,
-                requested=call.need.model or model,
-                answered=model,
+                lease,
+                model=reply.route.model or lease.model,
                 space=reply.space,
                 dimensions=reply.vectors.shape[1],
                 asked=job.dimensions,
@@ -120,7 +117,6 @@ class FleetBackend:
             *parts, done = await read_whole(self.runtime.pool, lease, opened, _READING)
             if not isinstance(done, Done):
                 raise BadReply("the stream has no end", node=lease.node.url)
-            self._learn(lease, done.model)
             return "".join(map(_READING.text, parts)), done
 
         served = await running.dispatcher.run(call, send)
@@ -159,7 +155,7 @@ class FleetBackend:
     async def _open(
         self, running: Running, call: Call, lease: Lease, encode: Callable[[Call], WireCall]
     ) -> Opened[str | Done]:
-        items = running.transport.stream(lease.node.url, encode(call))
+        items = _of_model(lease, running.transport.stream(lease.node.url, encode(call)))
         return await open_stream(self.runtime.pool, lease, items, _READING)
 
     async def _answer(self, call: Call, lease: Lease, items: AsyncGenerator[str | Done, None]) -> Answer:
@@ -170,7 +166,6 @@ class FleetBackend:
                     parts.append(item)
                     yield item
                 else:
-                    self._learn(lease, item.model)
                     yield _generated(call, lease, item, "".join(parts))
         finally:
             await items.aclose()
@@ -182,10 +177,19 @@ class FleetBackend:
         call.cloud_takes_over = job.cloud_takes_over
         return call
 
-    def _learn(self, lease: Lease, model: str) -> None:
-        asked = lease.need.model
-        if asked is not None and asked != model:
-            lease.node.learn(asked, model)
+
+async def _of_model(lease: Lease, items: AsyncGenerator[Reply | str | Done, None]) -> AsyncGenerator[str | Done, None]:
+    """The pieces and the end of an answer. Raises BadReply where its head or end names another model."""
+    try:
+        async for item in items:
+            if isinstance(item, Reply):
+                lease.check_model(item.headers.get("x-model"))
+                continue
+            if isinstance(item, Done):
+                lease.check_model(item.route.model)
+            yield item
+    finally:
+        await items.aclose()
 
 
 def _origin(call: Call, lease: Lease, route: RouteInfo) -> dict[str, Any]:

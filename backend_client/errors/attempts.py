@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from backend_client.errors.base import NPUError
 from backend_client.results import FailureKind
@@ -53,10 +53,15 @@ class ConnectionLost(NodeError):
 class BadReply(NodeError):
     """The reply breaks the protocol: it cannot be parsed, is a redirect, has the wrong length, or holds NaN.
 
-    The connection worked, so one of them says no more about the node than a 500 does.
+    The connection worked, so one of them says no more about the node than a 500 does; unless it `contradicts` what the
+    node's own /health says of the model.
     """
 
     failure = FailureKind.SERVER
+
+    def __init__(self, message: str, *, contradicts: bool = False, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.contradicts = contradicts
 
 
 class NodeFailed(NodeError):

@@ -32,13 +32,17 @@ def pieces_of(body):
 
 
 class ChatNode:
-    """Give its `routes` to an application. `respond` may answer instead; `cut_after` breaks a stream off there."""
+    """Give its `routes` to an application. `respond` may answer instead; `cut_after` breaks a stream off there.
+
+    `model` is the one that its answers name.
+    """
 
     def __init__(self):
         self.bodies = []
         self.headers = []
         self.respond = None
         self.cut_after = None
+        self.model = WRITER
 
     def routes(self):
         return [web.post("/v1/chat/completions", self._chat), web.post("/tokenize", self._tokenize)]
@@ -53,7 +57,7 @@ class ChatNode:
         response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream",
-                "X-Model": WRITER,
+                "X-Model": self.model,
                 "X-NPU-Node-Device": "CPU",
                 "X-NPU-Node-Route-Reason": "preferred",
                 "X-NPU-Node-Token-Count": "7",
@@ -66,6 +70,7 @@ class ChatNode:
         usage = {"prompt_tokens": 7, "completion_tokens": len(deltas), "total_tokens": 7 + len(deltas)}
         events.append(chunk([], usage=usage, npu_busy_delta_us=1234))
         for index, event in enumerate(events):
+            event["model"] = self.model
             if index == self.cut_after:
                 request.transport.abort()
                 return response

@@ -40,8 +40,9 @@ class ScriptedNode:
     """Set `respond` to an async function of the request that returns a response, or None for the usual answer.
 
     `embedders` are further embedding models (id: space), whose vectors are `vectors_in` their space; `viewers` are
-    models for vision, `failed` those that cannot be loaded, on /health only; `aliases` are further names (alias: id),
-    told on /health only if `tells_aliases`.
+    models for vision, `failed` those that cannot be loaded, on /health only; `aliases` are further names (alias: id).
+    `dimensions` is the length of vectors on /health, `answers` that of its vectors, `answers_as` the model that it
+    names in answers.
     """
 
     def __init__(self, space="space-a"):
@@ -51,7 +52,8 @@ class ScriptedNode:
         self.viewers = []
         self.failed = []
         self.aliases = {}
-        self.tells_aliases = False
+        self.dimensions = self.answers = 8
+        self.answers_as = None
         self.status = "ready"
         self.respond = None
         self.health_respond = None
@@ -90,15 +92,21 @@ class ScriptedNode:
         common = {"state": "ready", "device": "CPU", "placements": ["CPU"], "queue_depth": 0, "in_flight": 0}
         embedders = {EMBEDDER: self.space} | self.embedders
         models = [
-            {"id": name, "kind": "embedding", "dimensions": 8, "space": space, "context_limit": 256, **common}
+            {
+                "id": name,
+                "kind": "embedding",
+                "dimensions": self.dimensions,
+                "space": space,
+                "context_limit": 256,
+                **common,
+            }
             for name, space in embedders.items()
         ]
         models += [{"id": name, "kind": "generation", "context_limit": 8192, **common} for name in self.writers]
         models += [{"id": name, "kind": "vision", "context_limit": 8192, **common} for name in self.viewers]
         models += [{**common, "id": name, "kind": None, "device": None, "state": "failed"} for name in self.failed]
-        if self.tells_aliases:
-            for model in models:
-                model["aliases"] = [alias for alias, name in self.aliases.items() if name == model["id"]]
+        for model in models:
+            model["aliases"] = [alias for alias, name in self.aliases.items() if name == model["id"]]
         body = {
             "status": self.status,
             "version": "test",
@@ -127,7 +135,7 @@ class ScriptedNode:
         if name != EMBEDDER and name not in self.embedders:
             return error_response(404, "model_not_found", "no such model")
         space = self.embedders.get(name, self.space)
-        vectors = vectors_in(space, texts) if name in self.embedders else vectors_for(texts)
+        vectors = vectors_in(space, texts) if name in self.embedders else vectors_for(texts, self.answers)
         return web.Response(
             body=vectors.tobytes(),
             content_type="application/octet-stream",
@@ -138,7 +146,7 @@ class ScriptedNode:
         body, scripted = await self._take(request)
         if scripted is not None:
             return scripted
-        done = done_event()
+        done = done_event() | {"model": self.answers_as or WRITER}
         if not body.get("stream"):
             return web.json_response({"text": "".join(ANSWER), **done}, headers=self._route(request, WRITER))
         response = web.StreamResponse(
@@ -155,7 +163,7 @@ class ScriptedNode:
     def _route(self, request, model):
         return {
             "X-Request-ID": request.headers["X-Request-ID"],
-            "X-Model": model,
+            "X-Model": self.answers_as or model,
             "X-NPU-Node-Device": "CPU",
             "X-NPU-Node-Route-Reason": "preferred",
             "X-NPU-Node-Token-Count": "7",

@@ -1,7 +1,6 @@
 """One result has one vector space, whatever nodes take a name for: differing aliases, reloads, restarts, the cloud."""
 
 import asyncio
-import random
 
 import numpy as np
 import pytest
@@ -15,19 +14,18 @@ from backend_client import (
     NPUUnavailableError,
     VectorSpaceMismatch,
 )
-from tests.faults.scripted_node import EMBEDDER, ScriptedNode, vectors_in
+from tests.faults.scripted_node import ScriptedNode, vectors_in
 
 TEXTS = [f"text {index}" for index in range(64 * 12)]
 SPACES = {"model-a": "space-of-a", "model-b": "space-of-b"}
 
 
-@pytest.fixture(params=[False, True], ids=["aliases-unknown", "aliases-told"])
-async def nodes(pair, request):
+@pytest.fixture
+async def nodes(pair):
     """Two nodes that both have two models, and take `prod` for different ones."""
     for node, name in zip(pair, SPACES, strict=True):
         node.embedders = dict(SPACES)
         node.aliases = {"prod": name}
-        node.tells_aliases = request.param
     return pair
 
 
@@ -156,20 +154,9 @@ async def test_two_calls_of_one_client_have_one_space(nodes):
         assert (await client.embed_result("text", model="model-a")).space == "space-of-a"
         node.aliases = {"prod": "model-a"}
         before = node.probes
-        while node.probes < before + 2 and node.tells_aliases:
+        while node.probes < before + 2:
             await asyncio.sleep(0.05)
-        if node.tells_aliases:
-            assert (await client.embed_result("text", model="prod")).space == "space-of-a"
-
-
-async def test_vectors_of_another_width_in_the_same_space_are_malformed(pair):
-    async with NPUClient([node.url for node in pair]) as client:
-        await client.health()
-        await client.embed("text")
-        bindings = client.backend.runtime.bindings
-        assert bindings.known(None) == ("space-a", 8, 256)
-        with pytest.raises(Exception, match="dimensions"):
-            bindings.check("n", requested=EMBEDDER, answered=EMBEDDER, space="space-a", dimensions=4)
+        assert (await client.embed_result("text", model="prod")).space == "space-of-a"
 
 
 def fallback(nodes, cloud, mapped, **more):
@@ -199,22 +186,3 @@ async def test_the_cloud_is_not_asked_for_a_space_that_only_the_new_meaning_has(
             await client.embed_many(TEXTS, model="prod")
     assert caught.value.space == "space-of-a"
     assert not cloud.requests
-
-
-async def test_calls_under_way_together_have_one_space_too(nodes):
-    """All requests are sent before the first answer binds the alias."""
-    both_asked = asyncio.Event()
-
-    async def hold(_):
-        if all(node.requests for node in nodes):
-            both_asked.set()
-        await both_asked.wait()
-
-    for node in nodes:
-        node.respond = hold
-        node.tells_aliases = False
-    async with NPUClient([node.url for node in nodes], rng=random.Random(1)) as client:
-        results = await asyncio.gather(*(client.embed_result(text, model="prod") for text in TEXTS[:12]))
-    [space] = {result.space for result in results}
-    vectors = np.float32([result.vector for result in results])
-    np.testing.assert_array_equal(vectors, vectors_in(space, TEXTS[:12]))

@@ -48,7 +48,7 @@ class FakeNode:
 
     async def vectors(self, call):
         vectors = np.array([[float(len(text)), 1.0] for text in call.texts], np.float32)
-        route = RouteInfo(EMBEDDER, "CPU", "preferred", sum(map(len, call.texts)), None, emulated=False)
+        route = RouteInfo(call.model or EMBEDDER, "CPU", "preferred", sum(map(len, call.texts)), None, emulated=False)
         return EmbedReply(vectors, self.space, route)
 
     def die(self):
@@ -110,7 +110,7 @@ class FakeTransport:
             text = await play(piece, call)
             await asyncio.sleep(self.latency)
             yield text
-        route = RouteInfo(WRITER, "CPU", "preferred", 5, None, emulated=False)
+        route = RouteInfo(call.model or WRITER, "CPU", "preferred", 5, None, emulated=False)
         yield Done(route, "stop", Usage(5, len(node.pieces)), Timing())
 
     async def close(self):

@@ -14,7 +14,6 @@ from backend_client import (
 )
 from backend_client.errors import (
     ConnectionLost,
-    ModelMissing,
     NodeFailed,
     NodeOverloaded,
     NodeUnreachable,
@@ -195,13 +194,14 @@ async def test_9_a_node_that_changes_its_space_between_two_probes_is_not_believe
 
 
 @in_virtual_time
-async def test_a_model_that_no_node_has_is_not_found_and_an_alias_is_learnt():
+async def test_a_model_that_no_node_lists_is_not_found_and_an_alias_goes_where_it_is_listed():
     nodes = fleet(2)
+    listed = report()
+    models = [model.model_copy(update={"aliases": ("alias",)}) for model in listed.models[:1]]
+    nodes[1].health = listed.model_copy(update={"models": (*models, *listed.models[1:])})
     async with warm(nodes) as client:
-        nodes[0].embed = ModelMissing("no such model", node=nodes[0].url, status=404)
-        results = [await client.embed_result("text", model="alias") for _ in range(5)]
+        results = [await client.embed_result("text", model="Alias:latest") for _ in range(5)]
         assert {result.node for result in results} == {nodes[1].url}
-        assert len(nodes[0].requests) <= 1
-        nodes[1].embed = ModelMissing("no such model", node=nodes[1].url, status=404)
         with pytest.raises(ModelNotFound):
             await client.embed("text", model="nothing")
+        assert (len(nodes[0].requests), len(nodes[1].requests)) == (0, 5)

@@ -42,13 +42,12 @@ def answer(prompt):
 class SimNode:
     """One node. `fault` is what ails it now; see `scenario.FAULTS`."""
 
-    def __init__(self, url, rng, *, spaces, alias, alias_listed):
+    def __init__(self, url, rng, *, spaces, alias):
         self.url = url
         self.rng = rng
         self.pace = rng.uniform(0.001, 0.03)
         self.spaces = dict(spaces)
         self.alias = alias
-        self.alias_listed = alias_listed
         self.fault = None
         self._epoch = 0
         self._kills = 0
@@ -67,7 +66,6 @@ class SimNode:
         """The body of /health."""
         state = "loading" if self.fault == "loading" else "ready"
         common = {"device": "CPU", "placements": ["CPU"]}
-        aliases = [ALIAS] if self.alias_listed else []
         models = [
             {
                 "id": name,
@@ -75,7 +73,7 @@ class SimNode:
                 "dimensions": 2,
                 "space": space,
                 "state": state if name == EMBEDDER else "ready",
-                "aliases": aliases if name == self.alias else [],
+                "aliases": [ALIAS] if name == self.alias else [],
                 **common,
             }
             for name, space in self.spaces.items()

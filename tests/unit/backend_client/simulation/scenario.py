@@ -71,7 +71,7 @@ def draw(seed):
         spaces = {EMBEDDER: SPACES[0] if same_space else rng.choice(SPACES[:2])}
         if two_models:
             spaces[OTHER] = SPACES[2]
-        nodes.append({"spaces": spaces, "alias": rng.choice(list(spaces)), "alias_listed": rng.random() < 0.5})
+        nodes.append({"spaces": spaces, "alias": rng.choice(list(spaces))})
     faults = []
     for node in range(count):
         at = rng.uniform(-3.0, duration)

@@ -1,0 +1,231 @@
+"""A node that contradicts its own /health is not believed: neither its vectors nor the name of another model."""
+
+import pytest
+from aiohttp import web
+
+import backend_client
+from backend_client import (
+    ClientOptions,
+    ClientSettings,
+    CloudClient,
+    CloudSettings,
+    CloudUnavailable,
+    ModelNotFound,
+    NPUClient,
+    NPUUnavailableError,
+    StreamInterrupted,
+)
+from backend_client.options import BreakerOptions
+from tests.faults.scripted_node import ANSWER, EMBEDDER, WRITER, ScriptedNode, choice, data_event, vectors_for
+
+QUESTION = [{"role": "user", "content": "Where?"}]
+TEXT = "".join(ANSWER)
+# No trial within a test.
+LONG = ClientOptions(breaker=BreakerOptions(base=600.0, longest_model=600.0))
+OTHER = "tiny-other"
+
+
+@pytest.fixture
+async def trio():
+    """Three scripted nodes."""
+    nodes = [ScriptedNode() for _ in range(3)]
+    async with nodes[0].running(), nodes[1].running(), nodes[2].running():
+        yield nodes
+
+
+def urls(nodes):
+    return [node.url for node in nodes]
+
+
+async def outcomes(client, calls=30):
+    """The lengths of vectors that calls get, and the outcomes of their attempts by node."""
+    results = [await client.embed_result(f"text {index}") for index in range(calls)]
+    tried = {(attempt.node, attempt.outcome) for result in results for attempt in result.attempts}
+    return {len(result.vector) for result in results}, tried
+
+
+@pytest.mark.parametrize("others", [1, 2])
+async def test_a_node_that_answers_other_vectors_than_it_reports_is_not_believed(trio, others):
+    liar, *honest = nodes = trio[: 1 + others]
+    liar.answers = 2
+    async with NPUClient([liar.url], options=LONG) as client:
+        with pytest.raises(NPUUnavailableError, match=r"2 dimensions came .* its own /health says 8"):
+            await client.embed("text", timeout=2)
+        # Nothing was learned from it, and its other models go on.
+        client.backend.runtime.add(urls(honest))
+        await client.health()
+        lengths, tried = await outcomes(client)
+        assert lengths == {8}
+        assert {pair for pair in tried if pair[0] != liar.url} == {(node.url, "ok") for node in honest}
+        found = [await client.generate("prompt") for _ in range(20)]
+        assert {result.node for result in found} == set(urls(nodes))
+        # Its model is ejected after one such answer.
+        assert len([body for body in liar.bodies if "texts" in body]) == 1
+
+
+async def test_a_node_alone_with_its_report_locks_out_nobody_and_is_locked_out_by_two(trio):
+    one, two, other = trio
+    other.dimensions = other.answers = 4
+    async with NPUClient(urls([one, other])) as client:
+        await client.health()
+        assert await outcomes(client) == ({4, 8}, {(one.url, "ok"), (other.url, "ok")})
+    async with NPUClient(urls([other, one, two])) as client:
+        await client.health()
+        lengths, tried = await outcomes(client)
+    assert lengths == {8}
+    assert {(one.url, "ok"), (two.url, "ok")} <= tried <= {(one.url, "ok"), (two.url, "ok"), (other.url, "BadReply")}
+
+
+async def test_the_sdk_gets_no_vectors_of_another_length_either(pair):
+    async def embed(request):
+        node = next(node for node in pair if node.url.endswith(f":{request.url.port}"))
+        rows = [{"index": 0, "embedding": vectors_for(["text"], node.answers)[0].tolist()}]
+        headers = {"X-Space": node.space, "X-Model": EMBEDDER}
+        return web.json_response({"object": "list", "model": EMBEDDER, "data": rows, "usage": {}}, headers=headers)
+
+    liar, honest = [ScriptedNode(), ScriptedNode()]
+    liar.answers = 2
+    pair[:] = [liar, honest]
+    for node in pair:
+        node.more_routes = [web.post("/v1/embeddings", embed)]
+    async with liar.running(), honest.running(), backend_client.openai(ClientSettings(nodes=urls(pair))) as openai:
+        for _ in range(10):
+            reply = await openai.embeddings.create(model=EMBEDDER, input=[1, 2, 3], encoding_format="float")
+            assert len(reply.data[0].embedding) == 8
+
+
+@pytest.fixture
+def liars(chats):
+    """The first node answers as another model, which /health lists there or not."""
+    node, chat = chats[0]
+    node.answers_as = chat.model = OTHER
+    return chats
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.generate("prompt", model=WRITER),
+        lambda client: client.chat(QUESTION, model=WRITER),
+        lambda client: client.post("/v1/chat/completions", {"model": WRITER, "messages": QUESTION}),
+        lambda client: streamed(client.stream("prompt", model=WRITER)),
+        lambda client: streamed(client.stream_chat(QUESTION, model=WRITER)),
+        lambda client: client.embed_result("text", model=EMBEDDER),
+    ],
+    ids=["generate", "chat", "post", "stream", "stream_chat", "embed"],
+)
+async def test_the_answer_of_another_model_is_answered_by_another_node(liars, call, listed):
+    (liar, chat), (honest, _) = liars
+    if listed:
+        liar.writers = [WRITER, OTHER]
+    async with NPUClient([liar.url], spaces={EMBEDDER: "space-a"}, options=LONG) as client:
+        await client.health()
+        client.backend.runtime.add([honest.url])
+        result = await call(client)
+        assert [(attempt.node, attempt.outcome) for attempt in result.attempts] == [
+            (liar.url, "BadReply"),
+            (honest.url, "ok"),
+        ]
+        assert result.model in {WRITER, EMBEDDER}
+        # It is ejected for that model alone, and nothing was learned of names.
+        before = len(liar.requests) + len(chat.bodies)
+        for _ in range(10):
+            assert (await call(client)).node == honest.url
+        assert len(liar.requests) + len(chat.bodies) == before
+        liar.answers_as = None
+        if result.model == WRITER:
+            found = [await client.embed_result(f"text {index}") for index in range(20)]
+            assert {each.node for each in found} == {liar.url, honest.url}
+        if not listed:
+            with pytest.raises(ModelNotFound):
+                await client.generate("prompt", model=OTHER)
+
+
+async def streamed(stream):
+    """The result of a stream, of which every piece was read."""
+    assert [piece async for piece in stream]
+    return stream.result
+
+
+async def test_so_it_is_through_the_sdk(liars):
+    async with backend_client.openai(ClientSettings(nodes=[node.url for node, _ in liars])) as openai:
+        for _ in range(6):
+            reply = await openai.chat.completions.create(model=WRITER, messages=QUESTION)
+            assert (reply.model, reply.choices[0].message.content) == (WRITER, TEXT)
+            stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
+            assert {chunk.model async for chunk in stream} == {WRITER}
+
+
+async def test_a_name_that_health_lists_is_answered_by_its_model(chats, chat_client):
+    for node, _ in chats:
+        node.aliases = {"prod": WRITER}
+    assert (await chat_client.generate("prompt", model="prod")).model == WRITER
+    assert (await chat_client.chat(QUESTION, model="Prod:latest")).model == WRITER
+    with pytest.raises(ModelNotFound):
+        await chat_client.generate("prompt", model="production")
+    assert [attempt.outcome for attempt in (await chat_client.chat(QUESTION)).attempts] == ["ok"]
+
+
+def cloud_of(cloud, model):
+    mapped = {"chat_model": model, "embedding_models": {"space-a": model}}
+    return CloudClient(CloudSettings(api_key="k", base_url=cloud.url, **mapped))
+
+
+def answering_as(model):
+    async def respond(request):
+        body = await request.json()
+        if "input" in body:
+            return web.json_response({"model": model, "data": [{"index": 0, "embedding": [1.0, 2.0]}]})
+        if body.get("stream"):
+            events = [{"model": model, "choices": [choice({"content": "Paris"}, "stop")]}]
+            return web.Response(body=b"".join(map(data_event, events)), content_type="text/event-stream")
+        message = {"role": "assistant", "content": "Paris"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return web.json_response({"model": model, "choices": choices})
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ("gpt-4o", "gpt-4o"),
+        ("gpt-4o", "gpt-4o-2024-08-06"),
+        ("gpt-4", "gpt-4-0613"),
+        ("mistral-large-latest", "mistral-large-2411"),
+        ("any", None),
+        ("any", ""),
+    ],
+)
+async def test_a_cloud_may_answer_as_a_version_of_the_model(cloud, asked, answered):
+    cloud.respond = answering_as(answered)
+    async with cloud_of(cloud, asked) as client:
+        assert (await client.generate("Where?")).text == "Paris"
+        assert (await client.chat(QUESTION)).text == "Paris"
+        assert [piece async for piece in client.stream("Where?")] == ["Paris"]
+        assert len(await client.embed("text")) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [("gpt-4o", "gpt-4o-mini"), ("gpt-4", "gpt-4-32k"), ("gpt-4o-2024-08-06", "gpt-4o"), ("gpt-4o", 5)],
+)
+async def test_a_cloud_that_answers_as_another_model_is_not_believed(cloud, asked, answered):
+    cloud.respond = answering_as(answered)
+    async with cloud_of(cloud, asked) as client:
+        for call in (client.generate, client.embed, lambda text: client.chat(QUESTION)):
+            with pytest.raises(CloudUnavailable, match=f"another model answered than {asked}"):
+                await call("Where?")
+        with pytest.raises((CloudUnavailable, StreamInterrupted), match=f"another model answered than {asked}"):
+            [_ async for _ in client.stream("Where?")]
+
+
+async def test_vectors_of_the_cloud_have_one_length(cloud):
+    async with cloud_of(cloud, "embedder") as client:
+        assert len(await client.embed("text")) == 8
+        cloud.dimensions = 16
+        with pytest.raises(CloudUnavailable, match="16 dimensions, those of their space have 8"):
+            await client.embed("text")
+        cloud.dimensions = 8
+        assert len(await client.embed("text")) == 8
