@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -79,14 +79,14 @@ class CloudExchanges:
     async def exchange(self, job: Exchange) -> RawReply:
         """The whole reply. Raises CloudError."""
         attempt, body = self._attempt(job)
-        found, usage = await attempt.run(self._whole(attempt, body))
+        found, usage = await attempt.run(self._whole(job, attempt, body))
         attempt.succeeded(usage)
         return _reply(attempt, usage, found)
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The reply as a stream; returns when the answer has begun. Raises CloudError."""
         attempt, body = self._attempt(job)
-        events = self._events(attempt, body)
+        events = self._events(job, attempt, body)
         held = await attempt.run(_begun(events), opened_by)
         return _follow(attempt, _all(held, events))
 
@@ -117,18 +117,17 @@ class CloudExchanges:
             given["response_format"] = {**form, "json_schema": {"strict": True, **form["json_schema"]}}
         return {**given, "model": job.model or self._settings.chat_model or "", name: limit}
 
-    async def _whole(self, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
-        client = self._client(attempt.job)
-        response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+    async def _whole(self, job: Exchange, attempt: CloudAttempt, body: Json) -> tuple[Json, Usage | None]:
+        response = await self._client(job).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices = choices_in(found)
         check_model(attempt.model, found)
         return found, usage_in(found, "".join(choice.text for choice in choices))
 
-    async def _events(self, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
+    async def _events(self, job: Exchange, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
         read = _FORM.reader()
-        create = self._client(attempt.job).chat.completions.with_streaming_response.create
+        create = self._client(job).chat.completions.with_streaming_response.create
         async with create(messages=[], model="", extra_body=_FORM.request(body)) as response:
             async for event in _parsed(response.iter_bytes()):
                 if event.data is None:
@@ -140,7 +139,7 @@ class CloudExchanges:
         yield read(StreamEvent("message", None))
 
 
-async def _parsed(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[StreamEvent, None]:
+async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
     parser = EventParser()
     async for chunk in chunks:
         for event in parser.feed(chunk):

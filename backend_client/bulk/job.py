@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from backend_client.errors import ConfigurationError
 
-FORMAT = 3
+FORMAT = 4
 """The version of the layout of an output directory."""
 
 Kind = Literal["embed", "generate"]
@@ -16,6 +16,8 @@ RESULT_COLUMNS = (
     "num_input_tokens",
     "num_generated_tokens",
     "finish_reason",
+    "model",
+    "node",
     "device",
     "emulated",
     "space",

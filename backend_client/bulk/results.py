@@ -9,6 +9,9 @@ from typing import Any
 from backend_client.bulk.optional import need
 from backend_client.results import Origin
 
+_INTEGERS = ("num_input_tokens", "num_generated_tokens", "npu_busy_us")
+_TEXTS = ("finish_reason", "model", "node", "device", "space", "error")
+
 
 @dataclass(slots=True)
 class Results:
@@ -25,6 +28,8 @@ class Results:
     num_input_tokens: list[int | None] = field(default_factory=list)
     num_generated_tokens: list[int | None] = field(default_factory=list)
     finish_reason: list[str | None] = field(default_factory=list)
+    model: list[str | None] = field(default_factory=list)
+    node: list[str | None] = field(default_factory=list)
     device: list[str | None] = field(default_factory=list)
     emulated: list[bool | None] = field(default_factory=list)
     space: list[str | None] = field(default_factory=list)
@@ -33,15 +38,15 @@ class Results:
 
     def __post_init__(self) -> None:
         """Make the columns as long as there are rows."""
-        for name in ("num_input_tokens", "num_generated_tokens", "finish_reason", "device", "emulated"):
+        for name in (*_INTEGERS, *_TEXTS, "emulated"):
             setattr(self, name, [None] * self.count)
-        self.space = [None] * self.count
-        self.npu_busy_us = [None] * self.count
         self.error = [""] * self.count
 
     def put_origin(self, start: int, stop: int, origin: Origin) -> None:
         """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
         count = stop - start
+        self.model[start:stop] = [origin.model] * count
+        self.node[start:stop] = [origin.node] * count
         self.device[start:stop] = [origin.device] * count
         self.emulated[start:stop] = [origin.emulated] * count
         if origin.npu_busy_delta_us is not None:
@@ -52,10 +57,8 @@ class Results:
     def columns(self) -> dict[str, Any]:
         """The columns of the output that are not the input's or the values', as Arrow arrays."""
         pa = need("pyarrow")
-        integers = ("num_input_tokens", "num_generated_tokens", "npu_busy_us")
-        texts = ("finish_reason", "device", "space", "error")
-        made = {name: _array(getattr(self, name), pa.int64()) for name in integers}
-        made |= {name: _array(getattr(self, name), pa.string()) for name in texts}
+        made = {name: _array(getattr(self, name), pa.int64()) for name in _INTEGERS}
+        made |= {name: _array(getattr(self, name), pa.string()) for name in _TEXTS}
         made["emulated"] = _array(self.emulated, pa.bool_())
         return made
 

@@ -59,6 +59,7 @@ class Worker:
             problem = error.message
         else:
             model = self._request.model or result.model
+            self._check_dimensions(client, result.space)
             return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
@@ -110,6 +111,8 @@ class Worker:
                 update={"spaces": {**self._settings.spaces, **spaces}, "local_only": local_only}
             )
             self._client = InferenceClient.from_settings(settings)
+            if job is not None and job.space:
+                self._client.npu.backend.runtime.bindings.bind_dimensions(job.space, job.dimensions)
         return self._client
 
     def _options(self, job: BulkJob | None) -> CallOptions:
@@ -120,6 +123,21 @@ class Worker:
             priority="batch",
             require_device=request.require_device,
         )
+
+    def _check_dimensions(self, client: InferenceClient, space: str) -> None:
+        """Raise ConfigurationError where nodes disagree on the length of vectors: job.json would keep either one."""
+        reports = [
+            (node.url, model.dimensions)
+            for node in client.npu.status()
+            for model in node.models
+            if model.space == space
+        ]
+        if client.npu.backend.runtime.bindings.dimensions(space) is None and any(length for _, length in reports):
+            lengths = ", ".join(f"{url} {length}" for url, length in reports)
+            raise ConfigurationError(
+                f"the nodes report vectors of different lengths for the vector space {space} ({lengths}): leave out "
+                "those that are wrong"
+            )
 
     def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
         return tuple(

@@ -116,7 +116,7 @@ class Writer:
             schema,
             compression={**dict.fromkeys(_leaves(schema), "zstd"), **vectors},
             data_page_size=_PAGE_BYTES,
-            use_dictionary=["device", "space", "error", "source_file", "finish_reason"],
+            use_dictionary=["model", "node", "device", "space", "error", "source_file", "finish_reason"],
             write_statistics=[name for name in schema.names if name in {"source_row", self._job.id_column}],
         )
 
