@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+LONGEST_S = 999_999.0
+"""The longest time that nodes accept, 11 days: what is longer, or infinite, is a mistake."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:

@@ -36,6 +36,7 @@ _OPTION_OF_HEADER = {
     "x-request-timeout-ms": "timeout",
     "x-priority": "priority",
     "x-npu-require-device": "require_device",
+    "x-npu-local-only": "local_only",
 }
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,6 +14,7 @@ from backend_client._api.chat_methods import ChatMethods
 from backend_client._api.task_methods import TaskMethods
 from backend_client._api.token_stream import TokenStream
 from backend_client._protocol.jobs import EmbedJob, GenerateJob, split_options
+from backend_client._resilience.loop_end import OneLoop
 from backend_client.results import (
     EmbedBatch,
     EmbedManyResult,
@@ -89,7 +89,7 @@ class BaseClient(ChatMethods, TaskMethods):
             progress=progress,
         )
 
-    async def embed_stream(
+    def embed_stream(
         self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
     ) -> AsyncGenerator[EmbedBatch, None]:
         """Embed texts as they come, in constant memory: yields batches of vectors in the order of the texts.
@@ -101,12 +101,8 @@ class BaseClient(ChatMethods, TaskMethods):
         async def embed(part: Sequence[str]) -> EmbedBatch:
             return await self._core.backend.embed(self._embed_job(part, given))
 
-        batches = embed_windowed(
-            _each(texts), embed, options=self._core.options.batch, window=self._core.backend.concurrency()
-        )
-        async with aclosing(batches):
-            async for batch in batches:
-                yield batch
+        window = self._core.backend.concurrency()
+        return OneLoop(embed_windowed(_each(texts), embed, options=self._core.options.batch, window=window))
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""

@@ -102,7 +102,7 @@ class NPUClient(BaseClient):
             ca_file=settings.ca_file,
             client_cert=settings.client_cert,
             client_key=settings.client_key,
-            proxy=settings.proxy,
+            proxy=settings.proxy.get_secret_value() if settings.proxy else None,
         )
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from backend_client._protocol.dialect import StreamEvent
 from backend_client._protocol.jobs import EventStream, Exchange
+from backend_client._resilience.loop_end import OneLoop
 from backend_client.errors import AuthenticationFailed, FleetOverloaded, NPUError, RequestRejected
 from backend_client.results import EmbedBatch, RawReply
 
@@ -62,10 +63,10 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 def streamed(job: Exchange, events: EventStream, *, with_usage: bool) -> HttpReply:
     """A reply whose events are sent as they come."""
     headers = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": job.request_id}
-    return HttpReply(200, headers, _stream(events, with_usage=with_usage))
+    return HttpReply(200, headers, OneLoop(_stream(events, with_usage=with_usage)))
 
 
-async def _stream(events: EventStream, *, with_usage: bool) -> AsyncIterator[bytes]:
+async def _stream(events: EventStream, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events for the SDK. A failure in the middle is its last event: the SDK raises it as an APIError."""
     try:
         async for item in events:

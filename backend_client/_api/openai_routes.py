@@ -38,7 +38,8 @@ _UPLOADS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _FALSE = [["false"], ["False"], ["0"]]
 _STORED = re.compile(r"/v1/responses/[\w-]{1,128}(/input_items|/cancel)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_DEVICES = frozenset({"NPU", "GPU", "CPU"})
+_DEVICES = ("NPU", "GPU", "CPU")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class OpenAIRoutes:
@@ -54,9 +55,9 @@ class OpenAIRoutes:
 
         The key in the request counts nothing: nodes get the client's own.
         """
-        options = _options(headers)
         refused: list[Any] = []
         try:
+            options = _options(headers)
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
                 return await self._models(path.removeprefix("/v1/models").strip("/"))
             if method != "POST" or _STORED.fullmatch(path):
@@ -75,6 +76,7 @@ class OpenAIRoutes:
     async def _post(
         self, path: str, data: dict[str, Any], options: dict[str, Any], timeout: float | None, refused: list[Any]
     ) -> HttpReply:
+        options["local_only"] |= _flag(data.pop("local_only", None), "local_only")
         stream = bool(data.pop("stream", False))
         model = data.pop("model", None)
         default = self._client.core.options.timeouts
@@ -117,6 +119,7 @@ class OpenAIRoutes:
         kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
         fields, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
         options["model"] = fields.pop("model", [""])[0] or None
+        options["local_only"] |= _flag(fields.pop("local_only", [None])[0], "local_only")
         if fields.get("stream") in _FALSE:
             fields.pop("stream", None)
         job = Exchange(
@@ -168,14 +171,29 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
         options["request_id"] = request_id
     if given.pop("x-priority", "").lower() == "batch":
         options["priority"] = "batch"
-    device = given.pop("x-npu-require-device", "").upper()
-    if device in _DEVICES:
-        options["require_device"] = device
+    device = given.pop("x-npu-require-device", None)
+    if device is not None:
+        options["require_device"] = device.strip().upper()
+        if options["require_device"] not in _DEVICES:
+            raise _wrong("X-NPU-Require-Device", " or ".join(_DEVICES))
+    options["local_only"] = _flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
     given.pop("x-request-timeout-ms", None)
     options["extra_headers"] = {
         name: value for name, value in given.items() if name.startswith("x-") and not name.startswith("x-stainless-")
     }
     return options
+
+
+def _flag(value: object, name: str) -> bool:
+    """A flag of a header, a form or JSON; False where it is not given."""
+    found = False if value is None else _FLAGS.get(str(value).strip().lower())
+    if found is None:
+        raise _wrong(name, "true or false")
+    return found
+
+
+def _wrong(name: str, known: str) -> RequestRejected:
+    return RequestRejected(f"{name} must be {known}", status=400, code="invalid_request", param=name)
 
 
 def _reject_constant(_: str) -> None:

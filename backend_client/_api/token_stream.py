@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from backend_client._api.chat_reply import ChatItems
 from backend_client._protocol.jobs import Answer
+from backend_client._resilience.loop_end import OneLoop
 from backend_client.results import ChatDelta, ChatResult, GenerateResult
 
 I = TypeVar("I")  # noqa: E741  (an item of a stream)
@@ -22,12 +23,12 @@ class ResultStream(Generic[P, R]):
     Nothing is sent before the first piece is asked for. Leaving the loop early, or `aclose`, stops the node's work.
     `async with` closes for sure, also when the loop is left by an exception.
 
-    Several tasks may iterate over it: each piece goes to one of them. `aclose` in one task ends the iteration in the
-    others.
+    Several tasks of one event loop may iterate over it: each piece goes to one of them. `aclose` in one task ends the
+    iteration in the others.
     """
 
     def __init__(self, open_answer: Callable[[], Awaitable[AsyncGenerator[P | R, None]]], result: type[R]) -> None:
-        self._items = _answer(open_answer)
+        self._items = OneLoop(_answer(open_answer))
         self._result_type = result
         # An async generator allows only one reader at a time.
         self._turn = asyncio.Lock()
@@ -39,6 +40,8 @@ class ResultStream(Generic[P, R]):
         return self
 
     async def __anext__(self) -> P:
+        # In a forked child the turn may be the parent's for good.
+        self._items.check()
         async with self._turn:
             if not self._closed:
                 piece = await self._read()

@@ -60,6 +60,10 @@ class CloudBackend:
 
     def refusal(self, job: Job) -> str | None:
         """Why the cloud cannot serve a job, or None."""
+        if job.local_only:
+            return "local_only is set"
+        if job.require_device is not None:
+            return f"the call requires the device {job.require_device}"
         if isinstance(job, EmbedJob):
             return self._embedding_refusal(job)
         if isinstance(job, GenerateJob):

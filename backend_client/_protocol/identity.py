@@ -24,7 +24,7 @@ class Identity:
     key: str = field(default="", repr=False)
     node_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = None
-    proxy: str | None = None
+    proxy: str | None = field(default=None, repr=False)
 
     def authorization(self, node: str) -> Mapping[str, str]:
         """The header for a node, where it needs another one than the common key's."""

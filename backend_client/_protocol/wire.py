@@ -19,8 +19,6 @@ from backend_client.results import Timing, Usage
 T = TypeVar("T")
 
 _FLOAT32 = np.dtype("<f4")
-# The largest value that nodes accept.
-_LONGEST_MS = 999_999_999
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 # What the encoder escapes a text with; for a short text, setting an encoder up takes longer than encoding it.
 _TEXT = json.encoder.encode_basestring
@@ -55,7 +53,7 @@ class WireCall:
             "Content-Type": self.content_type,
             "Accept": accept,
             "X-Request-ID": self.request_id,
-            "X-Request-Timeout-Ms": str(min(self.deadline.remaining_ms(), _LONGEST_MS)),
+            "X-Request-Timeout-Ms": str(self.deadline.remaining_ms()),
         }
         if self.priority != "interactive":
             headers["X-Priority"] = self.priority

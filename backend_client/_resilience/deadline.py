@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from backend_client.options import LONGEST_S
+
 Clock = Callable[[], float]
 
 
@@ -18,8 +20,8 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = time.monotonic) -> Deadline:
-        """The deadline `seconds` from now."""
-        return cls(clock() + seconds, clock)
+        """The deadline `seconds` from now, at most `LONGEST_S`."""
+        return cls(clock() + min(seconds, LONGEST_S), clock)
 
     def remaining(self) -> float:
         """Seconds left; 0 when the time is up."""

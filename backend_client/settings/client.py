@@ -27,6 +27,7 @@ from pydantic_settings import (
 from backend_client._protocol.node_addresses import parse_nodes
 from backend_client.errors import ConfigurationError
 from backend_client.options import (
+    LONGEST_S,
     BatchOptions,
     BreakerOptions,
     ClientOptions,
@@ -74,7 +75,7 @@ class ClientSettings(BaseSettings):
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
-    proxy: str | None = None
+    proxy: SecretStr | None = None
     timeouts: TimeoutSettings = TimeoutSettings()
     cloud: CloudSettings | None = None
     local_only: bool = False
@@ -86,7 +87,7 @@ class ClientSettings(BaseSettings):
     batch: BatchSettings = BatchSettings()
     fallback: FallbackSettings = FallbackSettings()
     connections_per_node: int = Field(default=DEFAULTS.connections_per_node, gt=0)
-    discovery_interval: float = Field(default=DEFAULTS.discovery_interval, gt=0)
+    discovery_interval: float = Field(default=DEFAULTS.discovery_interval, gt=0, le=LONGEST_S)
     max_reply_bytes: int = Field(default=DEFAULTS.max_reply_bytes, gt=0)
     spaces: dict[str, str] = {}
 

@@ -75,6 +75,8 @@ class CloudSettings(BaseModel):
         # An empty one would mean OpenAI's own: what a variable without a value must not decide.
         if value is not None and (urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).netloc):
             raise ValueError("the cloud's URL is given as https://host/v1; without one it is OpenAI's")
+        if value is not None and (urlsplit(value).query or urlsplit(value).fragment):
+            raise ValueError("the cloud's URL must not have a query: URLs are logged; use cloud.api_key")
         return value
 
     @model_validator(mode="after")

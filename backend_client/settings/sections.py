@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -13,6 +14,7 @@ from pydantic import (
 )
 
 from backend_client.options import (
+    LONGEST_S,
     BatchOptions,
     BreakerOptions,
     ClientOptions,
@@ -25,12 +27,17 @@ from backend_client.options import (
 
 
 def _section(options: type, **limits: Any) -> type[BaseModel]:
-    """The settings of a group of options: its fields and defaults, each positive unless `limits` says otherwise."""
-    parts: dict[str, Any] = {
-        item.name: (hints[item.name], Field(default=item.default, **limits.get(item.name, {"gt": 0})))
-        for hints in [get_type_hints(options)]
-        for item in fields(options)
-    }
+    """The settings of a group of options: its fields and defaults, each positive unless `limits` says otherwise.
+
+    No time is longer than `LONGEST_S`.
+    """
+    parts: dict[str, Any] = {}
+    hints = get_type_hints(options)
+    for item in fields(options):
+        rules: dict[str, Any] = limits.get(item.name, {"gt": 0})
+        if isinstance(item.default, float):
+            rules = {"le": LONGEST_S, **rules}
+        parts[item.name] = hints[item.name], Field(default=item.default, **rules)
     config = ConfigDict(extra="forbid", frozen=True)
     return create_model(
         f"{options.__name__}Settings", __config__=config, __doc__=f"See `options.{options.__name__}`.", **parts
@@ -81,7 +88,7 @@ def options_problem(options: ClientOptions) -> str | None:
                 return f"options.{item.name} is {type(group).__name__}, not {type(default).__name__}"
             values = {f"{item.name}.{part.name}": getattr(group, part.name) for part in fields(group)}
         for name, value in values.items():
-            # Infinity switches a limit off.
-            if value is not None and (not isinstance(value, int | float) or not value >= 0):
-                return f"options.{name} is not a number of at least 0"
+            longest = LONGEST_S if isinstance(value, float) else math.inf
+            if value is not None and (not isinstance(value, int | float) or not 0 <= value <= longest):
+                return f"options.{name} must be a number of at least 0, and a time at most {LONGEST_S:.0f} s"
     return None

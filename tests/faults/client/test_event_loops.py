@@ -111,6 +111,32 @@ def test_the_cloud_is_reached_from_one_loop_after_another(cloud):
         closes_down_to(held)
 
 
+STREAMS = {
+    "stream": lambda client: client.stream("prompt"),
+    "stream_chat": lambda client: client.stream_chat(QUESTION),
+    "embed_stream": lambda client: client.embed_stream([f"text {index}" for index in range(1000)]),
+}
+
+
+@pytest.mark.parametrize("begin", STREAMS.values(), ids=STREAMS)
+def test_a_stream_is_not_continued_in_another_loop(client, caplog, begin):
+    async def following():
+        return await anext(stream)
+
+    async def close():
+        await stream.aclose()
+
+    stream = begin(client)
+    assert asyncio.run(following())
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="begun in another event loop"):
+            asyncio.run(following())
+    asyncio.run(close())
+    assert asyncio.run(client.embed("text"))
+    asyncio.run(client.close())
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
 LEFT_OPEN = """
 import asyncio, backend_client, backend_client.sync
 from backend_client import ClientSettings, NPUClient

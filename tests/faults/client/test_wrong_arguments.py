@@ -9,6 +9,7 @@ import pytest
 import backend_client
 from backend_client import (
     ClientOptions,
+    ClientSettings,
     CloudClient,
     CloudSettings,
     ConfigurationError,
@@ -61,6 +62,7 @@ async def test_a_header_that_frames_the_request_reaches_no_node(fleet, header):
         ("X-Request-Timeout-Ms", "timeout"),
         ("x-priority", "priority"),
         ("X-NPU-Require-Device", "require_device"),
+        ("X-NPU-Local-Only", "local_only"),
     ],
 )
 async def test_a_header_for_which_there_is_an_option_names_it(fleet, header, option):
@@ -85,6 +87,8 @@ async def test_a_header_for_which_there_is_an_option_names_it(fleet, header, opt
         ({"options": ClientOptions(timeouts=Timeouts(embed=-1))}, "options.timeouts.embed"),
         ({"options": ClientOptions(timeouts=Timeouts(connect=float("nan")))}, "options.timeouts.connect"),
         ({"options": ClientOptions(batch=BatchOptions(texts="64"))}, "options.batch.texts"),
+        ({"options": ClientOptions(timeouts=Timeouts(idle=float("inf")))}, "options.timeouts.idle must be"),
+        ({"options": ClientOptions(timeouts=Timeouts(embed=1e308))}, "options.timeouts.embed must be"),
         ({"options": ClientOptions(connections_per_node=-1)}, "options.connections_per_node"),
     ],
 )
@@ -106,6 +110,45 @@ def test_the_clouds_address_is_one(url):
     # An empty one would mean OpenAI: a variable without a value must not decide where prompts go.
     with pytest.raises(ValueError, match="https://host/v1"):
         CloudSettings(api_key="k", base_url=url)
+
+
+@pytest.mark.parametrize("value", ["inf", "1e308", "nan", "0", "-1"])
+@pytest.mark.parametrize(
+    "name", ["timeouts.embed", "timeouts.idle", "probe.timeout", "retry.patience", "discovery_interval"]
+)
+def test_a_time_without_end_is_refused_when_the_settings_are_read(tmp_path, monkeypatch, name, value):
+    if name == "retry.patience" and value == "0":
+        pytest.skip("it may be zero")
+    section, _, field = name.rpartition(".")
+    config = tmp_path / "client.toml"
+    config.write_text(f"[{section}]\n{field} = {value}" if section else f"{field} = {value}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=name):
+        ClientSettings.load(config)
+    monkeypatch.setenv(f"NPU_CLIENT_{name.upper().replace('.', '__')}", value)
+    with pytest.raises(ConfigurationError, match=name):
+        ClientSettings.load()
+
+
+def test_no_password_of_a_proxy_and_no_key_in_a_query_is_shown(monkeypatch):
+    monkeypatch.setenv("NPU_CLIENT_PROXY", "http://user:hunter2@proxy:3128")
+    settings = ClientSettings.load(nodes=[NODE])
+    assert settings.proxy.get_secret_value().startswith("http://user:hunter2@")
+    client = NPUClient.from_settings(settings)
+    for shown in (repr(settings), str(settings.model_dump()), repr(client), repr(client.backend)):
+        assert "hunter2" not in shown
+    for url in ("https://host/v1?api_key=hunter2", "https://user:hunter2@host/v1", "https://host/v1#hunter2"):
+        with pytest.raises(ConfigurationError, match=r"cloud.*(query|password)") as caught:
+            ClientSettings.load(cloud={"api_key": "k", "base_url": url})
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        ClientSettings.load(nodes=["http://host:8081/?api_key=hunter2"])
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "cookie", "Proxy-Authorization"])
+def test_credentials_of_callers_cannot_be_listed_for_the_cloud(name):
+    with pytest.raises(ConfigurationError, match="must not go to the cloud"):
+        ClientSettings.load(cloud={"api_key": "k", "extra_headers": ["X-Tenant", name]})
 
 
 async def test_what_json_cannot_carry_is_an_argument_that_is_wrong(fleet):

@@ -1,0 +1,143 @@
+"""What must stay on the premises, and whose headers go where: through methods and the OpenAI SDK."""
+
+import openai as sdk
+import pytest
+
+import backend_client
+from backend_client import (
+    ClientSettings,
+    CloudClient,
+    CloudRejected,
+    CloudSettings,
+    InferenceClient,
+    InvalidArgument,
+    NPUClient,
+)
+from backend_client.testing import FakeFleet
+from tests.faults.scripted_node import WRITER, error_response
+
+DEAD = "http://127.0.0.1:1"
+QUESTION = [{"role": "user", "content": "Where?"}]
+
+
+def settings(cloud, nodes=(DEAD,), **more):
+    mapped = {"chat_model": "chat", "chat_models": {WRITER: "chat"}, "embedding_models": {"space-a": "embedder"}}
+    return ClientSettings(nodes=list(nodes), cloud={"api_key": "k", "base_url": cloud.url, **mapped, **more})
+
+
+@pytest.fixture
+async def openai(cloud):
+    """The SDK over a fleet that is down and a cloud that answers."""
+    async with backend_client.openai(settings(cloud)) as client:
+        reply = await client.chat.completions.create(model=WRITER, messages=QUESTION)
+        assert reply.model == "chat"
+        cloud.requests.clear()
+        yield client
+
+
+@pytest.mark.parametrize("device", ["NPU", "npu", " GPU ", "NPU.0", "NPU,GPU", "AUTO", "HETERO:NPU", "TPU", ""])
+async def test_a_required_device_never_means_the_cloud(openai, cloud, device):
+    known = device.strip().upper() in {"NPU", "GPU", "CPU"}
+    error = sdk.InternalServerError if known else sdk.BadRequestError
+    match = "requires the device" if known else "X-NPU-Require-Device must be NPU or GPU or CPU"
+    headers = {"X-NPU-Require-Device": device}
+    for client, more in ((openai, {"extra_headers": headers}), (openai.with_options(default_headers=headers), {})):
+        for stream in (False, True):
+            with pytest.raises(error, match=match):
+                await client.chat.completions.create(model=WRITER, messages=QUESTION, stream=stream, **more)
+    with pytest.raises(error, match=match):
+        await openai.embeddings.create(model="m", input="text", extra_headers=headers)
+    assert not cloud.requests
+
+
+def test_a_device_that_is_not_understood_is_an_error_where_nodes_answer():
+    with FakeFleet(1) as fleet, backend_client.sync.openai(fleet.settings()) as openai:
+        for device in ("NPU.0", "NPU,GPU"):
+            with pytest.raises(sdk.BadRequestError, match="X-NPU-Require-Device"):
+                openai.embeddings.create(
+                    model="fake-embedder", input="a", extra_headers={"X-NPU-Require-Device": device}
+                )
+        fleet.assert_nothing_sent()
+        openai.embeddings.create(model="fake-embedder", input="a", extra_headers={"X-NPU-Require-Device": "cpu"})
+        assert fleet.assert_sent("/embeddings").headers["x-npu-require-device"] == "CPU"
+
+
+LOCAL = [
+    {"extra_headers": {"X-NPU-Local-Only": "true"}},
+    {"extra_headers": {"x-npu-local-only": "1"}},
+    {"extra_body": {"local_only": True}},
+    {"extra_body": {"local_only": "true"}},
+    {"extra_headers": {"X-NPU-Local-Only": "true"}, "extra_body": {"local_only": False}},
+]
+
+
+@pytest.mark.parametrize("options", LOCAL)
+async def test_one_call_of_the_sdk_can_say_that_it_stays(openai, cloud, options):
+    for stream in (False, True):
+        with pytest.raises(sdk.InternalServerError, match="local_only is set"):
+            await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=stream, **options)
+    with pytest.raises(sdk.InternalServerError, match="local_only is set"):
+        await openai.embeddings.create(model="m", input="text", **options)
+    assert not cloud.requests
+    no = {"extra_headers": {"X-NPU-Local-Only": "false"}, "extra_body": {"local_only": False}}
+    assert (await openai.chat.completions.create(model=WRITER, messages=QUESTION, **no)).model == "chat"
+
+
+@pytest.mark.parametrize(
+    "options", [{"extra_headers": {"X-NPU-Local-Only": "yes"}}, {"extra_body": {"local_only": "maybe"}}]
+)
+async def test_what_is_not_understood_of_it_is_an_error(openai, cloud, options):
+    with pytest.raises(sdk.BadRequestError, match="must be true or false"):
+        await openai.chat.completions.create(model=WRITER, messages=QUESTION, **options)
+    assert not cloud.requests
+
+
+def test_nodes_get_neither_header_nor_field():
+    with FakeFleet(1) as fleet, backend_client.sync.openai(fleet.settings()) as openai:
+        for options in LOCAL:
+            openai.chat.completions.create(model="fake-writer", messages=QUESTION, **options)
+            sent = fleet.assert_sent("/v1/chat/completions")
+            assert "local_only" not in sent.body
+            assert "x-npu-local-only" not in sent.headers
+        openai.audio.transcriptions.create(
+            model="fake-listener", file=("a.wav", b"RIFF"), extra_body={"local_only": "true"}
+        )
+        assert "local_only" not in fleet.assert_sent("/v1/audio/transcriptions").body
+
+
+async def test_a_cloud_asked_directly_keeps_to_it(cloud):
+    async with CloudClient(CloudSettings(api_key="k", base_url=cloud.url, chat_model="chat")) as client:
+        for options in ({"local_only": True}, {"require_device": "NPU"}):
+            for call in (lambda more: client.generate("Where?", **more), lambda more: client.chat(QUESTION, **more)):
+                with pytest.raises(CloudRejected):
+                    await call(options)
+    assert not cloud.requests
+    async with NPUClient([DEAD]) as npu:
+        with pytest.raises(InvalidArgument, match="give the option local_only"):
+            await npu.post("/v1/chat/completions", {"messages": QUESTION, "local_only": True})
+
+
+async def test_headers_of_a_call_go_to_nodes_and_to_the_cloud_where_they_are_listed(chats, cloud):
+    headers = {"X-Tenant": "a", "X-Trace": "b", "Authorization": "Bearer caller", "Cookie": "c=d"}
+    [(node, chat), _] = chats
+    configured = settings(cloud, [node.url], extra_headers=["x-tenant"])
+    async with InferenceClient.from_settings(configured) as client:
+        assert (await client.chat(QUESTION, extra_headers=headers)).source == "npu"
+        assert {name: chat.headers[0][name] for name in headers} == headers
+
+        async def drain(_):
+            return error_response(503, "draining", retry_after_ms=60_000)
+
+        assert (await client.embed_result("text")).source == "npu"
+        node.respond = chat.respond = drain
+        cloud.requests.clear()
+        assert (await client.chat(QUESTION, extra_headers=headers)).source == "cloud"
+        assert (await client.generate("Where?", extra_headers=headers)).source == "cloud"
+        assert (await client.embed_result("text", extra_headers=headers)).source == "cloud"
+        stream = client.stream("Where?", extra_headers=headers)
+        assert [piece async for piece in stream]
+    assert len(cloud.requests) == 4
+    for request in cloud.requests:
+        assert request.headers["X-Tenant"] == "a"
+        assert request.headers["Authorization"] == "Bearer k"
+        assert not {"X-Trace", "Cookie"} & set(request.headers)
