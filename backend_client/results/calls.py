@@ -16,8 +16,9 @@ class CallOptions(TypedDict, total=False):
 
     `timeout`: seconds for the whole call, retries and fallback included. `model`: as the nodes name it, else their
     default. `require_device`: no other device may run it. `local_only`: never the cloud, whatever the settings say.
-    `extra_headers` are sent with the request, to nodes and cloud, but for those that frame it. `request_id` is what
-    logs call it (1 to 128 letters, digits and `._:/+=@-`), else the client makes one.
+    `extra_headers` are sent to nodes with the request, but for those that frame it; to the cloud where
+    `cloud.extra_headers` lists them. `request_id` is what logs call it (1 to 128 letters, digits and `._:/+=@-`), else
+    the client makes one.
     """
 
     timeout: float | None
