@@ -29,8 +29,9 @@ def new_request_id() -> str:
 class Job:
     """What all calls have.
 
-    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that tie a node's spans to the caller's
-    (W3C trace context). `cloud_takes_over`: whether the cloud gets it at once when no node can take it now; None: no.
+    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
+    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it at once when
+    no node can take it now; None: no.
     """
 
     deadline: Deadline
