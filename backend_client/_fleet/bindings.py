@@ -174,7 +174,8 @@ class Bindings:
         report = lease.node.models.get(lease.model)
         own = report.dimensions if report is not None and report.space == cut_from else None
         for expected, who in ((own, "its own /health says"), (self._bound_dimensions(cut_from), "that space has")):
-            if asked is None and expected is not None and dimensions != expected:
+            wrong = expected is not None and (dimensions > expected or (space == cut_from and dimensions != expected))
+            if wrong:
                 what = f"vectors of {dimensions} dimensions came for the vector space {space}"
                 raise BadReply(f"{what}; {who} {expected}", node=node, contradicts=True)
         self._spaces[key] = cut_from

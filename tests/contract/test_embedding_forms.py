@@ -11,9 +11,7 @@ import pytest
 
 from backend_client import NPUClient, RequestRejected
 from backend_client._api.openai_client import openai_over
-from backend_client._fleet.bindings import Bindings
 from backend_client._protocol.wire import encode_texts
-from backend_client.errors import BadReply, SpaceChanged
 from tests.support.application import application, built_models, with_engine
 from tests.support.writing import EMBEDDER, WritingEngine
 from worker_node.settings import NodeSettings
@@ -168,24 +166,6 @@ async def test_the_client_sends_both_and_checks_the_space_of_what_was_cut(store)
                 for field in ({"dimensions": 64}, {"dimensions": 64, "encoding_format": "float"}):
                     reply = await openai.embeddings.create(model=EMBEDDER, input="cats", **field)
                     assert len(reply.data[0].embedding) == 64
-
-
-def test_a_cut_reply_of_another_space_or_size_is_no_answer():
-    bindings = Bindings(pool=None, spaces={"m": "s"})
-
-    def check(space, dimensions, asked):
-        bindings.check("node", requested="m", answered="m", space=space, dimensions=dimensions, asked=asked)
-
-    check("s-64", 64, 64)
-    check("s", 384, 384)
-    check("s", 384, None)
-    for space, dimensions, asked in (("t-64", 64, 64), ("s-64", 64, None), ("s-32", 64, 64)):
-        with pytest.raises(SpaceChanged):
-            check(space, dimensions, asked)
-    for space, dimensions, asked in (("s-64", 32, 64), ("s", 64, 64)):
-        with pytest.raises(BadReply):
-            check(space, dimensions, asked)
-    assert bindings.spaces["m"] == "s"
 
 
 def test_an_encoded_request_holds_the_new_options_only_where_they_are_given():

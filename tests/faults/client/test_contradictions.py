@@ -94,6 +94,37 @@ async def test_the_sdk_gets_no_vectors_of_another_length_either(pair):
             assert len(reply.data[0].embedding) == 8
 
 
+@pytest.mark.parametrize(
+    ("asked", "space", "length", "outcome"),
+    [
+        (4, "space-a-4", 4, "ok"),
+        (8, "space-a", 8, "ok"),
+        (4, "space-b-4", 4, "SpaceChanged"),
+        (4, "space-a-2", 4, "SpaceChanged"),
+        (None, "space-a-4", 4, "SpaceChanged"),
+        (4, "space-a-4", 2, "BadReply"),
+        (4, "space-a", 4, "BadReply"),
+        (16, "space-a", 16, "BadReply"),
+        (16, "space-a-16", 16, "BadReply"),
+    ],
+)
+async def test_vectors_that_were_cut_are_in_a_space_of_their_own(scripted, asked, space, length, outcome):
+    async def respond(_):
+        headers = {"X-Space": space, "X-Shape": f"1,{length}", "X-Model": EMBEDDER}
+        return web.Response(body=vectors_for(["text"], length).tobytes(), headers=headers)
+
+    scripted.respond = respond
+    async with NPUClient([scripted.url]) as client:
+        if outcome == "ok":
+            result = await client.embed_result("text", dimensions=asked)
+            assert (result.space, len(result.vector)) == (space, length)
+        else:
+            with pytest.raises(NPUUnavailableError) as caught:
+                await client.embed("text", dimensions=asked, timeout=3)
+            assert caught.value.attempts[0].outcome == outcome
+        assert client.spaces == {EMBEDDER: "space-a"}
+
+
 @pytest.fixture
 def liars(chats):
     """The first node answers as another model, which /health lists there or not."""
