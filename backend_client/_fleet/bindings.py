@@ -123,30 +123,26 @@ class Bindings:
         return KnownSpace(space, self.dimensions(space), min(limits, default=None))
 
     def dimensions(self, space: str | None) -> int | None:
-        """The length of vectors in a space: the bound one, else what all nodes report; None where they differ."""
-        bound = self._bound_dimensions(space)
-        reported = {count for count, _ in self._reported_dimensions(space)}
-        return bound if bound is not None else reported.pop() if len(reported) == 1 else None
+        """The length of vectors in a space: what most nodes report; None where none does, or others report as often.
+
+        It is bound once two nodes or more report it, and not before: a single node that is wrong would lock out others.
+        """
+        length = self._dimensions.get(space or "")
+        if length is None:
+            models = [(node, model) for node in self._pool.nodes.values() for model in node.models.values()]
+            # Each node counts once, however many models of the space it has.
+            reported = {(node.url, model.dimensions) for node, model in models if model.space == space}
+            found = Counter(each for _, each in reported if each is not None).most_common(2)
+            if not found or (len(found) == 2 and found[0][1] == found[1][1]):
+                return None
+            length, nodes = found[0]
+            if space and nodes > 1:
+                self._dimensions[space] = length
+        return length
 
     def bind_dimensions(self, space: str, dimensions: int) -> None:
         """Bind the length of vectors in a space, for callers who keep such vectors."""
         self._dimensions[space] = dimensions
-
-    def _bound_dimensions(self, space: str | None) -> int | None:
-        """The length that a space is bound to: once two nodes or more report the same one, and more than any other.
-
-        Never what a single node says: that would lock out all others if it is wrong.
-        """
-        if space is not None and space not in self._dimensions:
-            (length, nodes), (_, others) = [*self._reported_dimensions(space), (0, 0), (0, 0)][:2]
-            if nodes >= 2 and nodes > others:
-                self._dimensions[space] = length
-        return self._dimensions.get(space or "")
-
-    def _reported_dimensions(self, space: str | None) -> list[tuple[int, int]]:
-        """The lengths that nodes report for a space, with the number of nodes for each; the most frequent first."""
-        found = (model.dimensions for model in self._all_reports() if model.space == space)
-        return Counter(length for length in found if length is not None).most_common()
 
     def check(self, lease: Lease, *, model: str, space: str, dimensions: int, asked: int | None = None) -> None:
         """Check an answer against the name that was requested, the report of the node that gave it, and the bindings.
@@ -165,15 +161,17 @@ class Bindings:
         key = plain_name(requested)
         # What was declared for the model that answered also counts, unless the requested name has a declaration itself.
         declared = None if key in self._declared else self._declared.get(plain_name(model))
-        for bound in (declared, self._spaces.get(key)):
-            if bound is not None and bound != cut_from:
+        for fixed in (declared, self._spaces.get(key)):
+            if fixed is not None and fixed != cut_from:
                 name = requested if plain_name(model) == key else f"{requested} ({model} there)"
                 raise SpaceChanged(
-                    f"{name} answered in the vector space {space}, this client is bound to {bound}", node=node
+                    f"{name} answered in the vector space {space}, this client is bound to {fixed}", node=node
                 )
         report = lease.node.models.get(lease.model)
         own = report.dimensions if report is not None and report.space == cut_from else None
-        for expected, who in ((own, "its own /health says"), (self._bound_dimensions(cut_from), "that space has")):
+        self.dimensions(cut_from)
+        bound = self._dimensions.get(cut_from)
+        for expected, who in ((own, "its own /health says"), (bound, "that space has")):
             wrong = expected is not None and (dimensions > expected or (space == cut_from and dimensions != expected))
             if wrong:
                 what = f"vectors of {dimensions} dimensions came for the vector space {space}"

@@ -126,17 +126,13 @@ class Worker:
 
     def _check_dimensions(self, client: InferenceClient, space: str) -> None:
         """Raise ConfigurationError where nodes disagree on the length of vectors: job.json would keep either one."""
-        reports = [
-            (node.url, model.dimensions)
-            for node in client.npu.status()
-            for model in node.models
-            if model.space == space
-        ]
-        if client.npu.backend.runtime.bindings.dimensions(space) is None and any(length for _, length in reports):
-            lengths = ", ".join(f"{url} {length}" for url, length in reports)
+        models = ((node.url, model) for node in client.npu.status() for model in node.models)
+        lengths = {url: model.dimensions for url, model in models if model.space == space}
+        if client.npu.backend.runtime.bindings.dimensions(space) is None and any(lengths.values()):
+            told = ", ".join(f"{url} {length}" for url, length in lengths.items())
             raise ConfigurationError(
-                f"the nodes report vectors of different lengths for the vector space {space} ({lengths}): leave out "
-                "those that are wrong"
+                f"the nodes report vectors of different lengths for the vector space {space}: {told}; leave out those that "
+                "are wrong"
             )
 
     def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
