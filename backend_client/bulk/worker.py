@@ -131,7 +131,7 @@ class Worker:
         if client.npu.backend.runtime.bindings.dimensions(space) is None and any(lengths.values()):
             told = ", ".join(f"{url} {length}" for url, length in lengths.items())
             raise ConfigurationError(
-                f"the nodes report vectors of different lengths for the vector space {space}: {told}; leave out wrong ones"
+                f"the nodes report vectors of different lengths for the space {space}: {told}; leave out those that err"
             )
 
     def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
