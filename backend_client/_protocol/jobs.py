@@ -29,7 +29,7 @@ class Job:
     """What all calls have.
 
     `extra_headers` are the caller's, for nodes and cloud; `trace` are those that tie a node's spans to the caller's
-    (W3C trace context). `cloud_takes_over`: whether the cloud gets it at once when no node can take it now; None: no.
+    (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node can take it now.
     """
 
     deadline: Deadline
@@ -40,7 +40,7 @@ class Job:
     local_only: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    cloud_takes_over: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
+    cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
     def node_headers(self) -> Mapping[str, str]:
