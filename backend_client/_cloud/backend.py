@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class CloudBackend:
         self._used = False
         self._end: asyncio.Task[None] | None = None
         self._exchanges = CloudExchanges(settings, self._client, self._attempt)
+
+    @property
+    def spaces(self) -> Collection[str]:
+        """The vector spaces that it has a model for."""
+        return self._settings.embedding_models
 
     @property
     def breaker(self) -> Breaker:
