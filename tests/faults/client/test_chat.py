@@ -206,6 +206,28 @@ async def test_a_raw_reply_has_its_headers(client):
         await client.post("/api/delete", {})
 
 
+@pytest.mark.parametrize(
+    ("body", "option", "sent"),
+    [
+        ({"model": "of the body"}, {}, "of the body"),
+        ({"model": "of the body"}, {"model": None}, "of the body"),
+        ({"model": "of the body"}, {"model": "of the call"}, "of the call"),
+        ({"model": None}, {}, "of the view"),
+        ({}, {}, "of the view"),
+    ],
+)
+async def test_the_model_in_a_body_goes_before_the_default_of_a_view(client, chats, body, option, sent):
+    view = client.with_options(model="of the view")
+    await view.post("/v1/chat/completions", {**body, "messages": QUESTION}, **option)
+    assert [sent_body["model"] for sent_body in bodies(chats)] == [sent]
+
+
+async def test_the_model_in_a_body_is_checked(client, chats):
+    with pytest.raises(InvalidArgument, match="model must be"):
+        await client.post("/v1/chat/completions", {"model": 5, "messages": QUESTION})
+    assert not bodies(chats)
+
+
 async def test_a_view_has_other_defaults_and_the_same_connections(client, chats):
     view = client.with_options(request_id="view", timeout=5)
     assert (await view.chat(QUESTION)).request_id == "view"
