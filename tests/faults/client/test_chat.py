@@ -209,17 +209,18 @@ async def test_a_raw_reply_has_its_headers(client):
 @pytest.mark.parametrize(
     ("body", "option", "sent"),
     [
-        ({"model": "of the body"}, {}, "of the body"),
-        ({"model": "of the body"}, {"model": None}, "of the body"),
-        ({"model": "of the body"}, {"model": "of the call"}, "of the call"),
-        ({"model": None}, {}, "of the view"),
-        ({}, {}, "of the view"),
+        ({"model": "fake-writer"}, {}, "fake-writer"),
+        ({"model": "fake-writer"}, {"model": None}, "fake-writer"),
+        ({"model": "fake-writer"}, {"model": "fake-viewer"}, "fake-viewer"),
+        ({"model": None}, {}, "fake-viewer"),
+        ({}, {}, "fake-viewer"),
     ],
 )
-async def test_the_model_in_a_body_goes_before_the_default_of_a_view(client, chats, body, option, sent):
-    view = client.with_options(model="of the view")
-    await view.post("/v1/chat/completions", {**body, "messages": QUESTION}, **option)
-    assert [sent_body["model"] for sent_body in bodies(chats)] == [sent]
+async def test_the_model_in_a_body_goes_before_the_default_of_a_view(fleet, body, option, sent):
+    async with fleet.async_client() as client:
+        view = client.with_options(model="fake-viewer")
+        await view.post("/v1/chat/completions", {**body, "messages": QUESTION}, **option)
+    fleet.assert_sent("/v1/chat/completions", times=1, model=sent)
 
 
 async def test_the_model_in_a_body_is_checked(client, chats):
