@@ -159,7 +159,8 @@ class Dispatcher:
             return await self._attempt(call, send)
 
         async def pay(state: RetryCallState) -> None:
-            await self._pay(call, _error_of(state), state.upcoming_sleep)
+            error = state.outcome.exception() if state.outcome else None
+            await self._pay(call, error, state.upcoming_sleep)
 
         return await AsyncRetrying(
             retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
@@ -190,7 +191,7 @@ class Dispatcher:
         # A probe may show earlier that the reason is gone; to look again costs nothing.
         return min(pause, _LOOK_FOR_NODE_S) if pause < call.deadline.remaining() else pause
 
-    async def _pay(self, call: Call, error: BaseException, pause: float) -> None:
+    async def _pay(self, call: Call, error: BaseException | None, pause: float) -> None:
         """Take a retry from the budget, or wait for one while that is worth it. Raises `error` if there is none.
 
         What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
@@ -363,14 +364,6 @@ class Dispatcher:
             return VectorSpaceMismatch(message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
         return kind(message, retry_after=last.retry_after)
-
-
-def _error_of(state: RetryCallState) -> BaseException:
-    """The error of an attempt that failed."""
-    error = state.outcome.exception() if state.outcome else None
-    if error is None:
-        raise RuntimeError("the attempt has not failed")
-    return error
 
 
 def _told(last: NodeError, call: Call) -> str:
