@@ -100,7 +100,7 @@ class RetryOptions:
     `patience` seconds for it to fill, while another node could take the request at once: what a dying node had in
     flight is then retried a little later rather than lost. A call that the only node refused for a while waits up
     to half of its time. `pause` is the first pause before the *same* node is asked again, doubled each time with
-    full jitter; another node is asked at once.
+    full jitter, and the least after a refusal, whatever its Retry-After; another node is asked at once.
     """
 
     attempts: int = 3

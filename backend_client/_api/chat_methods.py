@@ -81,10 +81,10 @@ class ChatMethods(ClientBase):
     async def post(self, path: str, body: Mapping[str, Any], **options: Unpack[CallOptions]) -> RawReply:
         """A request in OpenAI's dialect as it is, and the reply with its headers.
 
-        `body` may name its model itself. Routing, retries, the deadline and the check of vector spaces are those of the
-        other calls. Raises InvalidArgument for a path that is no inference.
+        `body` may name its model itself, which goes before the default of `with_options`. Routing, retries, the
+        deadline and the check of vector spaces are those of the other calls. Raises InvalidArgument for a path that is
+        no inference.
         """
-        given = self._given("post", options, CallOptions)
         kinds: dict[str, ModelKind] = {"/v1/embeddings": "embedding", "/v1/rerank": "rerank"}
         if path not in {_CHAT, "/v1/completions", "/v1/responses", "/tokenize", *kinds}:
             raise InvalidArgument(f"path is none of {_RAW_PATHS}", param="path")
@@ -95,8 +95,9 @@ class ChatMethods(ClientBase):
             raise InvalidArgument("the body has local_only: give the option local_only", param="local_only")
         if body.get("stream"):
             raise InvalidArgument("post() does not stream: call stream_chat", param="stream")
-        if isinstance(body.get("model"), str):
-            given.setdefault("model", body["model"])
+        if options.get("model") is None:
+            options["model"] = body.get("model")
+        given = self._given("post", options, CallOptions)
         return await self._exchange(path, rest, given, self._core.options.timeouts.generate, kind=kinds.get(path))
 
     def _chat_job(

@@ -11,7 +11,7 @@ from typing import Any
 from backend_client._protocol.dialect import StreamEvent
 from backend_client._protocol.jobs import EventStream, Exchange
 from backend_client._resilience.loop_end import OneLoop
-from backend_client.errors import AuthenticationFailed, FleetOverloaded, NPUError, RequestRejected
+from backend_client.errors import AuthenticationFailed, CloudError, FleetOverloaded, NPUError, RequestRejected
 from backend_client.results import EmbedBatch, RawReply
 
 # About a connection, not about the reply.
@@ -86,7 +86,7 @@ def _only_usage(event: StreamEvent) -> bool:
 def refusal(error: NPUError, refused: list[Any]) -> HttpReply:
     """The node's own refusal where it is one; else ours, with the status that the SDK knows for it."""
     if isinstance(error, RequestRejected):
-        if refused and 400 <= refused[-1].status < 500:
+        if refused and 400 <= refused[-1].status < 500 and not isinstance(error, CloudError):
             last = refused[-1]
             kind = last.headers.get("content-type", "application/json")
             headers = {**_kept(last.headers), "content-type": kind, "x-should-retry": "false"}

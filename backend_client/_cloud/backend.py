@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -48,6 +49,11 @@ class CloudBackend:
         self._used = False
         self._end: asyncio.Task[None] | None = None
         self._exchanges = CloudExchanges(settings, self._client, self._attempt)
+
+    @property
+    def spaces(self) -> Collection[str]:
+        """The vector spaces that it has a model for."""
+        return self._settings.embedding_models
 
     @property
     def breaker(self) -> Breaker:

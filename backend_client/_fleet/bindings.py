@@ -12,9 +12,11 @@ from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Pool
 from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import ModelReport
-from backend_client.errors import BadReply, ConfigurationError, SpaceChanged
+from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
 
 _REMEMBERED = 256
+# Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
+_NO_MODEL = "\0"
 
 
 class KnownSpace(NamedTuple):
@@ -44,7 +46,7 @@ class Bindings:
     @property
     def spaces(self) -> Mapping[str, str]:
         """The vector space of each name that is bound, in lower case."""
-        return self._spaces
+        return {name: space for name, space in self._spaces.items() if name != _NO_MODEL}
 
     def undecided(self, need: Requirement) -> bool:
         """Whether the requirement needs a decision that must wait until every node's first probe has ended.
@@ -59,12 +61,15 @@ class Bindings:
     def complete(self, need: Requirement) -> Requirement:
         """The requirement with the default model and its space filled in, as far as they are known.
 
-        Raises ConfigurationError when no model is named and the fleet has several.
+        Raises ConfigurationError when no model is named and the fleet has several, VectorSpaceMismatch when its only
+        one is bound to another space than the one in which the cloud answered before.
         """
         known = self._complete.get(need)
         if known is not None:
             return known
         model = need.model or self.default_model(need.kind)
+        if need.kind == "embedding" and need.model is None and model is not None and _NO_MODEL in self._spaces:
+            self.bind(model, self._spaces[_NO_MODEL])
         space = self.space(model) if need.kind == "embedding" and model is not None else None
         completed = replace(need, model=model, space=space)
         if model is not None and (space is not None or need.kind != "embedding"):
@@ -96,6 +101,25 @@ class Bindings:
                 default = self._defaults[kind] = names[0]
         return default
 
+    @property
+    def unknown(self) -> bool:
+        """Whether no vector space is bound, and no node has reported one."""
+        return not self._spaces and all(model.space is None for model in self._all_reports())
+
+    def bind(self, model: str | None, space: str) -> None:
+        """Bind a model (None: the default) to the space in which the cloud answered for it.
+
+        Raises VectorSpaceMismatch if it is bound to another one by now.
+        """
+        if model is None and _NO_MODEL not in self._spaces:
+            model = self._defaults.get("embedding")
+        name = model or _NO_MODEL
+        if (bound := self._spaces.setdefault(plain_name(name), space)) != space:
+            raise VectorSpaceMismatch(
+                f"the cloud answered for {name} in the vector space {space}, but the nodes answer in {bound}; correct "
+                f"cloud.embedding_models, or bind the space with spaces.{name}"
+            )
+
     def space(self, name: str) -> str | None:
         """The space that answers to requests for `name` (an id or an alias) must be in; None while none is known.
 
@@ -114,10 +138,11 @@ class Bindings:
 
     def known(self, model: str | None) -> KnownSpace:
         """What is known of the space that an answer of the model (None: the default) is in."""
+        bound = self._spaces.get(_NO_MODEL) if model is None else None
         name = model or self.default_model("embedding")
         if name is None:
-            return KnownSpace()
-        space = self.space(name)
+            return KnownSpace(bound)
+        space = bound or self.space(name)
         reports = [report for report in self._reports(name) if report.space == space]
         limits = [report.context_limit for report in reports if report.context_limit is not None]
         return KnownSpace(space, self.dimensions(space), min(limits, default=None))

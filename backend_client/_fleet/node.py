@@ -10,6 +10,9 @@ from backend_client._protocol.names import plain_name
 from backend_client._protocol.report import HealthReport, ModelKind, ModelReport
 from backend_client._resilience.breaker import Breaker
 
+# How long a refusal is remembered: until the next probe, that is less than the 5 s in which a node serves again.
+_REMEMBERED_S = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -31,7 +34,8 @@ class Hold:
     `passing`: it is likely to serve afterwards.
 
     It asked at `since`, with `work` requests for the model there, as far as the client knew. It gets none until
-    `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`.
+    `until`, which is earlier when a report shows that it is no longer busy; not so when the hold is `firm`. However
+    short the pause, for 3 s it counts as full when it has as much work as when it refused more.
     """
 
     until: float
@@ -52,8 +56,11 @@ class Hold:
 
     def after(self, model: ModelReport | None, reported: float) -> Hold | None:
         """What is left of it after a report on the model that was asked for at `reported`; None for nothing."""
+        if not self.busy and model is not None and model.loading:
+            # What was refused while the model loads is asked again when the model serves.
+            return self
         if not self.busy or self.promised <= reported:
-            return None
+            return replace(self, until=self.since) if reported < self.since + _REMEMBERED_S else None
         # The time that a busy node names is an estimate: half of the work done, it is worth asking.
         free = model is not None and 2 * (model.queue_depth + model.in_flight) <= self.work
         return replace(self, until=self.since) if free and reported > self.since and not self.firm else self

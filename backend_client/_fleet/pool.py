@@ -92,7 +92,7 @@ class Pool:
     def acquire(self, need: Requirement, tried: Collection[str] = (), size: int = 0) -> Lease:
         """Lend a node to a request, one outside of `tried` while there is any. `size`: requests of one size compare.
 
-        A node that restarts the model is lent when no other can take the request: it waits there.
+        A node that is loading the model is lent when no other can take the request: it waits there.
 
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
@@ -211,17 +211,18 @@ class Pool:
             self._hold(lease, error)
 
     def _hold(self, lease: Lease, error: NodeError) -> None:
-        """Send the node no request for the model for as long as it asked."""
+        """Send the node no request for the model for as long as it asked, and at least for a first backoff."""
         node, now = lease.node, self.clock()
         key = lease.model, lease.need.device
-        pause = _DEFAULT_HOLD_S if error.retry_after is None else error.retry_after
+        pause = _DEFAULT_HOLD_S if error.retry_after is None else max(error.retry_after, self.options.retry.pause)
         if isinstance(error, NodeOverloaded):
             # The request that ended here is not among them any more.
             work = node.outstanding[lease.model] + node.foreign.get(lease.model, 0)
             node.holds[key] = Hold.of(pause, "is busy", now, work=work, before=node.holds.get(key))
         else:
             why = f"answered {error.code or error.status or 'in another vector space'}"
-            node.holds[key] = Hold(now + pause, busy=False, why=why, passing=not isinstance(error, SpaceChanged))
+            passing = not isinstance(error, SpaceChanged)
+            node.holds[key] = Hold(now + pause, busy=False, why=why, passing=passing, since=now)
 
     def _learn_of_model(self, lease: Lease, error: BaseException | None) -> None:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""

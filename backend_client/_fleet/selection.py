@@ -32,13 +32,15 @@ class RefusalReason(Enum):
     OTHER_SPACE = auto()
     KEY_REFUSED = auto()
     OTHER_NODE = auto()
-    RETURNING = auto()
+    LOADING = auto()
 
 
 # A node in its slow start gets at least a request in so many seconds.
 _LEAST_EVERY_S = 2.0
 # When to look whether the trial of an ejected node, or model, has ended.
 _TRIAL_S = 0.1
+# When to look whether a model is loaded, if its node gives no estimate.
+_LOAD_S = 1.0
 # A call waits for a silent model to be tried again if it has so many times as long as those that it did not answer.
 _PATIENT = 4.0
 # So many nodes are named in a message; thousands of them would fill the log.
@@ -80,7 +82,7 @@ def _node_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
         # Its probes pass, so a trial is worth waiting for.
         until = None if node.probe_failures else now + max(node.breaker.opens_in, _TRIAL_S)
         return Refusal(node.url, RefusalReason.DOWN, why, until)
-    if not (report.serving or report.returning):
+    if not (report.serving or report.loading):
         return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, need))
     misfit = _model_refusal(node, need, now) if report.lists_models else None
     if misfit is None and node.key_refused_until > now:
@@ -95,6 +97,9 @@ def _not_serving(report: HealthReport, need: Requirement) -> str:
 
 def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     if need.model is None:
+        # A model that failed before its kind was known may be the one that is meant.
+        if failed := [model.id for model in node.models.values() if not (model.kind or model.serving)]:
+            return Refusal(node.url, RefusalReason.NOT_SERVING, f"has {failed[0]} in the state failed")
         return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {need.kind} model")
     model = node.resolve(need.model)
     if model is None:
@@ -102,7 +107,11 @@ def _model_refusal(node: Node, need: Requirement, now: float) -> Refusal | None:
     misfit = _misfit(model, need)
     if misfit is not None:
         return Refusal(node.url, *misfit)
-    return _pause(node, model, need, now) or _return(node, model)
+    paused = _pause(node, model, need, now)
+    if paused is None and model.loading:
+        # A request would wait there, so any other node goes first.
+        return Refusal(node.url, RefusalReason.LOADING, f"is loading {model.id}", _loaded_at(node, model, now))
+    return paused
 
 
 def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Refusal | None:
@@ -112,27 +121,31 @@ def _pause(node: Node, model: ModelReport, need: Requirement, now: float) -> Ref
         why = f"has {model.id} ejected for {breaker.opens_in:.1f} s more ({node.ejections[model.id]})"
         silence = node.silences.get(model.id)
         # Why it was silent is known when its engine is being restarted; else it may need longer than it was given.
-        patience = 0.0 if model.returning or silence is None else _PATIENT * silence.longest
+        patience = 0.0 if model.loading or silence is None else _PATIENT * silence.longest
         return Refusal(node.url, RefusalReason.DOWN, why, now + max(breaker.opens_in, _TRIAL_S), patience)
     hold = node.holds.get((model.id, need.device))
-    if hold is None or hold.until <= now:
+    if hold is None:
+        return None
+    until = hold.until
+    if until <= now and model.loading and not hold.busy:
+        # What it refused while it loads, however often it is asked, it takes once it has loaded.
+        until = _loaded_at(node, model, now)
+    if until <= now:
         return None
     reason = RefusalReason.BUSY if hold.busy else RefusalReason.NOT_SERVING
-    return Refusal(node.url, reason, f"{hold.why}, {hold.until - now:.1f} s more", hold.until if hold.passing else None)
+    return Refusal(node.url, reason, f"{hold.why}, {until - now:.1f} s more", until if hold.passing else None)
 
 
-def _return(node: Node, model: ModelReport) -> Refusal | None:
-    """The refusal of a model that is being restarted: a request would wait there, so any other node goes first."""
-    if not model.returning:
-        return None
-    until = node.checked_at + (model.ready_in_s or 0.0)
-    return Refusal(node.url, RefusalReason.RETURNING, f"is restarting {model.id}", until)
+def _loaded_at(node: Node, model: ModelReport, now: float) -> float:
+    """When a model that is loading is likely to be loaded, else when to look again."""
+    expected = now if model.ready_in_s is None else node.checked_at + model.ready_in_s
+    return expected if expected > now else now + _LOAD_S
 
 
 def _misfit(model: ModelReport, need: Requirement) -> tuple[RefusalReason, str] | None:
     if not model.serves(need.kind):
         return RefusalReason.LACKS_MODEL, f"has {model.id} for {model.kind}, not {need.kind}"
-    if not (model.serving or model.returning):
+    if not (model.serving or model.loading):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if need.device is not None and need.device not in model.placements:
         return RefusalReason.LACKS_DEVICE, f"has no placement of {model.id} on {need.device}"
@@ -146,12 +159,15 @@ def load(node: Node, model: ModelReport | None, now: float, slow_start: float) -
 
     A node that returned less than `slow_start` seconds ago looks busier than it is, at first ten times.
     """
-    work = 1.0
-    if model is not None:
-        work += node.outstanding[model.id] + node.foreign.get(model.id, 0)
+    work = 1.0 + (_work(node, model) if model is not None else 0)
     if node.returned_at is not None and now - node.returned_at < slow_start:
         work /= max(0.1, (now - node.returned_at) / slow_start)
     return work
+
+
+def _work(node: Node, model: ModelReport) -> int:
+    """The requests for the model that are under way there, ours and others'."""
+    return node.outstanding[model.id] + node.foreign.get(model.id, 0)
 
 
 def starved(node: Node, now: float, slow_start: float) -> bool:
@@ -167,7 +183,8 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     """One of the candidates (at least one): power of two choices on their load.
 
     A half-open node goes first: it gets one request, and whether the node is back depends on it. Nodes that are known
-    to serve the model go before those that might know the name.
+    to serve the model go before those that might know the name, and nodes come last that refused a request lately when
+    they had no more work than now, though the pause that they asked for is over.
     """
     name = need.model or ""
     for node in candidates:
@@ -184,6 +201,7 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     sure = [node for node in candidates if models[node.url] is not None] or candidates
     # Nobody waits for a model to load where another node has it in memory.
     sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
+    sure = [node for node in sure if not _looks_full(node, models[node.url], need)] or sure
     # Two different ones by their index, each equally likely; the first of them wins a tie.
     one = int(rng.random() * len(sure))
     other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
@@ -191,6 +209,12 @@ def choose(candidates: Sequence[Node], need: Requirement, now: float, *, slow_st
     if load(second, second.resolve(name), now, slow_start) < load(first, first.resolve(name), now, slow_start):
         return second
     return first
+
+
+def _looks_full(node: Node, model: ModelReport | None, need: Requirement) -> bool:
+    """Whether the node has as much work for the model as when it refused a request lately."""
+    hold = node.holds.get((model.id, need.device)) if model is not None else None
+    return model is not None and hold is not None and _work(node, model) >= hold.work
 
 
 def eligible(
@@ -212,7 +236,7 @@ def eligible(
     if not nodes and trouble is not None:
         raise NPUUnavailableError(f"no node is known: {trouble}")
     if not (fresh or candidates):
-        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.RETURNING]
+        candidates = [nodes[item.node] for item in refusals if item.reason is RefusalReason.LOADING]
         fresh = [node for node in candidates if node.url not in tried]
     if not (fresh or candidates):
         problem = explain(need, refusals, now)

@@ -30,7 +30,7 @@ class Job:
     """What all calls have.
 
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
-    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it at once when
+    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when
     no node can take it now; None: no.
     """
 
@@ -42,7 +42,7 @@ class Job:
     local_only: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    cloud_takes_over: Callable[[], bool] | None = field(default=None, repr=False, compare=False)
+    cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
     def node_headers(self) -> Mapping[str, str]:

@@ -14,6 +14,8 @@ _KINDS = {"reranking": "rerank", "reranker": "rerank", "transcribe": "transcript
 SERVING = frozenset({"ready", "degraded"})
 # A request to such a model has it loaded, and waits for that.
 UNLOADED = "unloaded"
+# It is being loaded: for the first time, on demand, or by an engine that is restarted.
+LOADING = "loading"
 
 
 class _Part(BaseModel):
@@ -34,8 +36,8 @@ class DeviceReport(_Part):
 class ModelReport(_Part):
     """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
 
-    `ready_in_s`: its engine is being restarted, and likely to serve in so many seconds. `kind` is "" for a model that
-    failed before it was known.
+    `ready_in_s`: it is loading, and likely to serve in so many seconds. `kind` is "" for a model that failed before it
+    was known.
     """
 
     id: str
@@ -66,9 +68,9 @@ class ModelReport(_Part):
         return self.state in SERVING or self.state == UNLOADED
 
     @property
-    def returning(self) -> bool:
-        """Whether requests to it wait until its engine has been restarted."""
-        return not self.serving and self.ready_in_s is not None
+    def loading(self) -> bool:
+        """Whether requests to it wait until it is loaded."""
+        return self.state == LOADING
 
     @property
     def loaded(self) -> bool:
@@ -119,9 +121,9 @@ class HealthReport(_Part):
         return self.status != "draining" and any(model.serving for model in self.models)
 
     @property
-    def returning(self) -> bool:
-        """Whether the node serves nothing now, and some model is being restarted."""
-        return not self.serving and self.status != "draining" and any(model.returning for model in self.models)
+    def loading(self) -> bool:
+        """Whether the node serves nothing now, and some model is loading."""
+        return not self.serving and self.status != "draining" and any(model.loading for model in self.models)
 
     @property
     def lists_models(self) -> bool:

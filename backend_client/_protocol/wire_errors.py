@@ -135,6 +135,9 @@ _STATUS_OF = {
     "unsupported_parameter": 400,
 }
 _NODE_ERRORS = {408: NodeNotServing, 429: NodeOverloaded, 503: NodeNotServing}
+# What these mean does not depend on who answers: a wrong key, a slow or large request, a rate limit. Any other 4xx
+# comes from a node only if it has the error body of one.
+_MEANT_BY_ANYBODY = frozenset({401, 403, 408, 413, 429})
 # Nodes name at most a minute or two. A proxy that names a year must not take a node out of service for that long.
 _LONGEST_PAUSE_S = 300.0
 
@@ -147,6 +150,9 @@ def status_error(
         fields = json.loads(body)["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
         fields = None
+    if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
+        why = "without the error body of a node; check the address, and the proxy if there is one"
+        return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
     return _error(node, status, headers, fields, model, keyed)
 
 
@@ -184,6 +190,13 @@ def _error(
     if kind is not None:
         return kind(text, node=node, status=status, code=code, retry_after=retry_after_of(headers))
     return BadReply(f"answered HTTP {status}, which a node never does", node=node, status=status)
+
+
+def _of_a_node(fields: object) -> bool:
+    """Whether this is the `error` object of a node: `{"message", "type", "code", "param"}`."""
+    return isinstance(fields, dict) and all(
+        isinstance(fields.get(name, ...), str | None) for name in ("message", "type", "code", "param")
+    )
 
 
 def _code(value: object) -> str | None:

@@ -1,11 +1,15 @@
-"""One call through the fleet: lease a node, make an attempt, learn from it, try again while that is allowed."""
+"""One call through the fleet: attempts on one node after another, and the whole policy of what follows a failed one."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.wait import wait_exception
 
 from backend_client._fleet.bindings import Bindings
 from backend_client._fleet.health import LATE_S, Prober
@@ -13,10 +17,11 @@ from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
 from backend_client._fleet.pool import Pool
 from backend_client._fleet.selection import explain, refusal, unavailable_holders
+from backend_client._protocol.jobs import Job
 from backend_client._resilience import connection_wait
+from backend_client._resilience.budget import RetryBudget
 from backend_client._resilience.closing import OpenCalls, end_now, renew
 from backend_client._resilience.deadline import Deadline
-from backend_client._resilience.retry import Prospects, Retrier, Tries
 from backend_client.errors import (
     AttemptTimeout,
     AuthenticationFailed,
@@ -27,6 +32,7 @@ from backend_client.errors import (
     ModelNotFound,
     NodeError,
     NodeLost,
+    NodeNotServing,
     NodeOverloaded,
     NPUError,
     NPUUnavailableError,
@@ -34,6 +40,7 @@ from backend_client.errors import (
     SpaceChanged,
     VectorSpaceMismatch,
 )
+from backend_client.options import RetryOptions
 from backend_client.results import Attempt
 
 R = TypeVar("R")
@@ -42,15 +49,21 @@ R = TypeVar("R")
 _ROOM = 1.5
 # Timers are not exact: less than this before the deadline is the deadline.
 _MOMENT_S = 0.001
+# Not all that wait for the same moment may come back at it: a pause is up to this share longer.
+_SPREAD = 0.2
+# How often a call that waits for the retry budget, or for a node, looks again.
+_LOOK_FOR_BUDGET_S = 0.1
+_LOOK_FOR_NODE_S = 1.0
 
 
 @dataclass(slots=True)
 class Call:
     """One call of the client's user, over all its attempts. `size`: the power of two of its length.
 
-    `may_wait`: the present attempt may wait for an engine that is being restarted, since no other node could take it.
-    `failed`: the last error of an attempt at a node that may have the model.
-    `cloud_takes_over`: whether the cloud gets the call when no node can take it now; then it does not wait for one.
+    `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
+    `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
+    attempt at a node that may have the model. `cloud_takes_over`: whether the cloud gets the call when no node can take
+    it now; then it does not wait for one.
     """
 
     need: Requirement
@@ -58,11 +71,12 @@ class Call:
     request_id: str
     attempt_timeout: float | None
     began: float
+    cloud_takes_over: Callable[[], bool]
     size: int = 0
     hedge: bool = False
     may_wait: bool = True
-    cloud_takes_over: Callable[[], bool] | None = None
-    tries: Tries = field(default_factory=Tries)
+    sent: int = 0
+    tried: set[str] = field(default_factory=set)
     attempts: list[Attempt] = field(default_factory=list)
     failed: NodeError | None = None
 
@@ -76,15 +90,35 @@ class Served(Generic[R]):
 
 
 class Dispatcher:
-    """Runs calls. Every error it raises has the call's attempts and request id."""
+    """Runs calls. Every error it raises has the call's attempts and request id.
 
-    def __init__(self, pool: Pool, bindings: Bindings, prober: Prober, retrier: Retrier, share: float) -> None:
+    `share`: the part of its remaining time that an attempt gets while another node could take over.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        bindings: Bindings,
+        prober: Prober,
+        budget: RetryBudget,
+        options: RetryOptions,
+        rng: random.Random,
+        share: float,
+    ) -> None:
         self.calls = OpenCalls()
-        self._share = share
         self._pool = pool
         self._bindings = bindings
         self._prober = prober
-        self._retrier = retrier
+        self._budget = budget
+        self._options = options
+        self._rng = rng
+        self._share = share
+
+    def call(self, job: Job, need: Requirement, length: int, attempt_timeout: float | None = None) -> Call:
+        """A call that begins now. `length` is that of its request: requests of one size compare."""
+        now = self._pool.clock()
+        size = length.bit_length()
+        return Call(need, job.deadline, job.request_id, attempt_timeout, now, job.cloud_takes_over, size)
 
     async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         """Return the first success of `send`, tried on one node after another.
@@ -92,15 +126,16 @@ class Dispatcher:
         Raises NPUUnavailableError or one of its kind when no node served it, RequestRejected when one refused it.
         """
         self._prober.note_call()
+        if not call.hedge:
+            # A hedge is paid from the budget; it must not pay into it.
+            self._budget.deposit()
         try:
             with self.calls.open():
-                return await self._retrier.run(
-                    lambda: self._attempt(call, send),
-                    deadline=call.deadline,
-                    tries=call.tries,
-                    prospects=Prospects(lambda: self.elsewhere(call), lambda: self.later(call)),
-                    hedge=call.hedge,
-                )
+                try:
+                    return await self._attempt(call, send)
+                except (NodeError, NPUUnavailableError) as error:
+                    failed = error
+                return await self._retry(call, send, failed)
         except NodeError as error:
             problem = self._verdict(call, error)
         except NPUError as error:
@@ -108,6 +143,84 @@ class Dispatcher:
         problem.attempts = tuple(call.attempts)
         problem.request_id = call.request_id
         raise problem
+
+    async def _retry(
+        self, call: Call, send: Callable[[Lease], Awaitable[R]], failed: NodeError | NPUUnavailableError
+    ) -> Served[R]:
+        """Retry for as long as that may help. Raises the error of the last attempt.
+
+        The first attempt has `failed` outside of tenacity: its loop would add a quarter to the CPU time of a call.
+        """
+        errors = [failed]
+
+        async def attempt() -> Served[R]:
+            if errors:
+                raise errors.pop()
+            return await self._attempt(call, send)
+
+        async def pay(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            await self._pay(call, error, state.upcoming_sleep)
+
+        return await AsyncRetrying(
+            retry=retry_if_exception(lambda error: self._may_succeed_again(call, error)),
+            wait=wait_exception(lambda error: self._pause(call, error)),
+            stop=lambda state: call.sent >= self._options.attempts or state.upcoming_sleep >= call.deadline.remaining(),
+            before_sleep=pay,
+            reraise=True,
+        )(attempt)
+
+    def _may_succeed_again(self, call: Call, error: BaseException) -> bool:
+        """Whether another attempt may succeed, after a pause if need be."""
+        if isinstance(error, NodeNotServing | AttemptTimeout):
+            # On the same node it would wait, and for that there may be the cloud.
+            return self.elsewhere(call) or self.later(call)
+        if isinstance(error, NPUUnavailableError):
+            # No node could be asked: to wait for one that is busy is always worth it, for another if the call may.
+            return error.retry_after is not None and (isinstance(error, FleetOverloaded) or self.later(call))
+        return isinstance(error, NodeError)
+
+    def _pause(self, call: Call, error: BaseException) -> float:
+        """Seconds until the next attempt: none if another node could take it now."""
+        if isinstance(error, NodeError) and self.elsewhere(call):
+            return 0.0
+        retry_after = error.retry_after if isinstance(error, NodeError | NPUUnavailableError) else None
+        if retry_after is None:
+            return self._rng.uniform(0, self._options.pause * 2**call.sent)
+        pause = retry_after * self._rng.uniform(1.0, 1.0 + _SPREAD) + _MOMENT_S
+        # A probe may show earlier that the reason is gone; to look again costs nothing.
+        return min(pause, _LOOK_FOR_NODE_S) if pause < call.deadline.remaining() else pause
+
+    async def _pay(self, call: Call, error: BaseException | None, pause: float) -> None:
+        """Take a retry from the budget, or wait for one while that is worth it. Raises `error` if there is none.
+
+        What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
+        it is not asked again, so other attempts cannot multiply load.
+        """
+        if not isinstance(error, NodeError) or not error.sent or error.misrouted or self._still_loads(call, error):
+            return
+        half = (call.deadline.remaining() - pause) / 2
+        # Where no other node waits for the retry, `patience` would give up what the deadline still allows.
+        patience = min(self._options.patience, half) if self.elsewhere(call) else half
+        until = self._pool.clock() + patience
+        # The newest call may go first: when failures go on, most calls are then retried at once and some not at all.
+        while not self._budget.affords_one and self._worth_waiting(call, error):
+            step = self._rng.uniform(0.5, 1.0) * _LOOK_FOR_BUDGET_S
+            if self._pool.clock() + step > until:
+                break
+            await asyncio.sleep(step)
+        if not self._budget.withdraw():
+            raise error
+
+    def _still_loads(self, call: Call, error: NodeError) -> bool:
+        """Whether the node refused the request because it is loading the model, as it reports too."""
+        node = self._pool.nodes.get(error.node)
+        model = node.resolve(call.need.model or "") if node else None
+        return error.code == "model_loading" and model is not None and model.loading
+
+    def _worth_waiting(self, call: Call, error: NodeError) -> bool:
+        """Whether to wait until the budget has a retry: the only engine may be restarting, and nothing is lost then."""
+        return self.elsewhere(call) or (isinstance(error, NodeNotServing) and self.later(call))
 
     def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
         """The request on this node is over; learn from it and note it in the call's history."""
@@ -165,12 +278,13 @@ class Dispatcher:
         """Seconds that this node gets for its next sign of life; None: all that remains.
 
         A share of the remaining time while another node could take over and a retry is affordable, unless too little
-        would remain for that one. A node that has to load the model first gets longer than an attempt usually may.
+        would remain for that one. A node that has to load the model first gets longer than an attempt usually may, but
+        no more than the share where the cloud could take over.
         """
         longest = None if lease.loading else call.attempt_timeout
-        if call.may_wait:
-            return longest
         share = call.deadline.remaining() * self._share
+        if call.may_wait:
+            return share if lease.loading and call.cloud_takes_over() else longest
         usual = self._pool.usual.get(lease.model, lease.size)
         if usual is not None and share < _ROOM * usual:
             return longest
@@ -178,15 +292,16 @@ class Dispatcher:
 
     async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> Served[R]:
         lease = await self._lend(call)
-        call.tries.nodes.add(lease.node.url)
-        call.tries.sent += 1
-        call.may_wait = not (self._retrier.affords(call.tries) and self.elsewhere(call))
+        call.tried.add(lease.node.url)
+        call.sent += 1
+        may_retry = call.sent < self._options.attempts and self._budget.affords_one
+        call.may_wait = not (may_retry and self.elsewhere(call))
         try:
             value = await self.guard(call, lease, send(lease), self.limit(call, lease))
         except AuthenticationFailed as error:
             url = lease.node.url
             # A refusal costs a node next to nothing, and this one is not asked again for seconds.
-            call.tries.sent -= 1
+            call.sent -= 1
             refused = KeyRefused(error.message.removeprefix(f"{url}: "), node=url, status=error.status, code=error.code)
             self.settle(call, lease, refused)
             if self._pool.key_refused(call.need):
@@ -194,7 +309,7 @@ class Dispatcher:
             raise refused from None
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
-                call.tries.sent -= 1
+                call.sent -= 1
             self.settle(call, lease, error)
             raise
         return Served(value, lease)
@@ -207,7 +322,7 @@ class Dispatcher:
             if not self._bindings.undecided(call.need):
                 call.need = self._bindings.complete(call.need)
                 try:
-                    return self._pool.acquire(call.need, call.tries.nodes, call.size)
+                    return self._pool.acquire(call.need, call.tried, call.size)
                 except (NPUUnavailableError, RequestRejected):
                     if not self._pool.unknown:
                         raise
@@ -221,13 +336,12 @@ class Dispatcher:
         """Whether a node that the call has not asked yet could take it now."""
         now = self._pool.clock()
         return any(
-            url not in call.tries.nodes and refusal(node, call.need, now) is None
-            for url, node in self._pool.nodes.items()
+            url not in call.tried and refusal(node, call.need, now) is None for url, node in self._pool.nodes.items()
         )
 
     def later(self, call: Call) -> bool:
         """Whether the call may wait, and some node could take it now or names a time at which it may."""
-        if call.cloud_takes_over is not None and call.cloud_takes_over():
+        if call.cloud_takes_over():
             return False
         now, left = self._pool.clock(), call.deadline.remaining()
         reasons = [refusal(node, call.need, now) for node in self._pool.nodes.values()]
@@ -240,7 +354,7 @@ class Dispatcher:
             # That others do not know the model says nothing while a node that has it is down or busy.
             if holders := unavailable_holders(nodes.values(), call.need, self._pool.clock()):
                 return explain(call.need, holders, self._pool.clock())
-            unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tries.nodes)
+            unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
             if call.failed is None and not unasked:
                 message = _told(last, call)
                 return ModelNotFound(message, node=last.node, status=last.status, code=last.code)

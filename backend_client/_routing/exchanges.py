@@ -50,7 +50,8 @@ class FleetExchanges:
     async def _whole(self, job: Exchange) -> RawReply:
         running = self._runtime.start()
         form = job.form
-        call = self._call(job, None if form or job.kind == "transcription" else self._options.timeouts.attempt)
+        limit = None if form or job.kind == "transcription" else self._options.timeouts.attempt
+        call = running.dispatcher.call(job, _need(job), _length(job), limit)
         encode = _encoder(job, form)
 
         async def send(lease: Lease) -> tuple[Reply, Any]:
@@ -77,7 +78,7 @@ class FleetExchanges:
         if form is None:
             raise RequestRejected(f"{job.path} cannot be streamed")
         job = await self._stored.placed(job, self._whole)
-        call = self._call(job, None)
+        call = running.dispatcher.call(job, _need(job), _length(job))
         call.deadline = opened_by or job.deadline
         encode = _encoder(job, form)
 
@@ -142,14 +143,6 @@ class FleetExchanges:
             asked=asked,
         )
 
-    def _call(self, job: Exchange, attempt_timeout: float | None) -> Call:
-        need = Requirement(job.kind, job.model, job.require_device, node=job.node)
-        size = len(job.file[1] if job.file else str(job.body or ""))
-        now = self._runtime.pool.clock()
-        call = Call(need, job.deadline, job.request_id, attempt_timeout, now, size.bit_length())
-        call.cloud_takes_over = job.cloud_takes_over
-        return call
-
 
 class _Headers(dict[str, str]):
     """The headers of a reply, by names in any case."""
@@ -176,6 +169,14 @@ def _read_answer(node: str, job: Exchange, body: Any) -> Any:
     except NotAnAnswer as error:
         problem = BadReply(f"the reply is not an answer of {job.path}: {error}", node=node)
     raise problem
+
+
+def _need(job: Exchange) -> Requirement:
+    return Requirement(job.kind, job.model, job.require_device, node=job.node)
+
+
+def _length(job: Exchange) -> int:
+    return len(job.file[1] if job.file else str(job.body or ""))
 
 
 def _reading(form: StreamForm) -> Reading[_Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,6 +41,9 @@ class FallbackBackend:
         self._ledger = ledger
         self._options = options
         self._local_only = local_only
+        self._bindings = fleet.runtime.bindings
+        if cloud is not None and not local_only:
+            _warn_of_embeddings(cloud.spaces, self._bindings.spaces.values())
 
     def concurrency(self) -> int:
         """As the fleet's."""
@@ -54,23 +57,24 @@ class FallbackBackend:
 
     async def embed(self, job: EmbedJob) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-        return await self._whole(job, self._fleet.embed, lambda cloud: cloud.embed)
+
+        async def in_cloud(cloud: CloudBackend, wanted: EmbedJob) -> EmbedBatch:
+            batch = await cloud.embed(wanted)
+            self._bindings.bind(job.model, batch.space.removesuffix(f"-{job.dimensions}"))
+            return batch
+
+        return await self._whole(job, self._fleet.embed, in_cloud)
 
     async def generate(self, job: GenerateJob) -> GenerateResult:
         """Answer on a node, else in the cloud."""
-        return await self._whole(job, self._fleet.generate, lambda cloud: cloud.generate)
+        return await self._whole(job, self._fleet.generate, lambda cloud, wanted: cloud.generate(wanted))
 
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Open on a node, else in the cloud; whoever sends the first piece sends all."""
-        before: tuple[Attempt, ...] = ()
-
-        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> Answer:
-            nonlocal before
-            before = spent.attempts
-            return await cloud.open_stream(self._for_cloud(job, cloud), opened_by)
-
         # Only the opening leaves time for the cloud: an answer that has begun may take all there is.
-        answer = await self._first(job, self._fleet.open_stream, in_cloud)
+        answer, before = await self._first(
+            job, self._fleet.open_stream, lambda cloud, wanted: cloud.open_stream(wanted, opened_by)
+        )
         return self._counted(answer, before)
 
     async def _counted(self, answer: Answer, before: tuple[Attempt, ...]) -> Answer:
@@ -88,18 +92,13 @@ class FallbackBackend:
 
     async def exchange(self, job: Exchange) -> RawReply:
         """A request in OpenAI's dialect on a node; a chat else in the cloud."""
-        return await self._whole(job, self._fleet.exchange, lambda cloud: cloud.exchange)
+        return await self._whole(job, self._fleet.exchange, lambda cloud, wanted: cloud.exchange(wanted))
 
     async def open_exchange(self, job: Exchange, opened_by: Deadline | None = None) -> EventStream:
         """The same as a stream; whichever sends the first part of the answer sends all."""
-        before: tuple[Attempt, ...] = ()
-
-        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> EventStream:
-            nonlocal before
-            before = spent.attempts
-            return await cloud.open_exchange(self._for_cloud(job, cloud), opened_by)
-
-        events = await self._first(job, self._fleet.open_exchange, in_cloud)
+        events, before = await self._first(
+            job, self._fleet.open_exchange, lambda cloud, wanted: cloud.open_exchange(wanted, opened_by)
+        )
         return self._counted_events(events, before)
 
     async def models(self) -> list[ModelReport]:
@@ -116,46 +115,37 @@ class FallbackBackend:
             await events.aclose()
 
     async def _whole(
-        self,
-        job: J,
-        on_fleet: Callable[[J], Awaitable[A]],
-        method: Callable[[CloudBackend], Callable[[J], Awaitable[A]]],
+        self, job: J, on_fleet: Callable[[J], Awaitable[A]], in_cloud: Callable[[CloudBackend, J], Awaitable[A]]
     ) -> A:
-        async def in_cloud(cloud: CloudBackend, spent: NPUUnavailableError) -> A:
-            answer = await method(cloud)(self._for_cloud(job, cloud))
-            return replace(answer, attempts=spent.attempts + answer.attempts)
-
-        answer = await self._first(job, lambda job, until: on_fleet(job.within(until)), in_cloud)
+        answer, before = await self._first(job, lambda job, until: on_fleet(job.within(until)), in_cloud)
         if answer.source == "npu":
             self._ledger.kept_local(answer.usage)
-        return answer
+        return replace(answer, attempts=before + answer.attempts) if before else answer
 
     async def _first(
         self,
         job: J,
         on_fleet: Callable[[J, Deadline], Awaitable[R]],
-        in_cloud: Callable[[CloudBackend, NPUUnavailableError], Awaitable[R]],
-    ) -> R:
-        """The fleet's answer by a part of the deadline, else the cloud's by the whole of it.
+        in_cloud: Callable[[CloudBackend, J], Awaitable[R]],
+    ) -> tuple[R, tuple[Attempt, ...]]:
+        """The fleet's answer by a part of the deadline, else the cloud's by the whole; and the attempts before it.
 
         Raises the fleet's error, which then says why the cloud did not help, or CloudRejected.
         """
-        cloud = None if self._forbidden(job) else self._cloud
+        cloud = self._cloud
         try:
-            if cloud is None or not _cloud_may(job):
-                return await on_fleet(job, job.deadline)
-            shared = replace(job, cloud_takes_over=lambda: self._refusal(job, cloud) is None)
-            return await on_fleet(shared, self._until(job.deadline))
+            if cloud is None or self._must_stay(job):
+                return await on_fleet(job, job.deadline), ()
+            shared = replace(job, cloud_takes_over=lambda: not isinstance(self._for_cloud(job, cloud), str))
+            return await on_fleet(shared, self._until(job.deadline)), ()
         except NPUUnavailableError as error:
             unavailable = error
-        if cloud is None:
-            raise unavailable.without_cloud(f"the cloud was not asked: {self._forbidden(job)}")
-        refusal = self._refusal(job, cloud)
-        if refusal is not None:
-            raise unavailable.without_cloud(f"the cloud was not asked: {refusal}")
+        wanted = "none is configured" if cloud is None else self._for_cloud(job, cloud)
+        if cloud is None or isinstance(wanted, str):
+            raise unavailable.without_cloud(f"the cloud was not asked: {wanted}")
         log.info("%s goes to the cloud: %s", job.request_id, unavailable.message)
         try:
-            return await in_cloud(cloud, unavailable)
+            return await in_cloud(cloud, wanted), unavailable.attempts
         except CloudRejected as error:
             error.attempts = unavailable.attempts + error.attempts
             raise
@@ -164,47 +154,64 @@ class FallbackBackend:
         unavailable.attempts += failed.attempts
         raise unavailable.without_cloud(failed.message, failed)
 
-    def _forbidden(self, job: Job) -> str | None:
-        """Why no cloud at all may serve the job, or None."""
-        if self._cloud is None:
-            return "none is configured"
+    def _for_cloud(self, job: J, cloud: CloudBackend) -> J | str:
+        """The job as the cloud gets it, where the fleet's model names mean nothing; or why the cloud cannot serve it.
+
+        This alone decides whether the cloud is asked.
+        """
+        if reason := self._must_stay(job):
+            return reason
+        wanted = job
+        if isinstance(job, EmbedJob):
+            known = self._bindings.known(job.model)
+            if known.space is None and self._bindings.unknown and len(cloud.spaces) == 1:
+                # No node has been seen since the start, and only one space can be meant.
+                known = known._replace(space=next(iter(cloud.spaces)))
+            if known.space is None:
+                return "no node has reported the vector space yet; bind it with spaces.<model>"
+            if job.dimensions is not None and job.dimensions != known.dimensions:
+                # As the node names it. No cloud model is declared for it unless the settings say so.
+                known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
+            wanted = replace(job, model=None, **known._asdict())
+        elif isinstance(job, GenerateJob) or _is_chat(job):
+            wanted = replace(job, model=cloud.chat_model_for(job.model))
+            if wanted.model is None:
+                name = job.model
+                return (
+                    f"no cloud model is declared for {name} (cloud.chat_models)"
+                    if name
+                    else "cloud.chat_model is not set"
+                )
+        return cloud.refusal(wanted) or wanted
+
+    def _must_stay(self, job: Job) -> str | None:
+        """Why the job is for nodes alone, whatever the cloud has; then no time need be left for the cloud."""
         if job.local_only or self._local_only:
             return "local_only is set"
         if job.require_device is not None:
             return f"the call requires the device {job.require_device}"
+        if isinstance(job, Exchange) and not _is_chat(job):
+            return f"it serves chats and embeddings only, and this is {job.path}"
         return None
-
-    def _refusal(self, job: Job, cloud: CloudBackend) -> str | None:
-        """Why the cloud cannot serve the job as it was requested, or None."""
-        wanted = self._for_cloud(job, cloud)
-        if isinstance(wanted, EmbedJob) and wanted.space is None:
-            return "no node has reported the vector space yet; bind it with spaces.<model>"
-        if wanted.model is None and (isinstance(wanted, GenerateJob) or _is_chat(wanted)):
-            if job.model is None:
-                return "cloud.chat_model is not set"
-            return f"no cloud model is declared for {job.model} (cloud.chat_models)"
-        return cloud.refusal(wanted)
-
-    def _for_cloud(self, job: J, cloud: CloudBackend) -> J:
-        """The job as the cloud gets it: the fleet's model names mean nothing there."""
-        if isinstance(job, EmbedJob):
-            known = self._fleet.runtime.bindings.known(job.model)
-            if job.dimensions is not None and known.space is not None and job.dimensions != known.dimensions:
-                # As the node names it. No cloud model is declared for it unless the settings say so.
-                known = known._replace(space=f"{known.space}-{job.dimensions}", dimensions=job.dimensions)
-            return replace(job, model=None, **known._asdict())
-        if isinstance(job, GenerateJob) or _is_chat(job):
-            return replace(job, model=cloud.chat_model_for(job.model))
-        return job
 
     def _until(self, deadline: Deadline) -> Deadline:
         return deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
 
 
-def _cloud_may(job: Job) -> bool:
-    """Whether time must be left for the cloud: of OpenAI's other requests it serves none."""
-    return not isinstance(job, Exchange) or _is_chat(job)
-
-
 def _is_chat(job: Job) -> bool:
     return isinstance(job, Exchange) and job.path == "/v1/chat/completions"
+
+
+def _warn_of_embeddings(spaces: Collection[str], bound: Collection[str]) -> None:
+    """Say at the start what embeddings cannot do later, when no node has been seen."""
+    if not spaces:
+        log.warning(
+            "embeddings do not fall back to the cloud: map the vector space of your model (npu-client health --json "
+            "shows it) in cloud.embedding_models to a cloud model that makes the same vectors"
+        )
+    elif len(spaces) > 1 and not set(spaces).intersection(bound):
+        log.warning(
+            "embeddings do not fall back to the cloud until a node has reported its vector space: "
+            "cloud.embedding_models maps %d spaces; bind your model to one of them with spaces.<model>",
+            len(spaces),
+        )

@@ -10,7 +10,7 @@ from backend_client._fleet.lease import Lease
 from backend_client._fleet.node import Requirement
 from backend_client._protocol import wire
 from backend_client._protocol.jobs import Answer, EmbedJob, EventStream, Exchange, GenerateJob, Job
-from backend_client._protocol.report import ModelKind, ModelReport
+from backend_client._protocol.report import ModelReport
 from backend_client._protocol.wire import Done, EmbedReply, Reply, RouteInfo, WireCall
 from backend_client._resilience.deadline import Deadline
 from backend_client._resilience.hedging import Latencies, hedged
@@ -51,16 +51,17 @@ class FleetBackend:
         """One POST /embeddings, on one node after another until one serves it; on two at once when hedging says so."""
         running = self.runtime.start()
         length = sum(map(len, job.texts))
-        first = self._call("embedding", job, self._options.timeouts.attempt, length)
+        need = Requirement("embedding", job.model, job.require_device)
+        first = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
         after = None
         if self._options.hedge.percentile is not None:
             after = self._latencies[len(job.texts).bit_length()].percentile()
         if after is None:
             return await self._embed(running, first, job)
-        second = self._call("embedding", job, self._options.timeouts.attempt, length)
+        second = running.dispatcher.call(job, need, length, self._options.timeouts.attempt)
         second.hedge = True
         # The second goes elsewhere: it begins with the nodes that the first has asked.
-        second.tries.nodes = first.tries.nodes
+        second.tried = first.tried
         return await hedged(
             lambda: self._embed(running, first, job),
             lambda: self._embed(running, second, job),
@@ -109,7 +110,8 @@ class FleetBackend:
         end, so a failure in the middle is retried like any other.
         """
         running = self.runtime.start()
-        call = self._call("generation", job, None, len(job.prompt))
+        need = Requirement("generation", job.model, job.require_device)
+        call = running.dispatcher.call(job, need, len(job.prompt))
         encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
 
         async def send(lease: Lease) -> tuple[str, Done]:
@@ -127,7 +129,8 @@ class FleetBackend:
     async def open_stream(self, job: GenerateJob, opened_by: Deadline | None = None) -> Answer:
         """Open a stream on one node after another; once a piece has come, that node's answer is the answer."""
         running = self.runtime.start()
-        call = self._call("generation", job, None, len(job.prompt))
+        need = Requirement("generation", job.model, job.require_device)
+        call = running.dispatcher.call(job, need, len(job.prompt))
         call.deadline = opened_by or job.deadline
         encode = _encoder(job, {"prompt": job.prompt, **job.sampling, "stream": True}, [job.prompt])
 
@@ -169,13 +172,6 @@ class FleetBackend:
                     yield _generated(call, lease, item, "".join(parts))
         finally:
             await items.aclose()
-
-    def _call(self, kind: ModelKind, job: Job, attempt_timeout: float | None, length: int) -> Call:
-        need = Requirement(kind, job.model, job.require_device)
-        now = self.runtime.pool.clock()
-        call = Call(need, job.deadline, job.request_id, attempt_timeout, now, length.bit_length())
-        call.cloud_takes_over = job.cloud_takes_over
-        return call
 
 
 async def _of_model(lease: Lease, items: AsyncGenerator[Reply | str | Done, None]) -> AsyncGenerator[str | Done, None]:

@@ -15,7 +15,6 @@ from backend_client._fleet.pool import Pool
 from backend_client._protocol.node_api import Transport
 from backend_client._resilience.budget import RetryBudget
 from backend_client._resilience.loop_end import before_loop_ends
-from backend_client._resilience.retry import Retrier
 from backend_client._resilience.supervision import supervise
 from backend_client._routing.dispatcher import Dispatcher
 from backend_client.errors import ClientClosed, ConfigurationError
@@ -82,10 +81,11 @@ class Runtime:
             self._forget()
         transport = self._make_transport()
         prober = Prober(self.pool, transport.health, self._options.probe, self._rng)
-        retrier = Retrier(self._options.retry, self.budget, self._rng)
-        running = self._running = Running(
-            loop, transport, prober, Dispatcher(self.pool, self.bindings, prober, retrier, self._options.timeouts.share)
+        options = self._options
+        dispatcher = Dispatcher(
+            self.pool, self.bindings, prober, self.budget, options.retry, self._rng, options.timeouts.share
         )
+        running = self._running = Running(loop, transport, prober, dispatcher)
         self._end = before_loop_ends(lambda: self._loop_ends(running), "connections of the client")
         for node in self.pool.nodes.values():
             prober.watch(node)

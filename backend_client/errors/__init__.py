@@ -6,11 +6,11 @@
     ├── RequestRejected                 it would be refused again: no retry, no fallback
     │   ├── InvalidArgument             an argument or option is wrong: nothing was sent (also a ValueError)
     │   ├── AuthenticationFailed        401, 403
-    │   ├── ModelNotFound               no node serves the model
-    │   │   └── NotOffered              no node has a model for this task: nothing was sent
     │   ├── ContextLengthExceeded       the prompt, or prompt and output together, are too long
     │   └── PayloadTooLarge             413
     ├── NPUUnavailableError             no node can serve it: go elsewhere       .retry_after: or come back then
+    │   ├── ModelNotFound               no node serves the model (also a RequestRejected, with status 404)
+    │   │   └── NotOffered              no node has a model for this task: nothing was sent
     │   ├── FleetOverloaded             nodes are up, but busy for longer than the call may wait
     │   ├── VectorSpaceMismatch         nodes are up, but answer in another vector space
     │   └── DeadlineExceeded            the call's time was up (also a TimeoutError)
@@ -60,8 +60,6 @@ from backend_client.errors.rejected import (
     AuthenticationFailed,
     ContextLengthExceeded,
     InvalidArgument,
-    ModelNotFound,
-    NotOffered,
     PayloadTooLarge,
     RequestRejected,
 )
@@ -71,6 +69,8 @@ from backend_client.errors.unavailable import (
     EmbedManyFailed,
     EmbedManyUnavailable,
     FleetOverloaded,
+    ModelNotFound,
+    NotOffered,
     NPUUnavailableError,
     VectorSpaceMismatch,
 )

@@ -35,14 +35,6 @@ class AuthenticationFailed(RequestRejected):
     """The API key is missing or not one of the node's."""
 
 
-class ModelNotFound(RequestRejected):
-    """No node serves a model of that name."""
-
-
-class NotOffered(ModelNotFound):
-    """No node of the fleet has a model for this task, so nothing was sent."""
-
-
 class ContextLengthExceeded(RequestRejected):
     """The prompt, or prompt and output together, are longer than any placement of the model allows."""
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 from backend_client.errors.base import NPUError
 from backend_client.errors.cloud import CloudError, CloudUnavailable
+from backend_client.errors.rejected import RequestRejected
 
 
 class NPUUnavailableError(NPUError):
@@ -42,6 +43,14 @@ class NPUUnavailableError(NPUError):
         if pause is not None:
             self.retry_after = pause if self.retry_after is None else min(pause, self.retry_after)
         return self
+
+
+class ModelNotFound(RequestRejected, NPUUnavailableError):
+    """No node serves a model of that name now. The cloud is asked if the settings map the model; it is not retried."""
+
+
+class NotOffered(ModelNotFound):
+    """No node of the fleet has a model for this task, so nothing was sent."""
 
 
 class FleetOverloaded(NPUUnavailableError):

@@ -59,6 +59,9 @@ def refusal(step: Step) -> Answer:
     return json_answer({"error": error}, waits, status=step.status)
 
 
+NOT_FOUND = refusal(Step("status", 404, "not_found"))
+
+
 def vectors(texts: Sequence[str], dimensions: int, space: str) -> Answer:
     """The reply of /embeddings."""
     rows = np.array([fake_vector(text, dimensions) for text in texts], "<f4").reshape(len(texts), dimensions)

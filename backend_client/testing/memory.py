@@ -9,11 +9,9 @@ from backend_client._protocol.node_api import NodeApi
 from backend_client._protocol.sse import Event, EventParser
 from backend_client._protocol.wire import Reply, WireCall
 from backend_client.errors import ConnectionLost, NodeUnreachable
-from backend_client.testing.answers import Answer, event_bytes
+from backend_client.testing.answers import NOT_FOUND, Answer, event_bytes
 from backend_client.testing.node import PATHS, FakeNode
 from backend_client.testing.steps import Step
-
-_NOT_FOUND = Answer(404, {"Content-Type": "application/json"}, b'{"error":{"message":"scripted","code":"not_found"}}')
 
 
 class MemoryTransport(NodeApi):
@@ -71,7 +69,7 @@ class MemoryTransport(NodeApi):
         if path == "/health":
             return None, node.health()
         if path not in PATHS:
-            return None, _NOT_FOUND
+            return None, NOT_FOUND
         step, answer = node.take(path, {**self._headers, **headers}, body)
         if step is not None and step.kind == "hang":
             await asyncio.get_running_loop().create_future()

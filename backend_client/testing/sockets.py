@@ -7,7 +7,7 @@ import contextlib
 
 from aiohttp import web
 
-from backend_client.testing.answers import Answer, event_bytes
+from backend_client.testing.answers import NOT_FOUND, Answer, event_bytes
 from backend_client.testing.node import PATHS, FakeNode
 from backend_client.testing.steps import Step
 
@@ -26,8 +26,12 @@ def application(node: FakeNode) -> web.Application:
             request.transport.abort()
         return _whole(answer) if answer.events is None else await _stream(request, answer, step)
 
+    async def unknown(_: web.Request) -> web.Response:
+        return _whole(NOT_FOUND)
+
     app = web.Application(client_max_size=256 * 1024 * 1024)
     app.add_routes([web.get("/health", health), *(web.post(path, take) for path in PATHS)])
+    app.add_routes([web.post("/{path:.*}", unknown)])
     return app
 
 

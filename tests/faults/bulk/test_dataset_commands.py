@@ -153,6 +153,20 @@ def test_a_node_that_refuses_the_key_ends_the_job_at_once(fleet, source, tmp_pat
     assert "API key" in capsys.readouterr().err
 
 
+def test_a_model_that_no_node_has_ends_the_job_at_its_start(fleet, source, tmp_path, capsys):
+    """A job waits ten minutes for its nodes by default, far beyond the time limit of a test."""
+    out = str(tmp_path / "out")
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--model", "misspelt"]) == 1
+    assert "no node serves the model misspelt" in capsys.readouterr().err
+    assert main(["embed-dataset", source, out, *ARGUMENTS]) == 0
+    (tmp_path / "out" / "_SUCCESS").unlink()
+    next((tmp_path / "out").glob("part-*")).unlink()
+    for node in fleet:
+        node.offers.remove("embedding")
+    assert main(["embed-dataset", source, out, *ARGUMENTS]) == 1
+    assert "no node serves the model fake-embedder" in capsys.readouterr().err
+
+
 def test_the_bar_tells_rate_time_left_and_failures():
     progress = Progress(10)
     for number in range(4):

@@ -206,6 +206,29 @@ async def test_a_raw_reply_has_its_headers(client):
         await client.post("/api/delete", {})
 
 
+@pytest.mark.parametrize(
+    ("body", "option", "sent"),
+    [
+        ({"model": "fake-writer"}, {}, "fake-writer"),
+        ({"model": "fake-writer"}, {"model": None}, "fake-writer"),
+        ({"model": "fake-writer"}, {"model": "fake-viewer"}, "fake-viewer"),
+        ({"model": None}, {}, "fake-viewer"),
+        ({}, {}, "fake-viewer"),
+    ],
+)
+async def test_the_model_in_a_body_goes_before_the_default_of_a_view(fleet, body, option, sent):
+    async with fleet.async_client() as client:
+        view = client.with_options(model="fake-viewer")
+        await view.post("/v1/chat/completions", {**body, "messages": QUESTION}, **option)
+    fleet.assert_sent("/v1/chat/completions", times=1, model=sent)
+
+
+async def test_the_model_in_a_body_is_checked(client, chats):
+    with pytest.raises(InvalidArgument, match="model must be"):
+        await client.post("/v1/chat/completions", {"model": 5, "messages": QUESTION})
+    assert not bodies(chats)
+
+
 async def test_a_view_has_other_defaults_and_the_same_connections(client, chats):
     view = client.with_options(request_id="view", timeout=5)
     assert (await view.chat(QUESTION)).request_id == "view"

@@ -1,18 +1,24 @@
 """The fleet first, then the cloud, and when not: scripted node, scripted cloud, the real OpenAI SDK."""
 
 import asyncio
+from collections import Counter
 from decimal import Decimal
 
 import numpy as np
+import openai
 import pytest
 from aiohttp import web
 
+import backend_client
 from backend_client import (
+    ClientSettings,
     CloudClient,
     CloudRejected,
     CloudSettings,
     CloudUnavailable,
     InferenceClient,
+    ModelNotFound,
+    NotOffered,
     NPUClient,
     NPUUnavailableError,
     RequestRejected,
@@ -90,10 +96,72 @@ async def test_no_cloud_for_a_space_that_is_not_mapped(cloud):
     async with fallback([DEAD], cloud, spaces={"all-minilm-l6-v2": "another"}) as client:
         with pytest.raises(NPUUnavailableError, match="no cloud model is declared for the vector space another"):
             await client.embed("text", model="all-minilm-l6-v2")
-    async with fallback([DEAD], cloud) as client:
+    two = {"space-a": "cloud-minilm", "space-b": "cloud-e5"}
+    async with fallback([DEAD], cloud, embedding_models=two) as client:
         with pytest.raises(NPUUnavailableError, match="no node has reported"):
             await client.embed("text")
     assert not cloud.requests
+
+
+async def generate(client, **options):
+    return await client.generate("prompt", **options)
+
+
+async def stream(client, **options):
+    answer = client.stream("prompt", **options)
+    assert [piece async for piece in answer] == ANSWER
+    return answer.result
+
+
+async def chat(client, **options):
+    return await client.chat([{"role": "user", "content": "prompt"}], **options)
+
+
+@pytest.mark.parametrize("call", [generate, stream, chat])
+async def test_a_model_that_no_node_has_goes_to_the_cloud_if_that_has_it(fleet, cloud, call):
+    async with fallback(fleet.urls, cloud, chat_models={"large": "cloud-large"}) as client:
+        result = await call(client, model="large")
+        assert (result.source, result.model, result.text) == ("cloud", "cloud-large", "".join(ANSWER))
+        with pytest.raises(ModelNotFound, match="no cloud model is declared for medium") as caught:
+            await call(client, model="medium")
+    assert isinstance(caught.value, NPUUnavailableError)
+    assert isinstance(caught.value, RequestRejected)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert len(cloud.requests) == 1
+    # Nothing is retried: a node may be asked once whether it knows the name as an alias.
+    asked = Counter((request.node, request.body["model"]) for request in fleet.requests)
+    assert all(times == 1 for times in asked.values())
+
+
+async def test_a_task_without_a_model_is_caught_as_unavailable(fleet):
+    for node in fleet:
+        node.offers.discard("rerank")
+    async with NPUClient(fleet.urls) as client:
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.rerank("query", ["document"])
+    for node in fleet:
+        node.offers.add("rerank")
+    assert isinstance(caught.value, NotOffered)
+    assert not fleet.requests
+
+
+async def test_the_sdk_gets_404_for_a_model_that_neither_a_node_nor_the_cloud_has(fleet, cloud):
+    async with backend_client.openai(ClientSettings(nodes=fleet.urls, cloud=settings(cloud))) as sdk:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await sdk.chat.completions.create(model="medium", messages=[{"role": "user", "content": "prompt"}])
+    assert caught.value.code == "model_not_found"
+    assert not cloud.requests
+
+
+async def test_the_sdk_gets_the_clouds_refusal_and_not_what_nodes_answered_before(scripted, cloud):
+    async def refuse(_):
+        return error_response(400, "invalid_request")
+
+    # The node has no route for chats, and answers 404 as an HTTP server does.
+    cloud.respond = refuse
+    async with backend_client.openai(ClientSettings(nodes=[scripted.url], cloud=settings(cloud))) as sdk:
+        with pytest.raises(openai.BadRequestError, match="the cloud at"):
+            await sdk.chat.completions.create(messages=[{"role": "user", "content": "prompt"}], model="")
 
 
 async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(scripted, cloud):
@@ -108,6 +176,14 @@ async def test_vectors_of_other_dimensions_than_the_space_has_are_refused(script
         with pytest.raises(NPUUnavailableError, match="16 dimensions") as caught:
             await client.embed("text")
         assert isinstance(caught.value.cloud_error, CloudUnavailable)
+
+
+async def test_cut_vectors_go_to_the_model_that_is_mapped_for_their_space(cloud):
+    cloud.dimensions = 4
+    async with fallback([DEAD], cloud, spaces=SPACES, embedding_models={"space-a-4": "cloud-cut"}) as client:
+        for _ in range(2):
+            result = await client.embed_result("text", dimensions=4)
+            assert (result.source, result.space, len(result.vector)) == ("cloud", "space-a-4", 4)
 
 
 @pytest.mark.parametrize("how", ["client", "call", "device"])

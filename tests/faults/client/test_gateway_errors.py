@@ -3,18 +3,55 @@
 import pytest
 from aiohttp import web
 
-from backend_client import DeadlineExceeded, NPUClient, RequestRejected
+from backend_client import (
+    AuthenticationFailed,
+    ClientOptions,
+    DeadlineExceeded,
+    FleetOverloaded,
+    NPUClient,
+    NPUUnavailableError,
+    PayloadTooLarge,
+    RequestRejected,
+)
+from backend_client.options import RetryOptions
 from tests.faults.scripted_node import error_response
 
+# So many retries that no call waits for one.
+ENOUGH = ClientOptions(retry=RetryOptions(initial=20.0))
 
-async def gateway_timeout(_):
-    return web.Response(status=504, text="<html>504 Gateway Time-out</html>", content_type="text/html")
+
+def html(status):
+    async def respond(_):
+        return web.Response(status=status, text="<html>from a proxy</html>", content_type="text/html")
+
+    return respond
 
 
+def other_json(status, body):
+    async def respond(_):
+        return web.json_response(body, status=status)
+
+    return respond
+
+
+# What a proxy answers in the place of a node that passes its probes.
+OF_A_PROXY = {
+    "504": html(504),
+    "404": html(404),
+    "400": html(400),
+    "405": html(405),
+    "418": html(418),
+    "422 of FastAPI": other_json(422, {"detail": [{"msg": "field required"}]}),
+    "404 without a type": other_json(404, {"error": {"message": "no", "code": "model_not_found", "param": None}}),
+    "404 with a text": other_json(404, {"error": "model_not_found"}),
+}
+
+
+@pytest.mark.parametrize("answer", OF_A_PROXY)
 @pytest.mark.parametrize("kind", ["embed", "generate"])
-async def test_a_proxys_504_does_not_end_the_call_while_another_node_serves(pair, kind, caplog):
-    pair[0].respond = gateway_timeout
-    async with NPUClient([node.url for node in pair]) as client:
+async def test_a_proxys_own_answer_does_not_end_the_call_while_another_node_serves(pair, kind, answer, caplog):
+    pair[0].respond = OF_A_PROXY[answer]
+    async with NPUClient([node.url for node in pair], options=ENOUGH) as client:
         for _ in range(100):
             assert await getattr(client, kind)("text", timeout=10)
             # No further: on a busy machine the ejection is over before the next call.
@@ -23,6 +60,25 @@ async def test_a_proxys_504_does_not_end_the_call_while_another_node_serves(pair
     ejections = [record.getMessage() for record in caplog.records if "is ejected" in record.getMessage()]
     assert len(ejections) == 1, "it counts against the node"
     assert pair[0].url in ejections[0]
+
+
+async def test_where_proxies_alone_answer_no_node_is_available(pair):
+    pair[0].respond, pair[1].respond = OF_A_PROXY["404"], OF_A_PROXY["418"]
+    async with NPUClient([node.url for node in pair]) as client:
+        with pytest.raises(NPUUnavailableError, match="without the error body of a node") as caught:
+            await client.embed("text")
+    assert {attempt.outcome for attempt in caught.value.attempts} == {"BadReply"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, AuthenticationFailed), (403, AuthenticationFailed), (413, PayloadTooLarge), (429, FleetOverloaded)],
+)
+async def test_what_means_the_same_from_everybody_needs_no_error_body(scripted, status, error):
+    scripted.respond = html(status)
+    async with NPUClient([scripted.url]) as client:
+        with pytest.raises(error):
+            await client.embed("text", timeout=0.5)
 
 
 async def test_a_nodes_own_504_ends_the_call(pair):
@@ -39,7 +95,8 @@ async def test_a_nodes_own_504_ends_the_call(pair):
 
 async def test_a_proxys_message_is_not_repeated(scripted):
     async def respond(_):
-        body = rb'{"error": {"message": "no\nERROR forged \u001b[31m \ud800", "code": "x"}}'
+        text = rb'"no\nERROR forged \u001b[31m \ud800"'
+        body = b'{"error": {"message": %b, "type": "x", "code": "x", "param": null}}' % text
         return web.Response(status=400, body=body, content_type="application/json")
 
     scripted.respond = respond

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 
-from backend_client import NPUUnavailableError, StreamInterrupted
+from backend_client import NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.sync import InferenceClient
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
 
@@ -56,6 +56,14 @@ async def test_the_faults_are_those_that_clients_meet(fleet):
             await client.embed("text", timeout=0.2)
         for node in fleet:
             node._steps.clear()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_a_route_that_a_fake_node_lacks_is_refused_as_nodes_do(memory):
+    with FakeFleet(memory=memory) as fleet:
+        async with fleet.async_client() as client:
+            with pytest.raises(RequestRejected, match="not_found"):
+                await client.post("/v1/completions", {"prompt": "a"})
 
 
 async def test_callers_who_leave_are_no_errors_in_the_log_of_a_test(fleet, caplog):

@@ -224,7 +224,7 @@ def test_no_text_of_a_reply_gets_into_its_error(status, data):
 
 
 def test_an_error_says_what_its_code_means_and_which_parameter_to_check():
-    body = {"error": {"message": "m", "code": "unsupported_parameter", "param": "messages[0].content"}}
+    body = {"error": {"message": "m", "type": "t", "code": "unsupported_parameter", "param": "messages[0].content"}}
     error = status_error("n", 400, {}, json.dumps(body).encode(), None)
     assert (error.code, error.param) == ("unsupported_parameter", "messages")
     assert "not supported" in str(error)

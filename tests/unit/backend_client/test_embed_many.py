@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from backend_client import AuthenticationFailed, EmbedManyFailed, NodeFailed, NPUUnavailableError
-from backend_client.errors import EmbedManyUnavailable
+from backend_client import AuthenticationFailed, EmbedManyFailed, ModelNotFound, NodeFailed, NPUUnavailableError
+from backend_client.errors import EmbedManyUnavailable, ModelMissing
 from tests.unit.backend_client.fakes import fleet, hang, warm
 from tests.unit.backend_client.virtual_time import in_virtual_time
 
@@ -40,6 +40,19 @@ async def test_a_wrong_key_costs_one_request_per_node_for_any_number_of_texts():
         with pytest.raises(AuthenticationFailed):
             await client.embed_many(["text"] * 20_000)
         assert all(len(node.requests) <= 1 for node in nodes)
+
+
+@in_virtual_time
+async def test_a_model_that_no_node_has_costs_few_requests_for_any_number_of_texts():
+    nodes = fleet(3)
+    async with warm(nodes) as client:
+        for node in nodes:
+            node.embed = ModelMissing("no such model", node=node.url, status=404)
+        with pytest.raises(NPUUnavailableError) as caught:
+            await client.embed_many(["text"] * 20_000, model="misspelt")
+        assert type(caught.value) is ModelNotFound
+        # Batches are started one for each node.
+        assert all(len(node.requests) <= 3 for node in nodes)
 
 
 @in_virtual_time

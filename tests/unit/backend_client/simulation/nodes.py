@@ -170,7 +170,7 @@ class SimNode:
 
 
 class SimTransport:
-    """Counts what is under way, what was sent, and what went to nodes that can never serve it (`misrouted`)."""
+    """Counts what is under way, what was sent, and what nodes cannot serve, or not yet (`misrouted`)."""
 
     def __init__(self, nodes):
         self.nodes = {node.url: node for node in nodes}
@@ -184,8 +184,8 @@ class SimTransport:
         self.under_way += 1
         try:
             yield
-        except (AuthenticationFailed, ModelMissing):
-            self.misrouted += 1
+        except (AuthenticationFailed, ModelMissing, NodeNotServing) as error:
+            self.misrouted += not isinstance(error, NodeNotServing) or error.code == "model_loading"
             raise
         finally:
             self.under_way -= 1

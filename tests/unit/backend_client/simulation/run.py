@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from backend_client import ClientOptions, NPUClient, NPUError, StreamInterrupted
-from backend_client.errors import EmbedManyFailed
+from backend_client.errors import EmbedManyFailed, SpaceChanged
 from backend_client.options import HedgeOptions
 from tests.unit.backend_client.simulation.nodes import (
     ALIAS,
@@ -99,6 +99,7 @@ class _Run:
             options=options,
         )
         self.options = options
+        self._count_changed_spaces()
         self.closed_at = None
         tasks = [asyncio.create_task(self._fault(fault)) for fault in scenario.faults]
         if scenario.close_at is not None:
@@ -113,6 +114,20 @@ class _Run:
         self._check_leaks()
         self._check_budget(ended)
         self._check_traffic()
+
+    def _count_changed_spaces(self):
+        """The client alone knows that a node answered in another space than the one that is bound."""
+        bindings = self.client.backend.runtime.bindings
+        check = bindings.check
+
+        def counted(*args, **answer):
+            try:
+                check(*args, **answer)
+            except SpaceChanged:
+                self.transport.misrouted += 1
+                raise
+
+        bindings.check = counted
 
     def violated(self, what):
         self.outcome.violations.append(what)
@@ -253,7 +268,7 @@ class _Run:
         retry = self.options.retry
         batches = sum(-(-len(call.texts) // self.options.batch.texts) for call in self.scenario.calls)
         requests = Counter(request_id for _, _, request_id in self.transport.sent)
-        # Retries elsewhere of what a node can never serve are free: that node is not asked again.
+        # Retries of what a node cannot serve, or not before it has loaded the model, are free: it is not asked again.
         extra = sum(count - 1 for count in requests.values()) - self.transport.misrouted
         allowed = retry.initial + retry.per_request * batches + retry.per_second * (ended - self.zero)
         if extra > allowed + 1e-6:
