@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -54,7 +54,8 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     fragments = await in_daemon_thread(lambda: plan(files, request.rows), "plan")
     mine = of_shard(fragments, request.shard)
-    worker = Worker(request, settings)
+    # A measurement waits for no node, and is never billed.
+    worker = Worker(replace(request, patience=0.0, allow_cloud=False), settings)
     try:
         probe = await worker.probe(None)
         job = request.job("", model=probe.model, space=probe.space, dimensions=probe.dimensions)

@@ -6,16 +6,24 @@ from dataclasses import dataclass
 from typing import cast
 
 from backend_client._api.inference_client import InferenceClient
+from backend_client._protocol.names import plain_name
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.embedding import Embedding
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.generation import Generation
 from backend_client.bulk.job import BulkJob
+from backend_client.bulk.patience import Patience
 from backend_client.bulk.process import Work, process
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store
-from backend_client.errors import ConfigurationError, VectorSpaceMismatch
+from backend_client.errors import (
+    ConfigurationError,
+    ModelNotFound,
+    NPUUnavailableError,
+    RequestRejected,
+    VectorSpaceMismatch,
+)
 from backend_client.results import CallOptions, EmbedOptions
 from backend_client.settings import ClientSettings
 
@@ -47,19 +55,34 @@ class Worker:
         self._work: Work | None = None
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """Send one small request. Raises ConfigurationError when the nodes answer in another space than the job's."""
+        """Send one small request to a node; while no node answers, again, for as long as the patience allows.
+
+        Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
+        another space than the job's.
+        """
         client = await self._connected(job)
         options = self._options(job)
-        if self._request.kind == "generate":
-            answer = await client.generate("a", max_new_tokens=1, **options)
-            return Probe(self._request.model or answer.model, "", 0)
+        options["local_only"] = True
+        request = self._request
+
+        async def ask() -> Probe:
+            try:
+                if request.kind == "generate":
+                    answer = await client.generate("a", max_new_tokens=1, **options)
+                    return Probe(request.model or answer.model, "", 0)
+                result = await client.embed_result("a", **options)
+            except (NPUUnavailableError, ModelNotFound) as error:
+                known = None if isinstance(error, VectorSpaceMismatch) else self._served_by_cloud(job)
+                if known is None:
+                    raise
+                return known
+            model = request.model or result.model
+            return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
+
         try:
-            result = await client.embed_result("a", **options)
+            return await Patience(request.patience).ask(ask, final=(RequestRejected, VectorSpaceMismatch))
         except VectorSpaceMismatch as error:
             problem = error.message
-        else:
-            model = self._request.model or result.model
-            return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
@@ -120,6 +143,18 @@ class Worker:
             priority="batch",
             require_device=request.require_device,
         )
+
+    def _served_by_cloud(self, job: BulkJob | None) -> Probe | None:
+        """What a node would have answered, where that is known and the cloud can serve the job without nodes."""
+        cloud, request = self._settings.cloud, self._request
+        if cloud is None or not request.allow_cloud or self._settings.local_only or request.require_device is not None:
+            return None
+        if request.kind == "embed":
+            mapped = job is not None and job.space in cloud.embedding_models
+            return Probe(job.model, job.space, job.dimensions) if job is not None and mapped else None
+        model = plain_name((job.model if job is not None else request.model) or "")
+        mapped = model in map(plain_name, cloud.chat_models)
+        return Probe(request.model or model, "", 0) if mapped else None
 
     def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
         return tuple(
