@@ -140,7 +140,7 @@ class Blocking(Generic[C]):
         return self._thread.run(self._client.embed_many_result(text_list(texts), progress=progress, **options))
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
-        """See `BaseClient.embed_stream`. `texts` is read in the client's thread."""
+        """See `BaseClient.embed_stream`."""
         batches = self._client.embed_stream(texts, **options)
 
         async def following() -> EmbedBatch | None:

@@ -15,6 +15,7 @@ from backend_client import (
 )
 from backend_client._api.assembly import Assembly, OneSpace
 from backend_client._api.batching import embed_in_batches, embed_windowed
+from backend_client._resilience.closing import OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 
@@ -88,7 +89,7 @@ async def test_a_stream_of_batches_has_one_space():
 
     seen = []
     with pytest.raises(VectorSpaceMismatch):
-        async for batch in embed_windowed(texts(), Mixing(), options=OPTIONS, window=1):
+        async for batch in embed_windowed(texts(), Mixing(), options=OPTIONS, window=1, calls=OpenCalls()):
             seen.append(batch.space)  # noqa: PERF401  (what came before the error counts)
     assert seen == ["s", "s"]
 
