@@ -71,7 +71,7 @@ async def embed_windowed(
     Waiting ends with `calls`.
     """
     batcher = Batcher(options)
-    pending: deque[asyncio.Task[list[EmbedBatch]]] = deque()
+    pending: deque[asyncio.Task[list[EmbedBatch | BatchFailure]]] = deque()
     reading: asyncio.Future[list[str] | None] | None = None
     ended, problem = False, None
     one = OneSpace()
@@ -82,13 +82,15 @@ async def embed_windowed(
                     reading = asyncio.ensure_future(read())
                 if pending and pending[0].done():
                     for part in pending.popleft().result():
+                        if isinstance(part, BatchFailure):
+                            raise part.error
                         yield one.admit(part)
                 elif reading is not None and reading.done():
                     problem = reading.exception()
                     batch = reading.result() if problem is None else None
                     ended, reading = batch is None, None
                     if batch := batch or batcher.rest():
-                        pending.append(asyncio.create_task(_embed_or_split(batch, embed)))
+                        pending.append(asyncio.create_task(_embed_or_split(0, batch, lambda _, part: embed(part))))
                 else:
                     with calls.open():
                         waited: list[asyncio.Future[Any]] = [*filter(None, [reading]), *islice(pending, 1)]
@@ -159,15 +161,17 @@ async def embed_in_batches(
     limit = max(1, min(concurrency, probing))
     finished = 0
 
+    async def embed_rows(start: int, part: Sequence[str]) -> EmbedBatch:
+        nonlocal limit
+        batch = await embed(part)
+        rows.put(start, batch)
+        limit = min(concurrency, limit + 1)
+        return batch
+
     async def work(start: int, stop: int) -> None:
-        nonlocal limit, finished
-        try:
-            rows.put(start, await _embed_or_split(texts[start:stop], embed))
-            limit = min(concurrency, limit + 1)
-        except (AuthenticationFailed, ConfigurationError):
-            raise
-        except NPUError as error:
-            failures.append(BatchFailure(start, stop, error))
+        nonlocal finished
+        parts = await _embed_or_split(start, texts[start:stop], embed_rows)
+        failures.extend(part for part in parts if isinstance(part, BatchFailure))
         finished += stop - start
         if progress is not None:
             progress(finished, len(texts))
@@ -191,12 +195,20 @@ async def embed_in_batches(
     return rows.result()
 
 
-async def _embed_or_split(texts: Sequence[str], embed: EmbedTexts) -> list[EmbedBatch]:
-    """Embed one batch; if it is too large for a node, its halves, and their halves."""
+async def _embed_or_split(
+    start: int, texts: Sequence[str], embed: Callable[[int, Sequence[str]], Awaitable[EmbedBatch]]
+) -> list[EmbedBatch | BatchFailure]:
+    """Embed the batch that begins at `start`; if it is too large for a node, its halves, and their halves.
+
+    Raises only what every batch would meet: AuthenticationFailed and ConfigurationError.
+    """
     try:
-        return [await embed(texts)]
-    except PayloadTooLarge:
-        if len(texts) == 1:
-            raise
+        return [await embed(start, texts)]
+    except (AuthenticationFailed, ConfigurationError):
+        raise
+    except NPUError as error:
+        if not isinstance(error, PayloadTooLarge) or len(texts) == 1:
+            return [BatchFailure(start, start + len(texts), error)]
     middle = len(texts) // 2
-    return [*await _embed_or_split(texts[:middle], embed), *await _embed_or_split(texts[middle:], embed)]
+    halves = (start, texts[:middle]), (start + middle, texts[middle:])
+    return [part for half in halves for part in await _embed_or_split(*half, embed)]
