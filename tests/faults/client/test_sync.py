@@ -91,6 +91,16 @@ def test_the_status_needs_no_answer_of_anybody(url):
         assert client.healthz().nodes_usable == 0
 
 
+def test_a_closed_client_serves_nothing(url):
+    cloud = {"api_key": "sk-test", "chat_model": "cloud-chat", "base_url": "http://127.0.0.1:9/v1"}
+    with sync.InferenceClient.from_settings(nodes=[url], cloud=cloud) as client:
+        client.embed("text")
+        assert client.healthz().serving
+        client.close()
+        status = client.healthz()
+        assert (status.serving, status.nodes_usable, status.nodes) == (False, 0, {url: "unknown"})
+
+
 def test_many_threads_share_a_client(url):
     with sync.NPUClient([url]) as client, ThreadPoolExecutor(16) as threads:
         texts = [f"text {index}" for index in range(200)]
