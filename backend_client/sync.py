@@ -261,6 +261,10 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         Blocking.__init__(client, npu_client.NPUClient.from_settings(settings, **options))
         return client
 
+    def status(self) -> tuple[NodeStatus, ...]:
+        """See `backend_client.NPUClient.status`. It waits for nothing, not even for the client's thread."""
+        return self._client.status()
+
     def health(self) -> tuple[NodeStatus, ...]:
         """See `backend_client.NPUClient.health`."""
         return self._thread.run(self._client.health())

@@ -87,6 +87,7 @@ def test_the_status_needs_no_answer_of_anybody(url):
         assert not client.healthz().serving
         client.embed("text")
         assert client.healthz().nodes == {url: "ready"}
+        assert [(node.url, node.usable) for node in client.status()] == [(url, True)]
     with sync.InferenceClient.from_settings(settings_without_nodes()) as client:
         assert client.healthz().nodes_usable == 0
 
