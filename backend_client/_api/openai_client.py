@@ -10,7 +10,6 @@ from openai import APIConnectionError, AsyncOpenAI, OpenAI, OpenAIError
 
 from backend_client._api.client_base import ClientBase
 from backend_client._api.loop_thread import LoopThread
-from backend_client._api.openai_replies import HttpReply
 from backend_client._api.openai_routes import OpenAIRoutes
 from backend_client._protocol.sdk_http import httpx
 from backend_client.errors import ClientClosed, DeadlineExceeded
@@ -26,12 +25,8 @@ class FleetTransport(httpx.AsyncBaseTransport):
         self._routes = OpenAIRoutes(client)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ReadTimeout when the call's time is up, which the SDK turns into APITimeoutError."""
-        body = await request.aread()
-        try:
-            reply = await self._routes.handle(*_parts(request), body, _seconds(request))
-        except DeadlineExceeded as error:
-            raise httpx.ReadTimeout(error.message, request=request) from error
+        """See httpx."""
+        reply = await self._routes.handle(*_parts(request), await request.aread(), _seconds(request))
         # A stream in any case: callers of `with_streaming_response` read the body themselves.
         content = reply.content
         stream = httpx.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content, request)
@@ -50,12 +45,8 @@ class BlockingFleetTransport(httpx.BaseTransport):
         self._thread = LoopThread("openai over the fleet", client.close)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ReadTimeout when the call's time is up."""
-        body = request.read()
-        try:
-            reply: HttpReply = self._thread.run(self._routes.handle(*_parts(request), body, _seconds(request)))
-        except DeadlineExceeded as error:
-            raise httpx.ReadTimeout(error.message, request=request) from error
+        """See httpx."""
+        reply = self._thread.run(self._routes.handle(*_parts(request), request.read(), _seconds(request)))
         content = reply.content
         stream = (
             httpx.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content, request)
@@ -74,6 +65,9 @@ def _as_sdk_error(request: httpx.Request) -> Iterator[None]:
         yield
     except (httpx.HTTPError, OpenAIError):
         raise
+    except DeadlineExceeded as error:
+        # The SDK makes an APITimeoutError of it.
+        raise httpx.ReadTimeout(error.message, request=request) from error
     except Exception as error:
         raise APIConnectionError(message=str(error), request=request) from error
 

@@ -63,10 +63,11 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
         await worker.begin(job)
         chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
         inputs = chunk.inputs[: _SAMPLE[request.kind]]
-        problems = worker.work.problems(inputs)
+        _, _, work = worker.begun
+        problems = work.problems(inputs)
         good = [value for row, value in enumerate(inputs) if row not in problems]
         began = time.monotonic()
-        results = await worker.work.run(good)
+        results = await work.run(good)
         seconds = max(time.monotonic() - began, 1e-6)
     finally:
         await worker.close()

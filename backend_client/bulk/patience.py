@@ -25,9 +25,8 @@ from backend_client.errors import (
     RequestRejected,
 )
 
-R = TypeVar("R")
-
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 Serve = Callable[[Sequence[int]], Awaitable[None]]
 """Serves the rows in one request and keeps what came back."""
@@ -36,8 +35,6 @@ Refuse = Callable[[int, str], None]
 # Pauses before a request is sent again when no node could take it: doubled from the first up to the last.
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 15.0
-# A silence of so many seconds is logged.
-_LONG_S = 10.0
 
 
 class Unanswered(NPUError):
@@ -57,8 +54,7 @@ class Patience:
         self._clock = clock
         self._sleep = sleep
         self._answered = clock()
-        # The answer after which the present silence was logged.
-        self._warned_after = -1.0
+        self._warned = False
 
     async def ask(self, request: Callable[[], Awaitable[R]], final: tuple[type[NPUError], ...] = ()) -> R:
         """The answer to one request. Raises refusals of the row, AuthenticationFailed and `final` errors at once.
@@ -79,6 +75,9 @@ class Patience:
             now = self._clock()
             failing_since = now if failing_since is None else failing_since
             self._check(failure, now, failing_since)
+            if not self._warned and not isinstance(failure, FleetOverloaded):
+                self._warned = True
+                log.warning("waiting up to %.0f s for an answer: %s", self._limit, failure.message)
             await self._sleep(min(getattr(failure, "retry_after", None) or pause, _LAST_PAUSE_S))
             pause = min(2 * pause, _LAST_PAUSE_S)
 
@@ -92,48 +91,43 @@ class Patience:
         except (RequestRejected, InvalidAnswer) as error:
             if not refuses_row(error):
                 raise
-            failure = error
+            if len(rows) == 1:
+                refuse(rows[0], reason_of(error))
+                return
         else:
-            return
-        if len(rows) == 1:
-            refuse(rows[0], reason_of(failure))
             return
         middle = len(rows) // 2
         for part in (rows[:middle], rows[middle:]):
             await self.serve(part, serve, refuse)
 
     def _check(self, failure: NPUError, now: float, failing_since: float) -> None:
-        """Raise when waiting is over; say once when it takes long."""
+        """Raise when waiting is over."""
         silence = now - self._answered
         known: dict[str, Any] = {"attempts": failure.attempts, "request_id": failure.request_id}
         if silence > self._limit:
             raise NPUUnavailableError(f"nothing was answered for {silence:.0f} s: {failure.message}", **known)
-        if now - failing_since > self._limit and not isinstance(failure, FleetOverloaded):
-            message = f"not answered for {now - failing_since:.0f} s, while other requests were: {failure.message}"
-            raise Unanswered(message, **known)
-        if silence > _LONG_S and self._answered != self._warned_after:
-            self._warned_after = self._answered
-            log.warning("nothing was answered for %.0f s, waiting up to %.0f s: %s", silence, self._limit, failure)
+        waited = now - failing_since
+        if waited > self._limit and not isinstance(failure, FleetOverloaded):
+            raise Unanswered(f"not answered for {waited:.0f} s, while others were: {failure.message}", **known)
 
 
 def refuses_row(error: NPUError) -> bool:
     """Whether the error is about the row that was sent, and not about the nodes, their models, the key or the cloud."""
-    if isinstance(error, AuthenticationFailed | ModelNotFound | CloudRejected):
-        return False
-    return isinstance(error, InvalidAnswer) or (
-        isinstance(error, RequestRejected) and error.status in {None, 400, 413, 422}
-    )
+    if isinstance(error, RequestRejected) and not isinstance(
+        error, AuthenticationFailed | ModelNotFound | CloudRejected
+    ):
+        return error.status in {None, 400, 413, 422}
+    return isinstance(error, InvalidAnswer)
 
 
-def reason_of(error: NPUError) -> str:
+def reason_of(error: RequestRejected | InvalidAnswer) -> str:
     """Why a row was refused, without the name of a node: the same on every run."""
+    if isinstance(error, InvalidAnswer):
+        return "the answer does not match the schema"
     if isinstance(error, ContextLengthExceeded):
         return "longer than the model accepts"
     if isinstance(error, PayloadTooLarge):
         return "larger than a node accepts"
-    if isinstance(error, InvalidAnswer):
-        return "the answer does not match the schema"
-    code, node = getattr(error, "code", None), getattr(error, "node", None)
-    if code == "request_breaks_engine":
+    if error.code == "request_breaks_engine":
         return "takes down the engine that runs it"
-    return f"refused: {error.message.removeprefix(f'{node}: ')}"
+    return f"refused: {error.message.removeprefix(f'{error.node}: ')}"
