@@ -105,7 +105,7 @@ class Patience:
         silence = now - self._answered
         known: dict[str, Any] = {"attempts": failure.attempts, "request_id": failure.request_id}
         if silence > self._limit:
-            raise NPUUnavailableError(f"nothing was answered for {silence:.0f} s: {failure.message}", **known)
+            raise NPUUnavailableError(f"{failure.message}; nothing was answered for {silence:.0f} s", **known)
         waited = now - failing_since
         if waited > self._limit and not isinstance(failure, FleetOverloaded):
             raise Unanswered(f"not answered for {waited:.0f} s, while others were: {failure.message}", **known)

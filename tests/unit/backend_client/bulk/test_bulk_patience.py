@@ -68,7 +68,7 @@ async def test_one_refusal_costs_two_requests_for_each_halving():
     [
         NPUUnavailableError("away"),
         FleetOverloaded("busy"),
-        ModelNotFound("no node has it", status=404, code="model_not_found"),
+        ModelNotFound("no node has it"),
         CloudRejected("the cloud rejected it", status=400),
         RequestRejected("an old node has no such URL", status=404, code="not_found"),
     ],
