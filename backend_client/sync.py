@@ -140,7 +140,7 @@ class Blocking(Generic[C]):
         return self._thread.run(self._client.embed_many_result(text_list(texts), progress=progress, **options))
 
     def embed_stream(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Generator[EmbedBatch, None, None]:
-        """See `BaseClient.embed_stream`. `texts` is read in the client's thread."""
+        """See `BaseClient.embed_stream`."""
         batches = self._client.embed_stream(texts, **options)
 
         async def following() -> EmbedBatch | None:
@@ -260,6 +260,10 @@ class NPUClient(Blocking[npu_client.NPUClient]):
         client = cls.__new__(cls)
         Blocking.__init__(client, npu_client.NPUClient.from_settings(settings, **options))
         return client
+
+    def status(self) -> tuple[NodeStatus, ...]:
+        """See `backend_client.NPUClient.status`. It waits for nothing, not even for the client's thread."""
+        return self._client.status()
 
     def health(self) -> tuple[NodeStatus, ...]:
         """See `backend_client.NPUClient.health`."""

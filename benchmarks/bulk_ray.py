@@ -22,7 +22,6 @@ from ray.cluster_utils import Cluster
 from backend_client.bulk import run_job
 from backend_client.bulk.actor import Actor
 from backend_client.bulk.driver import Driver, Progress
-from backend_client.bulk.executors import LocalExecutor
 from backend_client.bulk.inputs import list_inputs
 from backend_client.bulk.ray_executor import OPTIONS, RESOURCE, RayExecutor
 from backend_client.bulk.receipts import Receipt
@@ -76,7 +75,7 @@ async def compared(cluster, folder, rows=90_000):
             for name in ("asyncio", "ray"):
                 request = request_for(source, folder / f"{name}{number}", rows_per_fragment=5000)
                 executor = await RayExecutor.connect(cluster.address, request, settings) if name == "ray" else None
-                executor = executor or LocalExecutor(Worker(request, settings), request.window)
+                executor = executor or Worker(request, settings)
                 ready = noting_when_ready(executor)
                 began = time.perf_counter()
                 report = await run_job(request, settings, executor=executor)

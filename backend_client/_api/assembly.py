@@ -59,19 +59,16 @@ class Assembly:
         self._served = Counter[str]()
         self._attempts: dict[int, tuple[Attempt, ...]] = {}
 
-    def put(self, start: int, parts: Sequence[EmbedBatch]) -> None:
-        """Fill the rows from `start` on: all parts, or none. Raises VectorSpaceMismatch."""
-        for part in parts:
-            self._one.admit(part)
-        for part in parts:
-            if self._vectors is None:
-                self._vectors = np.full((self._count, self._one.dimensions), np.nan, np.float32)
-            rows = len(part.vectors)
-            self._vectors[start : start + rows] = part.vectors
-            self._tokens += part.usage.prompt_tokens
-            self._served[part.node] += rows
-            self._attempts[start] = part.attempts
-            start += rows
+    def put(self, start: int, part: EmbedBatch) -> None:
+        """Fill the rows from `start` on. Raises VectorSpaceMismatch."""
+        self._one.admit(part)
+        if self._vectors is None:
+            self._vectors = np.full((self._count, self._one.dimensions), np.nan, np.float32)
+        rows = len(part.vectors)
+        self._vectors[start : start + rows] = part.vectors
+        self._tokens += part.usage.prompt_tokens
+        self._served[part.node] += rows
+        self._attempts[start] = part.attempts
 
     def result(self) -> EmbedManyResult:
         """All rows. Only when every row has been put."""

@@ -94,15 +94,23 @@ class BaseClient(ChatMethods, TaskMethods):
     ) -> AsyncGenerator[EmbedBatch, None]:
         """Embed texts as they come, in constant memory: yields batches of vectors in the order of the texts.
 
-        `timeout` bounds each batch. Raises what a batch failed with when its turn comes; all before it were yielded.
+        `texts` is read in a thread of its own, or in a task if it is asynchronous, so that only this stream waits for a
+        slow source. `timeout` bounds each batch. An error of the source or of a batch is raised in its turn, when the
+        vectors of all texts before it have been yielded.
         """
         given = self._given("embed_stream", options, EmbedOptions)
 
         async def embed(part: Sequence[str]) -> EmbedBatch:
             return await self._core.backend.embed(self._embed_job(part, given))
 
-        window = self._core.backend.concurrency()
-        return OneLoop(embed_windowed(_each(texts), embed, options=self._core.options.batch, window=window))
+        batches = embed_windowed(
+            texts,
+            embed,
+            options=self._core.options.batch,
+            window=self._core.backend.concurrency(),
+            calls=self._core.calls,
+        )
+        return OneLoop(batches)
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The answer to a prompt."""
@@ -131,15 +139,3 @@ class BaseClient(ChatMethods, TaskMethods):
         deadline = self._deadline(given, self._core.options.timeouts.generate)
         common, sampling = split_options(given)
         return GenerateJob(prompt=arguments.text(prompt, "prompt"), deadline=deadline, sampling=sampling, **common)
-
-
-async def _each(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
-    index = 0
-    if isinstance(texts, AsyncIterable):
-        async for text in texts:
-            yield arguments.text(text, f"texts[{index}]")
-            index += 1
-    else:
-        for text in arguments.ordered(texts):
-            yield arguments.text(text, f"texts[{index}]")
-            index += 1

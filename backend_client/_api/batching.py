@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
-from itertools import accumulate
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any
 
+from backend_client._api import arguments
 from backend_client._api.assembly import Assembly, OneSpace
+from backend_client._resilience.closing import OpenCalls
+from backend_client._resilience.threads import DaemonThread
 from backend_client.errors import AuthenticationFailed, BatchFailure, ConfigurationError, NPUError, PayloadTooLarge
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch, EmbedManyResult
@@ -52,38 +56,84 @@ def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
 
 
 async def embed_windowed(
-    texts: AsyncIterable[str], embed: EmbedTexts, *, options: BatchOptions, window: int
+    texts: Iterable[str] | AsyncIterable[str],
+    embed: EmbedTexts,
+    *,
+    options: BatchOptions,
+    window: int,
+    calls: OpenCalls,
 ) -> AsyncGenerator[EmbedBatch, None]:
-    """Yield the batches of any number of texts in their order, with at most `window` of them in memory.
+    """Yield the batches of any number of texts in their order, each as soon as it is there, at most `window` in memory.
 
-    The error of a batch that failed comes when its turn does; all before it have been yielded by then.
+    Texts are read in a thread of their own, so that only the reader waits for them; asynchronous ones in a task. The
+    error of the source, or of a batch, is raised when its turn comes: what was there before has been yielded by then.
+    Waiting ends with `calls`.
     """
-    pending: deque[asyncio.Task[list[EmbedBatch]]] = deque()
-    one = OneSpace()
-    try:
-        async for batch in _batches(texts, options):
-            if len(pending) == window:
-                for part in await pending[0]:
-                    yield one.admit(part)
-                pending.popleft()
-            pending.append(asyncio.create_task(_embed_or_split(batch, embed)))
-        while pending:
-            for part in await pending[0]:
-                yield one.admit(part)
-            pending.popleft()
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-
-
-async def _batches(texts: AsyncIterable[str], options: BatchOptions) -> AsyncGenerator[list[str], None]:
     batcher = Batcher(options)
-    async for text in texts:
-        if (full := batcher.add(text)) is not None:
+    pending: deque[asyncio.Task[list[EmbedBatch | BatchFailure]]] = deque()
+    reading: asyncio.Future[list[str] | None] | None = None
+    ended, problem = False, None
+    one = OneSpace()
+    read, close = _reader(texts, batcher)
+    try:
+        while pending or not ended:
+            if reading is None and not ended and len(pending) < window:
+                reading = asyncio.ensure_future(read())
+            if pending and pending[0].done():
+                for part in pending.popleft().result():
+                    if isinstance(part, BatchFailure):
+                        raise part.error
+                    yield one.admit(part)
+            elif reading is not None and reading.done():
+                problem = reading.exception()
+                batch = reading.result() if problem is None else None
+                ended, reading = batch is None, None
+                if batch := batch or batcher.rest():
+                    pending.append(asyncio.create_task(_embed_or_split(0, batch, lambda _, part: embed(part))))
+            else:
+                with calls.open():
+                    waited: list[asyncio.Future[Any]] = [*filter(None, [reading]), *islice(pending, 1)]
+                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if problem is not None:
+            raise problem
+    finally:
+        unfinished: list[asyncio.Future[Any]] = [*filter(None, [reading]), *pending]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        await close()
+
+
+def _reader(
+    texts: Iterable[str] | AsyncIterable[str], batcher: Batcher
+) -> tuple[Callable[[], Awaitable[list[str] | None]], Callable[[], Awaitable[None]]]:
+    """What reads the next full batch, None at the end of the texts, when the batcher has the rest; and what closes it.
+
+    Not a context manager: as an async generator, asyncio would close it together with the one that uses it.
+    """
+    if isinstance(texts, AsyncIterable):
+        later = _batches_as_they_come(texts, batcher)
+        return lambda: anext(later, None), later.aclose
+    thread, batches = DaemonThread("read texts"), _batches(texts, batcher)
+
+    async def end() -> None:
+        thread.end()
+
+    return lambda: thread.run(lambda: next(batches, None)), end
+
+
+def _batches(texts: Iterable[str], batcher: Batcher) -> Iterator[list[str]]:
+    for index, text in enumerate(arguments.ordered(texts)):
+        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
             yield full
-    if rest := batcher.rest():
-        yield rest
+
+
+async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> AsyncGenerator[list[str], None]:
+    index = 0
+    async for text in texts:
+        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
+            yield full
+        index += 1
 
 
 async def embed_in_batches(
@@ -113,15 +163,17 @@ async def embed_in_batches(
     limit = max(1, min(concurrency, probing))
     finished = 0
 
+    async def embed_rows(start: int, part: Sequence[str]) -> EmbedBatch:
+        nonlocal limit
+        batch = await embed(part)
+        rows.put(start, batch)
+        limit = min(concurrency, limit + 1)
+        return batch
+
     async def work(start: int, stop: int) -> None:
-        nonlocal limit, finished
-        try:
-            rows.put(start, await _embed_or_split(texts[start:stop], embed))
-            limit = min(concurrency, limit + 1)
-        except (AuthenticationFailed, ConfigurationError):
-            raise
-        except NPUError as error:
-            failures.append(BatchFailure(start, stop, error))
+        nonlocal finished
+        parts = await _embed_or_split(start, texts[start:stop], embed_rows)
+        failures.extend(part for part in parts if isinstance(part, BatchFailure))
         finished += stop - start
         if progress is not None:
             progress(finished, len(texts))
@@ -145,12 +197,20 @@ async def embed_in_batches(
     return rows.result()
 
 
-async def _embed_or_split(texts: Sequence[str], embed: EmbedTexts) -> list[EmbedBatch]:
-    """Embed one batch; if it is too large for a node, its halves, and their halves."""
+async def _embed_or_split(
+    start: int, texts: Sequence[str], embed: Callable[[int, Sequence[str]], Awaitable[EmbedBatch]]
+) -> list[EmbedBatch | BatchFailure]:
+    """Embed the batch that begins at `start`; if it is too large for a node, its halves, and their halves.
+
+    Raises only what every batch would meet: AuthenticationFailed and ConfigurationError.
+    """
     try:
-        return [await embed(texts)]
-    except PayloadTooLarge:
-        if len(texts) == 1:
-            raise
+        return [await embed(start, texts)]
+    except (AuthenticationFailed, ConfigurationError):
+        raise
+    except NPUError as error:
+        if not isinstance(error, PayloadTooLarge) or len(texts) == 1:
+            return [BatchFailure(start, start + len(texts), error)]
     middle = len(texts) // 2
-    return [*await _embed_or_split(texts[:middle], embed), *await _embed_or_split(texts[middle:], embed)]
+    halves = (start, texts[:middle]), (start + middle, texts[middle:])
+    return [part for half in halves for part in await _embed_or_split(*half, embed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
@@ -13,6 +13,7 @@ from backend_client._protocol import wire
 from backend_client._protocol.images import writing_kind
 from backend_client._protocol.jobs import Backend, Exchange, split_options
 from backend_client._protocol.report import ModelKind
+from backend_client._resilience.closing import OpenCalls
 from backend_client._resilience.deadline import Clock, Deadline
 from backend_client.options import ClientOptions
 from backend_client.results import CallOptions, RawReply
@@ -25,6 +26,8 @@ class Core:
     backend: Backend
     options: ClientOptions
     clock: Clock
+    calls: OpenCalls = field(default_factory=OpenCalls)
+    """What waits for something else than the backend: the source of a stream of texts."""
 
 
 def not_picklable(client: object) -> TypeError:
@@ -71,6 +74,7 @@ class ClientBase:
 
     async def close(self) -> None:
         """Release connections and tasks. Calls that are under way end at once with ClientClosed."""
+        await self._core.calls.close()
         await self._core.backend.close()
 
     async def __aenter__(self) -> Self:

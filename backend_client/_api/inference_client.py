@@ -76,7 +76,7 @@ class InferenceClient(BaseClient):
         if self._cloud is None:
             return nodes
         breaker = self._cloud.backend.breaker
-        reachable = breaker.admits() and not self._local_only
+        reachable = breaker.admits() and not self._local_only and not self._core.calls.closed
         return replace(
             nodes,
             serving=nodes.serving or reachable,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAI
+from openai import APIConnectionError, AsyncOpenAI, OpenAI, OpenAIError
 
 from backend_client._api.client_base import ClientBase
 from backend_client._api.loop_thread import LoopThread
-from backend_client._api.openai_replies import HttpReply
 from backend_client._api.openai_routes import OpenAIRoutes
 from backend_client._protocol.sdk_http import httpx
 from backend_client.errors import ClientClosed, DeadlineExceeded
@@ -26,15 +25,11 @@ class FleetTransport(httpx.AsyncBaseTransport):
         self._routes = OpenAIRoutes(client)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ReadTimeout when the call's time is up, which the SDK turns into APITimeoutError."""
-        body = await request.aread()
-        try:
-            reply = await self._routes.handle(*_parts(request), body, _seconds(request))
-        except DeadlineExceeded as error:
-            raise httpx.ReadTimeout(error.message, request=request) from error
+        """See httpx."""
+        reply = await self._routes.handle(*_parts(request), await request.aread(), _seconds(request))
         # A stream in any case: callers of `with_streaming_response` read the body themselves.
         content = reply.content
-        stream = httpx.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content)
+        stream = httpx.ByteStream(content) if isinstance(content, bytes) else _AsyncStream(content, request)
         return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     async def aclose(self) -> None:
@@ -50,14 +45,12 @@ class BlockingFleetTransport(httpx.BaseTransport):
         self._thread = LoopThread("openai over the fleet", client.close)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ReadTimeout when the call's time is up."""
-        body = request.read()
-        try:
-            reply: HttpReply = self._thread.run(self._routes.handle(*_parts(request), body, _seconds(request)))
-        except DeadlineExceeded as error:
-            raise httpx.ReadTimeout(error.message, request=request) from error
+        """See httpx."""
+        reply = self._thread.run(self._routes.handle(*_parts(request), request.read(), _seconds(request)))
         content = reply.content
-        stream = httpx.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content)
+        stream = (
+            httpx.ByteStream(content) if isinstance(content, bytes) else _BlockingStream(self._thread, content, request)
+        )
         return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     def close(self) -> None:
@@ -65,22 +58,51 @@ class BlockingFleetTransport(httpx.BaseTransport):
         self._thread.close()
 
 
+@contextmanager
+def _as_sdk_error(request: httpx.Request) -> Iterator[None]:
+    """Callers of the SDK catch OpenAIError: it passes on what is not an error of its HTTP library."""
+    try:
+        yield
+    except (httpx.HTTPError, OpenAIError):
+        raise
+    except DeadlineExceeded as error:
+        # The SDK makes an APITimeoutError of it.
+        raise httpx.ReadTimeout(error.message, request=request) from error
+    except Exception as error:
+        raise APIConnectionError(message=str(error), request=request) from error
+
+
+class _AsyncHttp(httpx.AsyncClient):
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        with _as_sdk_error(request):
+            return await super().send(request, **options)
+
+
+class _BlockingHttp(httpx.Client):
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        with _as_sdk_error(request):
+            return super().send(request, **options)
+
+
 class _AsyncStream(httpx.AsyncByteStream):
-    def __init__(self, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, content: AsyncIterator[bytes], request: httpx.Request) -> None:
         self._content: Any = content
+        self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._content:
-            yield part
+        with _as_sdk_error(self._request):
+            async for part in self._content:
+                yield part
 
     async def aclose(self) -> None:
         await self._content.aclose()
 
 
 class _BlockingStream(httpx.SyncByteStream):
-    def __init__(self, thread: LoopThread, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, thread: LoopThread, content: AsyncIterator[bytes], request: httpx.Request) -> None:
         self._thread = thread
         self._content: Any = content
+        self._request = request
 
     def __iter__(self) -> Iterator[bytes]:
         async def following() -> bytes | None:
@@ -88,8 +110,9 @@ class _BlockingStream(httpx.SyncByteStream):
             found: bytes | None = await anext(self._content, None)
             return found
 
-        while (part := self._thread.run(following())) is not None:
-            yield part
+        with _as_sdk_error(self._request):
+            while (part := self._thread.run(following())) is not None:
+                yield part
 
     def close(self) -> None:
         with suppress(ClientClosed):
@@ -98,14 +121,14 @@ class _BlockingStream(httpx.SyncByteStream):
 
 def openai_over(client: ClientBase) -> AsyncOpenAI:
     """The asynchronous SDK over a client."""
-    http = httpx.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
+    http = _AsyncHttp(transport=FleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
 def blocking_openai_over(client: ClientBase) -> OpenAI:
     """The blocking SDK over a client."""
-    http = httpx.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
+    http = _BlockingHttp(transport=BlockingFleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return OpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 

@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 
-async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
-    """Run a function in a thread of its own and return its result.
+class DaemonThread:
+    """Runs functions one after another, in a thread of its own, until `end`.
 
-    Unlike `asyncio.to_thread`, a call that hangs neither uses up the caller's thread pool nor holds up the end of the
-    event loop or of the interpreter.
+    Unlike with `asyncio.to_thread`, a call that hangs neither uses up the caller's thread pool nor holds up the end of
+    the event loop or of the interpreter.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
 
-    def settle(result: R | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]  # R may be None itself
-        else:
-            future.set_exception(error)
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def run() -> None:
-        result, problem = None, None
-        try:
-            result = function()
-        except Exception as error:  # noqa: BLE001  (it is raised in the event loop)
-            problem = error
-        # An event loop that has ended raises: it has no callers left.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, problem)
+    async def run(self, function: Callable[[], R]) -> R:
+        """The result of a function. One that has begun runs to its end, also when the caller is cancelled."""
+        future: Future[R] = Future()
+        self._work.put((future, function))
+        return await asyncio.wrap_future(future)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await future
+    def end(self) -> None:
+        """End the thread after the functions that it was given."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, function = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001  (it is raised in the event loop)
+                    future.set_exception(error)
+            del work, future, function
+
+
+async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
+    """Run a function in a thread of its own and return its result."""
+    thread = DaemonThread(name)
+    try:
+        return await thread.run(function)
+    finally:
+        thread.end()
 
 
 class Shared:

@@ -147,7 +147,9 @@ class Runtime:
         if self._end is not None:
             self._end.cancel()
             await asyncio.gather(self._end, return_exceptions=True)
-        await self._release(running, self._follower)
+        follower = self._follower
+        self._forget()
+        await self._release(running, follower)
 
     async def _loop_ends(self, running: Running) -> None:
         """The loop's tasks were cancelled, so the calls under way are ending."""

@@ -52,7 +52,7 @@ class Actor:
     async def process(self, fragment: Fragment) -> Receipt:
         """See Executor: one after another, so that one death loses the work of one fragment."""
         async with self._one:
-            return await self._used.process(fragment)
+            return await self._used.submit(fragment)
 
     async def close(self) -> None:
         """End the node and the client."""

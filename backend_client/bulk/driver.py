@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from backend_client.bulk.executors import Executor, WorkerLost
 from backend_client.bulk.fragments import Fragment
+from backend_client.bulk.patience import Unanswered
 from backend_client.bulk.quarantine import Quarantined
 from backend_client.bulk.readers.source import InputChanged
 from backend_client.bulk.receipts import Receipt
@@ -161,7 +162,8 @@ class Driver:
         self._failed[fragment.id] += 1
         self._progress.failures += 1
         failed = self._failed[fragment.id] + self._history.deaths.get(fragment.id, 0)
-        if failed < self._attempts:
+        # A request that was not answered for long enough has had its attempts: those of the whole fragment cost more.
+        if failed < self._attempts and not isinstance(error, Unanswered):
             return True
         reason = "its worker died" if isinstance(error, WorkerLost) else f"{type(error).__name__}: {error}"
         self._progress.quarantined.append(Quarantined(fragment, failed, reason[:300]))

@@ -59,7 +59,7 @@ class Embedding:
         self._options = options
         self._slots = asyncio.Semaphore(slots)
         self._count = slots
-        self._patience = Patience(lambda: client.embed("canary", **options), patience)
+        self._patience = Patience(patience)
         self._batch = client.npu.options.batch
         self._size = BatchSize(self._batch.texts, slots)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -54,7 +54,8 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
     files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
     fragments = await in_daemon_thread(lambda: plan(files, request.rows), "plan")
     mine = of_shard(fragments, request.shard)
-    worker = Worker(request, settings)
+    # A measurement waits for no node, and is never billed.
+    worker = Worker(replace(request, patience=0.0, allow_cloud=False), settings)
     try:
         probe = await worker.probe(None)
         job = request.job("", model=probe.model, space=probe.space, dimensions=probe.dimensions)
@@ -62,10 +63,11 @@ async def estimate(request: BulkRequest, settings: ClientSettings) -> Estimate:
         await worker.begin(job)
         chunk = await in_daemon_thread(lambda: _first(fragments, job), "read sample")
         inputs = chunk.inputs[: _SAMPLE[request.kind]]
-        problems = worker.work.problems(inputs)
+        _, _, work = worker.begun
+        problems = work.problems(inputs)
         good = [value for row, value in enumerate(inputs) if row not in problems]
         began = time.monotonic()
-        results = await worker.work.run(good)
+        results = await work.run(good)
         seconds = max(time.monotonic() - began, 1e-6)
     finally:
         await worker.close()

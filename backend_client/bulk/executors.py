@@ -1,15 +1,13 @@
-"""Where fragments are processed: one protocol, with an implementation in this process here, one on Ray elsewhere."""
+"""Where fragments are processed: one protocol, implemented by `Worker` in this process and by `RayExecutor`."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.job import BulkJob
 from backend_client.bulk.receipts import Receipt
-from backend_client.bulk.supervisor import Note, noted
-from backend_client.bulk.worker import Probe, Worker
+from backend_client.bulk.worker import Probe
 
 
 class WorkerLost(Exception):
@@ -45,39 +43,3 @@ class Executor(Protocol):
     async def close(self) -> None:
         """End the work that is under way."""
         ...
-
-
-class LocalExecutor:
-    """Processes fragments in this event loop, `window` at a time. `note` is told what is under way."""
-
-    def __init__(self, worker: Worker, window: int, note: Note | None = None) -> None:
-        self.lost = 0
-        self._worker = worker
-        self._window = window
-        self._note = note
-
-    @property
-    def slots(self) -> int:
-        """See Executor."""
-        return self._window
-
-    async def probe(self, job: BulkJob | None) -> Probe:
-        """See Executor."""
-        return await self._worker.probe(job)
-
-    async def begin(self, job: BulkJob) -> None:
-        """See Executor."""
-        await self._worker.begin(job)
-
-    async def submit(self, fragment: Fragment) -> Receipt:
-        """See Executor."""
-        with noted(self._note, fragment.id):
-            return await self._worker.process(fragment)
-
-    async def changed(self) -> None:
-        """See Executor: they never do."""
-        await asyncio.get_running_loop().create_future()
-
-    async def close(self) -> None:
-        """See Executor."""
-        await self._worker.close()

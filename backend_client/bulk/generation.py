@@ -32,11 +32,8 @@ class Generation:
         self._sampling = dict(job.options)
         self._schema = self._sampling.pop("response_schema", None)
         self._slots = asyncio.Semaphore(slots)
-        self._patience = Patience(self._canary, patience)
+        self._patience = Patience(patience)
         self.rows_ahead = 2 * slots
-
-    async def _canary(self) -> object:
-        return await self._client.generate("a", max_new_tokens=1, **self._common)
 
     def problems(self, values: Sequence[Any]) -> dict[int, str]:
         """Which values cannot be sent, and why."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.acceptance import rejection_check, verdict
 from backend_client.bulk.driver import Driver, Progress, TooManyRejected
-from backend_client.bulk.executors import Executor, LocalExecutor
+from backend_client.bulk.executors import Executor
 from backend_client.bulk.finish import SUCCESS
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.opened import OpenedJob, describe, open_job, read_job, was_completed
@@ -41,7 +41,7 @@ async def run_job(
     Works in this event loop, or with the executor, which it closes. `history` and `note` are a supervisor's. Raises
     ConfigurationError for another job than the one in the output, OutputFailed, and NPUError when no node serves it.
     """
-    worker = executor or LocalExecutor(Worker(request, settings or ClientSettings.load()), request.window, note)
+    worker = executor or Worker(request, settings or ClientSettings.load(), note)
     began = time.monotonic()
     report = on_progress or (lambda _: None)
     excluded: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ async def _drive(
     check = rejection_check(request.max_rejected, job.mine)
     keep = _keeper(job.store)
     # An actor of a cluster works on one fragment at a time: that several share a slot would gain nothing there.
-    parts = shared_by_small(request.rows) if isinstance(worker, LocalExecutor) else whole
+    parts = shared_by_small(request.rows) if isinstance(worker, Worker) else whole
     driver = Driver(
         worker,
         progress,

@@ -23,10 +23,11 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks and wait until they have ended."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
+    ended = list(tasks)
+    for task in ended:
         task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    # Also of those that had ended: asyncio logs errors that nobody looked at.
+    await asyncio.gather(*ended, return_exceptions=True)
 
 
 async def uninterrupted(coroutine: Coroutine[Any, Any, R]) -> R:

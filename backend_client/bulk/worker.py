@@ -1,21 +1,31 @@
-"""A worker: a client of the nodes, and the fragments that it processes with it."""
+"""Processes fragments in one process, with a client of the nodes."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import cast
 
 from backend_client._api.inference_client import InferenceClient
+from backend_client._protocol.names import plain_name
 from backend_client._resilience.threads import in_daemon_thread
 from backend_client.bulk.embedding import Embedding
 from backend_client.bulk.fragments import Fragment
 from backend_client.bulk.generation import Generation
 from backend_client.bulk.job import BulkJob
+from backend_client.bulk.patience import Patience
 from backend_client.bulk.process import Work, process
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.request import BulkRequest
 from backend_client.bulk.stores import Store, open_store
-from backend_client.errors import ConfigurationError, VectorSpaceMismatch
+from backend_client.bulk.supervisor import Note, noted
+from backend_client.errors import (
+    ConfigurationError,
+    ModelNotFound,
+    NPUUnavailableError,
+    RequestRejected,
+    VectorSpaceMismatch,
+)
 from backend_client.results import CallOptions, EmbedOptions
 from backend_client.settings import ClientSettings
 
@@ -35,63 +45,82 @@ class Probe:
 
 
 class Worker:
-    """Made in the process that does the work. The client belongs to its event loop."""
+    """Processes fragments in this event loop: see Executor. `note` is called with what is under way."""
 
-    def __init__(self, request: BulkRequest, settings: ClientSettings) -> None:
+    def __init__(self, request: BulkRequest, settings: ClientSettings, note: Note | None = None) -> None:
+        self.lost = 0
+        self.slots = request.window
+        self._note = note
         self._request = request
         self._settings = settings
         self._client: InferenceClient | None = None
         self._bound = False
-        self._job: BulkJob | None = None
-        self._store: Store | None = None
-        self._work: Work | None = None
+        self._begun: tuple[BulkJob, Store, Work] | None = None
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """Send one small request. Raises ConfigurationError when the nodes answer in another space than the job's."""
+        """Send one small request to a node; while no node answers, again, for as long as the patience allows.
+
+        Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
+        another space than the job's.
+        """
         client = await self._connected(job)
         options = self._options(job)
-        if self._request.kind == "generate":
-            answer = await client.generate("a", max_new_tokens=1, **options)
-            return Probe(self._request.model or answer.model, "", 0)
-        try:
+        options["local_only"] = True
+        request = self._request
+
+        async def ask() -> Probe:
+            if request.kind == "generate":
+                answer = await client.generate("a", max_new_tokens=1, **options)
+                return Probe(request.model or answer.model, "", 0)
             result = await client.embed_result("a", **options)
-        except VectorSpaceMismatch as error:
-            problem = error.message
-        else:
-            model = self._request.model or result.model
+            model = request.model or result.model
             self._check_dimensions(client, result.space)
             return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
+
+        known = self._served_by_cloud(job)
+        patience = Patience(request.patience if known is None else 0.0)
+        try:
+            return await patience.ask(ask, final=(RequestRejected, VectorSpaceMismatch))
+        except VectorSpaceMismatch as error:
+            problem = error.message
+        except (NPUUnavailableError, ModelNotFound):
+            if known is None:
+                raise
+            return known
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
         """Make ready for the job's fragments. Raises NPUError when no node can serve it."""
         client = await self._connected(job)
         await client.npu.health()
-        options = self._options(job)
-        self._store = await in_daemon_thread(lambda: open_store(self._request.out), "open output")
-        self._job = job
-        request = self._request
+        options, request = self._options(job), self._request
+        store = await in_daemon_thread(lambda: open_store(request.out), "open output")
+        work: Work
         if job.kind == "embed":
             slots = request.concurrency or client.npu.backend.concurrency()
             truncate = EmbedOptions(truncate=bool(job.options.get("truncate")))
             embedding = cast("EmbedOptions", {**options, **truncate})
-            self._work = Embedding(client, job, embedding, slots, request.patience)
+            work = Embedding(client, job, embedding, slots, request.patience)
         else:
             slots = request.concurrency or max(1, len(client.npu.status())) * _PROMPTS_PER_NODE
-            self._work = Generation(client, job, options, slots, request.patience)
+            work = Generation(client, job, options, slots, request.patience)
+        self._begun = job, store, work
 
     @property
-    def work(self) -> Work:
-        """What it does with rows. Raises ConfigurationError before a job is begun."""
-        if self._work is None:
+    def begun(self) -> tuple[BulkJob, Store, Work]:
+        """The job, its output, and what is done with its rows. Raises ConfigurationError before `begin`."""
+        if self._begun is None:
             raise ConfigurationError("the worker has no job: call begin() first")
-        return self._work
+        return self._begun
 
-    async def process(self, fragment: Fragment) -> Receipt:
+    async def submit(self, fragment: Fragment) -> Receipt:
         """Process a fragment of the job that was begun."""
-        if self._job is None or self._store is None:
-            raise ConfigurationError("the worker has no job: call begin() first")
-        return await process(fragment, self._job, self._store, self.work)
+        with noted(self._note, fragment.id):
+            return await process(fragment, *self.begun)
+
+    async def changed(self) -> None:
+        """See Executor: its slots never do."""
+        await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         """Close the client."""
@@ -133,6 +162,18 @@ class Worker:
             raise ConfigurationError(
                 f"the nodes report vectors of different lengths for the space {space}: {told}; leave out those that err"
             )
+
+    def _served_by_cloud(self, job: BulkJob | None) -> Probe | None:
+        """What a node would have answered, where that is known and the cloud can serve the job without nodes."""
+        cloud, request = self._settings.cloud, self._request
+        if cloud is None or not request.allow_cloud or self._settings.local_only or request.require_device is not None:
+            return None
+        if request.kind == "embed":
+            mapped = job is not None and job.space in cloud.embedding_models
+            return Probe(job.model, job.space, job.dimensions) if job is not None and mapped else None
+        model = plain_name((job.model if job is not None else request.model) or "")
+        mapped = model in map(plain_name, cloud.chat_models)
+        return Probe(request.model or model, "", 0) if mapped else None
 
     def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
         return tuple(

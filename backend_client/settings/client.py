@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import tomllib
@@ -96,8 +98,13 @@ class ClientSettings(BaseSettings):
     @field_validator("nodes", mode="before")
     @classmethod
     def _nodes_by_comma(cls, value: Any) -> Any:
-        """`NPU_CLIENT_NODES=http://a:8081,http://b:8081` is two nodes."""
-        return [url.strip() for url in value.split(",") if url.strip()] if isinstance(value, str) else value
+        """`NPU_CLIENT_NODES=http://a:8081,http://b:8081` is two nodes, as is a JSON list of both."""
+        if not isinstance(value, str):
+            return value
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(urls := json.loads(value), list):
+                return urls
+        return [url.strip() for url in value.split(",") if url.strip()]
 
     @field_validator("nodes")
     @classmethod
@@ -126,7 +133,8 @@ class ClientSettings(BaseSettings):
         reject_misspelt(os.environ, cls)
         path = config or os.environ.get(CONFIG_VARIABLE)
         if path is not None and not Path(path).is_file():
-            raise ConfigurationError(f"the configuration file {path} does not exist")
+            problem = "is not a file" if Path(path).exists() else "does not exist"
+            raise ConfigurationError(f"the configuration file {path} {problem}")
 
         class FromFile(cls):  # type: ignore[valid-type, misc]
             model_config = SettingsConfigDict(toml_file=path)

@@ -42,6 +42,8 @@ class EmbedFile:
     """One input and one output. Raises ConfigurationError for files that cannot be read, written or continued."""
 
     def __init__(self, source: Path, out: Path) -> None:
+        if source.is_dir():
+            raise ConfigurationError(f"the input {source} is a directory: give one file, or use embed-dataset")
         if not source.is_file():
             raise ConfigurationError(f"the input {source} does not exist")
         self._source = source

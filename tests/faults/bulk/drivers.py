@@ -156,20 +156,20 @@ def _signal_parent(number):
 
 def _make_deadly(account, row, sign, times):
     """Every process that begins with the fragment of that row notes it in a file, and dies until `times` have."""
-    from backend_client.bulk.worker import Worker
+    from backend_client.bulk import worker
 
-    process = Worker.process
+    process = worker.process
 
-    async def dying(self, fragment):
+    async def dying(fragment, *job):
         if fragment.file.form == "parquet" and fragment.start == row:
             file = os.open(account, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
             os.write(file, b"x")
             if os.fstat(file).st_size <= times:
                 os.kill(os.getpid(), getattr(signal, sign))
             os.close(file)
-        return await process(self, fragment)
+        return await process(fragment, *job)
 
-    Worker.process = dying
+    worker.process = dying
 
 
 if __name__ == "__main__":

@@ -92,13 +92,6 @@ def test_values_that_make_no_sense_are_wrong_usage(source, tmp_path, capsys, mor
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("fleet")
-def test_a_cluster_that_takes_no_token_is_not_asked(source, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert main(["embed-dataset", source, str(tmp_path / "out"), "--ray", "127.0.0.1:6379"]) == 1
-    assert "RAY_AUTH_MODE=token" in capsys.readouterr().err
-
-
 def test_the_bar_is_as_wide_as_what_standard_error_is(monkeypatch):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))

@@ -97,5 +97,6 @@ def test_wrong_settings_are_named_and_not_quoted(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().err
     assert "nodes" in printed
     assert "hunter2" not in printed
-    assert main(["--config", str(tmp_path / "none.toml"), "health"]) == 1
-    assert "does not exist" in capsys.readouterr().err
+    for path, problem in ((tmp_path / "none.toml", "does not exist"), (tmp_path, "is not a file")):
+        assert main(["--config", str(path), "health"]) == 1
+        assert f"{path} {problem}" in capsys.readouterr().err

@@ -126,6 +126,7 @@ def test_mistakes_are_named(source, tmp_path, capsys, monkeypatch):
     for arguments, message in [
         (["--in", str(broken), "--out", str(tmp_path / "o.npy")], "line 2"),
         (["--in", str(tmp_path / "none"), "--out", str(tmp_path / "o.npy")], "does not exist"),
+        (["--in", str(tmp_path), "--out", str(tmp_path / "o.npy")], "is a directory"),
         (["--in", str(source), "--out", str(tmp_path / "o.csv")], "one of .npy"),
         (["--in", str(source)], "together"),
     ]:

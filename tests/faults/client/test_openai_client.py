@@ -1,6 +1,8 @@
 """The OpenAI SDK, unmodified, over a fleet of scripted nodes."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import openai as sdk
 import pytest
@@ -300,3 +302,53 @@ def test_a_wrong_upload_through_the_sdk_is_refused_before_it_is_sent():
         fleet.assert_nothing_sent()
         with pytest.raises(sdk.NotFoundError):
             client.audio.transcriptions.create(model="no-such", file=("a.wav", b"RIFF"))
+
+
+async def test_a_closed_sdk_raises_its_own_errors(fleet):
+    openai = backend_client.openai(ClientSettings(nodes=[node.url for node, _ in fleet]))
+    stream = await openai.chat.completions.create(model=WRITER, messages=QUESTION, stream=True)
+    await anext(stream)
+    await openai.close()
+    with pytest.raises(sdk.OpenAIError, match="closed"):
+        [chunk async for chunk in stream]
+    with pytest.raises(sdk.OpenAIError, match="closed"):
+        await openai.embeddings.create(model=EMBEDDER, input="text")
+
+
+def test_a_closed_blocking_sdk_raises_its_own_errors():
+    with FakeFleet(1) as fleet:
+        openai = sync.openai(fleet.settings())
+        stream = openai.chat.completions.create(model="fake-writer", messages=QUESTION, stream=True)
+        next(stream)
+        openai.close()
+        with pytest.raises(sdk.OpenAIError, match="closed"):
+            list(stream)
+        with pytest.raises(sdk.OpenAIError, match="closed"):
+            openai.embeddings.create(model="fake-embedder", input="text")
+
+
+async def test_an_sdk_that_belongs_to_another_event_loop_raises_its_own_error(openai):
+    await openai.embeddings.create(model=EMBEDDER, input="text")
+
+    async def elsewhere():
+        await openai.embeddings.create(model=EMBEDDER, input="text")
+
+    with pytest.raises(sdk.OpenAIError, match="belongs to another event loop"):
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+def test_closing_a_blocking_sdk_ends_its_calls_with_its_own_error():
+    node, arrived = ScriptedNode(), threading.Event()
+
+    async def never(_):
+        arrived.set()
+        await asyncio.get_running_loop().create_future()
+
+    node.respond = never
+    with served_in_thread(node) as url, ThreadPoolExecutor(1) as threads:
+        openai = sync.openai(ClientSettings(nodes=[url]))
+        call = threads.submit(openai.embeddings.create, model=EMBEDDER, input="text")
+        assert arrived.wait(30)
+        openai.close()
+        with pytest.raises(sdk.OpenAIError, match="closed"):
+            call.result(30)

@@ -87,8 +87,19 @@ def test_the_status_needs_no_answer_of_anybody(url):
         assert not client.healthz().serving
         client.embed("text")
         assert client.healthz().nodes == {url: "ready"}
+        assert [(node.url, node.usable) for node in client.status()] == [(url, True)]
     with sync.InferenceClient.from_settings(settings_without_nodes()) as client:
         assert client.healthz().nodes_usable == 0
+
+
+def test_a_closed_client_serves_nothing(url):
+    cloud = {"api_key": "sk-test", "chat_model": "cloud-chat", "base_url": "http://127.0.0.1:9/v1"}
+    with sync.InferenceClient.from_settings(nodes=[url], cloud=cloud) as client:
+        client.embed("text")
+        assert client.healthz().serving
+        client.close()
+        status = client.healthz()
+        assert (status.serving, status.nodes_usable, status.nodes) == (False, 0, {url: "unknown"})
 
 
 def test_many_threads_share_a_client(url):

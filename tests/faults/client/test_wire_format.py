@@ -13,6 +13,7 @@ from backend_client import (
     EmbedManyFailed,
     NPUClient,
     NPUUnavailableError,
+    PayloadTooLarge,
     RequestRejected,
     StreamInterrupted,
 )
@@ -75,6 +76,35 @@ async def test_a_batch_that_is_too_large_is_halved(scripted, client):
     scripted.max_texts = 10
     texts = [f"text {index}" for index in range(100)]
     np.testing.assert_array_equal(await client.embed_many(texts), vectors_for(texts))
+
+
+async def large_texts_refused(request):
+    """As a node does that limits the size of a request: its sum, so that halves may pass."""
+    size = sum(map(len, (await request.json())["texts"]))
+    return error_response(413, "payload_too_large") if size > 1000 else None
+
+
+async def test_the_good_half_of_a_batch_that_is_too_large_is_kept(scripted, client):
+    scripted.respond = large_texts_refused
+    texts = [f"text {index}" for index in range(40)]
+    texts[30] = "x" * 1001
+    with pytest.raises(EmbedManyFailed) as caught:
+        await client.embed_many(texts)
+    [failure] = caught.value.failures
+    assert (failure.start, failure.stop, type(failure.error)) == (30, 31, PayloadTooLarge)
+    good = [*range(30), *range(31, 40)]
+    np.testing.assert_array_equal(caught.value.vectors[good], vectors_for([texts[row] for row in good]))
+
+
+async def test_a_stream_yields_the_good_half_of_a_batch_that_is_too_large(scripted, client):
+    scripted.respond = large_texts_refused
+    texts = [f"text {index}" for index in range(40)]
+    texts[30] = "x" * 1001
+    rows = []
+    with pytest.raises(PayloadTooLarge):
+        async for batch in client.embed_stream(texts):
+            rows.extend(batch.vectors)
+    np.testing.assert_array_equal(rows, vectors_for(texts[:30]))
 
 
 async def test_embed_many_reports_exactly_what_failed(scripted, client):

@@ -15,6 +15,7 @@ from backend_client import (
 )
 from backend_client._api.assembly import Assembly, OneSpace
 from backend_client._api.batching import embed_in_batches, embed_windowed
+from backend_client._resilience.closing import OpenCalls
 from backend_client.options import BatchOptions
 from backend_client.results import EmbedBatch
 
@@ -35,9 +36,9 @@ def part(rows, space="s", value=1.0, dimensions=3, node="http://n:1"):
 @pytest.mark.parametrize("other", [part(2, space="other"), part(2, dimensions=4)], ids=["space", "dimensions"])
 def test_a_part_that_cannot_be_compared_is_refused_and_changes_nothing(other):
     rows = Assembly(4)
-    rows.put(0, [part(2)])
+    rows.put(0, part(2))
     with pytest.raises(VectorSpaceMismatch):
-        rows.put(2, [part(1, value=2.0), other])
+        rows.put(2, other)
     error = rows.failure([BatchFailure(2, 4, RequestRejected("no"))])
     assert isinstance(error, EmbedManyFailed)
     assert error.space == "s"
@@ -46,8 +47,9 @@ def test_a_part_that_cannot_be_compared_is_refused_and_changes_nothing(other):
 
 def test_parts_come_in_any_order():
     rows = Assembly(5)
-    rows.put(3, [part(2, value=3.0)])
-    rows.put(0, [part(1, value=1.0, node="http://n:2"), part(2, value=2.0)])
+    rows.put(3, part(2, value=3.0))
+    rows.put(0, part(1, value=1.0, node="http://n:2"))
+    rows.put(1, part(2, value=2.0))
     result = rows.result()
     assert result.vectors[:, 0].tolist() == [1.0, 2.0, 2.0, 3.0, 3.0]
     assert (result.space, result.usage, result.served) == ("s", Usage(5), {"http://n:1": 4, "http://n:2": 1})
@@ -88,7 +90,7 @@ async def test_a_stream_of_batches_has_one_space():
 
     seen = []
     with pytest.raises(VectorSpaceMismatch):
-        async for batch in embed_windowed(texts(), Mixing(), options=OPTIONS, window=1):
+        async for batch in embed_windowed(texts(), Mixing(), options=OPTIONS, window=1, calls=OpenCalls()):
             seen.append(batch.space)  # noqa: PERF401  (what came before the error counts)
     assert seen == ["s", "s"]
 

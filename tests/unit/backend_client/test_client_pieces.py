@@ -264,6 +264,18 @@ def test_wrong_settings_say_where_and_not_what(tmp_path, text):
     assert "u:hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "nodes"),
+    [
+        ('["http://one:1", "http://two:2"]', ("http://one:1", "http://two:2")),
+        ("[::1]:8081,[::2]:8081", ("[::1]:8081", "[::2]:8081")),
+    ],
+)
+def test_nodes_in_the_environment_are_a_json_list_or_separated_by_commas(monkeypatch, value, nodes):
+    monkeypatch.setenv("NPU_CLIENT_NODES", value)
+    assert ClientSettings.load().nodes == nodes
+
+
 def test_the_shipped_settings_are_the_defaults(monkeypatch):
     monkeypatch.delenv("NPU_CLIENT_NODES", raising=False)
     assert ClientSettings.load(SHIPPED).model_dump() == ClientSettings().model_dump()

@@ -10,7 +10,7 @@ from backend_client import sync
 from backend_client.settings import ClientSettings
 
 # What only one of the two can have: a context manager's methods, and what is about event loops.
-ONLY_ASYNC = {"backend", "core", "options", "spaces", "status", "wrap_backend", "npu", "cloud_breaker"}
+ONLY_ASYNC = {"backend", "core", "options", "spaces", "wrap_backend", "npu", "cloud_breaker"}
 ONLY_BLOCKING = {"inner"}
 
 

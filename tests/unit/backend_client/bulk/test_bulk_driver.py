@@ -8,6 +8,7 @@ import pytest
 from backend_client.bulk.driver import Driver, Progress, TooManyRejected
 from backend_client.bulk.executors import WorkerLost
 from backend_client.bulk.fragments import Fragment, InputFile
+from backend_client.bulk.patience import Unanswered
 from backend_client.bulk.receipts import Receipt
 from backend_client.bulk.stores import OutputFailed
 from backend_client.bulk.window import SLOT, whole
@@ -88,6 +89,14 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
     (quarantined,) = progress.quarantined
     assert (quarantined.fragment, quarantined.attempts, quarantined.reason) == (FRAGMENTS[3], 3, "its worker died")
     assert progress.done == 9
+
+
+async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
+    executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
+    progress, pauses = await drive(executor)
+    (quarantined,) = progress.quarantined
+    assert (quarantined.fragment, quarantined.reason) == (FRAGMENTS[3], "Unanswered: not answered for 600 s")
+    assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("wrong"), OutputFailed("full")])

@@ -1,86 +1,83 @@
-"""Whose fault is a failure: the fleet's is waited out, a row's is narrowed down to it."""
+"""Only a refusal of the row itself rejects it; all other failures are waited out, or leave it unanswered."""
 
 import pytest
 
-from backend_client.bulk.patience import Patience
+from backend_client.bulk.patience import Patience, Unanswered
 from backend_client.errors import (
     AuthenticationFailed,
+    CloudRejected,
     FleetOverloaded,
+    InvalidAnswer,
+    ModelNotFound,
     NPUUnavailableError,
     RequestRejected,
 )
 
+BREAKS_ENGINE = RequestRejected("node: no", node="node", status=400, code="request_breaks_engine")
+
 
 class Fleet:
-    """`killers` are rows whose request no node survives; `away` answers so many requests with an error first."""
+    """`errors` maps rows to what a request with them raises; the first `away` requests raise `error`."""
 
-    def __init__(self, killers=(), away=0, error=NPUUnavailableError):
-        self.killers = set(killers)
+    def __init__(self, errors=None, away=0, error=None):
+        self.errors = errors or {}
         self.away = away
-        self.error = error
+        self.error = error or NPUUnavailableError("away")
         self.now = 0.0
         self.served, self.refused, self.requests = [], {}, 0
-
-    async def canary(self):
-        if self.away:
-            raise self.error("away")
+        self.in_each_pause = None
 
     async def sleep(self, seconds):
         self.now += seconds
+        if self.in_each_pause is not None:
+            await self.in_each_pause()
 
     async def serve(self, rows):
         self.requests += 1
         if self.away:
             self.away -= 1
-            raise self.error("away")
-        if self.killers & set(rows):
-            raise NPUUnavailableError("the engine died")
+            raise self.error
+        for row in rows:
+            if row in self.errors:
+                raise self.errors[row]
         self.served += rows
 
+    def patience(self, limit=600.0):
+        return Patience(limit, clock=lambda: self.now, sleep=self.sleep)
+
     async def run(self, rows, limit=600.0):
-        patience = Patience(self.canary, limit, clock=lambda: self.now, sleep=self.sleep)
-        await patience.serve(rows, self.serve, self.refused.__setitem__)
+        await self.patience(limit).serve(rows, self.serve, self.refused.__setitem__)
 
 
-async def test_rows_that_no_node_survives_are_found_and_all_others_served():
-    fleet = Fleet(killers=[3, 17])
+async def test_rows_that_nodes_refuse_are_found_without_waiting_and_all_others_served():
+    fleet = Fleet({3: BREAKS_ENGINE, 17: InvalidAnswer("no JSON")})
     await fleet.run(range(64))
-    assert sorted(fleet.refused) == [3, 17]
+    assert fleet.refused == {3: "takes down the engine that runs it", 17: "the answer does not match the schema"}
     assert sorted(fleet.served) == sorted(set(range(64)) - {3, 17})
+    assert fleet.now == 0.0
 
 
-async def test_a_row_that_is_late_twice_on_a_busy_fleet_is_served():
-    fleet = Fleet()
-    late = 2
-
-    async def serve(rows):
-        nonlocal late
-        if late:
-            late -= 1
-            raise NPUUnavailableError("late")
-        fleet.served += rows
-
-    fleet.serve = serve
-    await fleet.run([5])
-    assert (fleet.refused, fleet.served) == ({}, [5])
-
-
-async def test_no_row_is_refused_while_the_whole_fleet_is_away():
-    fleet = Fleet(away=30)
+async def test_one_refusal_costs_two_requests_for_each_halving():
+    fleet = Fleet({40: RequestRejected("node: no", node="node", status=400, code="invalid_request")})
     await fleet.run(range(64))
-    assert fleet.refused == {}
-    assert sorted(fleet.served) == list(range(64))
+    assert (fleet.refused, fleet.requests) == ({40: "refused: no"}, 13)
 
 
-async def test_overload_is_never_a_row_s_fault():
-    fleet = Fleet(away=20, error=FleetOverloaded)
-
-    async def canary():
-        return None
-
-    fleet.canary = canary
-    await fleet.run([1])
-    assert (fleet.refused, fleet.served) == ({}, [1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NPUUnavailableError("away"),
+        FleetOverloaded("busy"),
+        ModelNotFound("no node has it"),
+        CloudRejected("the cloud rejected it", status=400),
+        RequestRejected("an old node has no such URL", status=404, code="not_found"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_no_row_is_refused_for_what_is_not_about_it(error):
+    fleet = Fleet(away=30, error=error)
+    await fleet.run(range(64))
+    assert (fleet.refused, fleet.served) == ({}, [*range(64)])
 
 
 async def test_a_fleet_that_stays_away_ends_the_run():
@@ -91,23 +88,44 @@ async def test_a_fleet_that_stays_away_ends_the_run():
     assert fleet.refused == {}
 
 
+async def answered_meanwhile(fleet, error):
+    """Serve a row that raises `error` each time, while every pause has time for another row that is answered."""
+    fleet.errors[1] = error
+    patience = fleet.patience(limit=60.0)
+
+    async def another():
+        if fleet.now > 10_000:
+            del fleet.errors[1]
+        await patience.serve([2], fleet.serve, fleet.refused.__setitem__)
+
+    fleet.in_each_pause = another
+    await patience.serve([1], fleet.serve, fleet.refused.__setitem__)
+
+
+async def test_a_row_that_is_not_answered_while_others_are_is_reported_and_not_refused():
+    fleet = Fleet()
+    with pytest.raises(Unanswered, match="no node served it"):
+        await answered_meanwhile(fleet, NPUUnavailableError("no node served it"))
+    assert 60 < fleet.now < 120
+    assert fleet.refused == {}
+
+
+async def test_a_row_that_waits_behind_others_on_a_busy_fleet_waits_on():
+    fleet = Fleet()
+    await answered_meanwhile(fleet, FleetOverloaded("busy"))
+    assert fleet.now > 10_000
+    assert 1 in fleet.served
+
+
 async def test_a_refused_key_ends_the_run_at_once():
-    fleet = Fleet(away=10**9, error=AuthenticationFailed)
+    fleet = Fleet(away=10**9, error=AuthenticationFailed("no"))
     with pytest.raises(AuthenticationFailed):
         await fleet.run(range(64))
     assert fleet.requests == 1
 
 
-async def test_a_refusal_is_bisected_without_waiting():
-    fleet = Fleet()
-
-    async def serve(rows):
-        fleet.requests += 1
-        if 40 in rows:
-            raise RequestRejected("node: no", node="node", code="invalid_request")
-        fleet.served += rows
-
-    fleet.serve = serve
-    await fleet.run(range(64))
-    assert fleet.refused == {40: "refused: no"}
-    assert (fleet.now, fleet.requests) == (0.0, 13)
+async def test_waiting_is_logged_once(caplog):
+    fleet = Fleet(away=30)
+    await fleet.run([1])
+    (record,) = caplog.records
+    assert record.message == "waiting up to 600 s for an answer: away"

@@ -1,0 +1,132 @@
+"""Texts of a stream that come slowly, fail or never end: only their own stream notices."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from backend_client.errors import ClientClosed
+from backend_client.testing import FakeFleet, fake_vector
+
+BATCH = 64
+TEXTS = [f"text {number}" for number in range(BATCH + 6)]
+WAIT_S = 30
+
+
+class Stuck:
+    """Gives some texts, then waits for `released`."""
+
+    def __init__(self, texts):
+        self.texts = texts
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        yield from self.texts
+        self.reached.set()
+        assert self.released.wait(2 * WAIT_S)
+
+    async def later(self):
+        for text in self.texts:
+            yield text
+        self.reached.set()
+        await asyncio.to_thread(self.released.wait, 2 * WAIT_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.released.set()
+
+
+def broken(texts):
+    yield from texts
+    raise OSError("the source failed")
+
+
+async def broken_later(texts):
+    for text in texts:
+        yield text
+    raise OSError("the source failed")
+
+
+@pytest.fixture
+def fleet():
+    with FakeFleet(2, memory=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet):
+    with fleet.client() as client:
+        yield client
+
+
+@pytest.fixture
+def elsewhere():
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+def test_calls_of_other_threads_do_not_wait_for_a_source(client, elsewhere):
+    with Stuck(TEXTS) as source:
+        streamed = elsewhere.submit(list, client.embed_stream(source))
+        assert source.reached.wait(WAIT_S)
+        assert len(client.embed("text", timeout=WAIT_S)) == 8
+        source.released.set()
+        assert sum(len(batch.vectors) for batch in streamed.result(WAIT_S)) == len(TEXTS)
+
+
+def test_vectors_are_yielded_while_the_source_is_stuck(client, elsewhere):
+    with Stuck(TEXTS) as source:
+        stream = client.embed_stream(source)
+        assert len(elsewhere.submit(next, stream).result(WAIT_S).vectors) == BATCH
+        source.released.set()
+        assert [len(batch.vectors) for batch in stream] == [6]
+
+
+async def test_vectors_are_yielded_while_an_asynchronous_source_is_stuck(fleet):
+    with Stuck(TEXTS) as source:
+        async with fleet.async_client() as client, asyncio.timeout(WAIT_S):
+            stream = client.embed_stream(source.later())
+            assert len((await anext(stream)).vectors) == BATCH
+            source.released.set()
+            assert [len(batch.vectors) async for batch in stream] == [6]
+
+
+@pytest.mark.parametrize("make", [broken, broken_later])
+async def test_a_source_that_fails_does_so_after_the_vectors_of_all_its_texts(fleet, make):
+    rows = []
+    async with fleet.async_client() as client:
+        with pytest.raises(OSError, match="the source failed"):
+            async for batch in client.embed_stream(make(TEXTS)):
+                rows.extend(batch.vectors)
+    np.testing.assert_array_equal(rows, [fake_vector(text) for text in TEXTS])
+
+
+def test_a_stream_is_left_while_its_source_is_stuck(client, elsewhere):
+    with Stuck(TEXTS) as source:
+        stream = client.embed_stream(source)
+        next(stream)
+        assert source.reached.wait(WAIT_S)
+        elsewhere.submit(stream.close).result(WAIT_S)
+
+
+def test_closing_the_client_ends_a_stream_whose_source_is_stuck(client, elsewhere):
+    with Stuck([]) as source:
+        streamed = elsewhere.submit(list, client.embed_stream(source))
+        assert source.reached.wait(WAIT_S)
+        client.close()
+        with pytest.raises(ClientClosed):
+            streamed.result(WAIT_S)
+
+
+async def test_closing_an_asynchronous_client_ends_a_stream_whose_source_is_stuck(fleet):
+    with Stuck([]) as source:
+        client = fleet.async_client()
+        streamed = asyncio.ensure_future(anext(client.embed_stream(source)))
+        assert await asyncio.to_thread(source.reached.wait, WAIT_S)
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await streamed
