@@ -98,6 +98,8 @@ class _Run:
             rng=random.Random(rng.random()),
             options=options,
         )
+        # A client that is closed forgets what it knew of them.
+        self.known = list(self.client.backend.runtime.pool.nodes.values())
         self.options = options
         self.closed_at = None
         tasks = [asyncio.create_task(self._fault(fault)) for fault in scenario.faults]
@@ -245,9 +247,9 @@ class _Run:
             self.violated(f"{self.transport.under_way} requests are still under way")
         if self.transport.sent and not self.transport.closed:
             self.violated("the transport was not closed")
-        for status in self.client.status():
-            if status.in_flight:
-                self.violated(f"{status.url} has {status.in_flight} in flight")
+        for node in self.known:
+            if in_flight := node.outstanding.total():
+                self.violated(f"{node.url} has {in_flight} in flight")
 
     def _check_budget(self, ended):
         retry = self.options.retry
