@@ -75,7 +75,9 @@ class Worker:
             result = await client.embed_result("a", **options)
             model = request.model or result.model
             self._check_dimensions(client, result.space)
-            return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
+            return Probe(
+                model, result.space, len(result.vector), await self._excluded(client, result.model, result.space)
+            )
 
         known = self._served_by_cloud(job)
         patience = Patience(request.patience if known is None else 0.0)
@@ -175,9 +177,11 @@ class Worker:
         mapped = model in map(plain_name, cloud.chat_models)
         return Probe(request.model or model, "", 0) if mapped else None
 
-    def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
+    async def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
+        # Of all nodes: the others may be slower than the one that answered.
+        nodes = await client.npu.health()
         return tuple(
             node.url
-            for node in client.npu.status()
+            for node in nodes
             if any(known.id == model and known.space not in {None, space} for known in node.models)
         )
