@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from worker_node.environment import cache_home
-from worker_node.models.catalog import normalise_name
+from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.hosts import is_host_name, is_loopback, is_origin
 from worker_node.settings.image_hosts import ImageHost
 from worker_node.settings.model import ModelSettings
+from worker_node.settings.options import custom_error
 
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
@@ -274,13 +275,17 @@ class NodeSettings(BaseSettings):
 
     @field_validator("models")
     @classmethod
-    def _models_once(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
-        names = [model.name for model in value]
-        if len(set(names)) != len(names):
-            raise ValueError("a model is named twice")
-        aliases = [normalise_name(alias) for model in value for alias in model.aliases]
-        if len(set(aliases)) != len(aliases):
-            raise ValueError("an alias is given twice")
+    def _one_model_for_each_name(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        owners: dict[str, int] = {}
+        wrong = []
+        given = [(index, "name", name) for index, model in enumerate(value) for name in _names(model)]
+        given += [(index, "aliases", alias) for index, model in enumerate(value) for alias in model.aliases]
+        for index, key, name in given:
+            if (owner := owners.setdefault(normalise_name(name), index)) != index:
+                text = f"{name} is a name of models[{owner}] ({value[owner].name}) already; remove it from one of them"
+                wrong.append(custom_error("twice", (index, key), text))
+        if wrong:
+            raise ValidationError.from_exception_data("models", wrong, hide_input=True)
         return value
 
     @model_validator(mode="after")
@@ -291,6 +296,12 @@ class NodeSettings(BaseSettings):
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
         return self
+
+
+def _names(model: ModelSettings) -> list[str]:
+    """The name of the settings, and that of the installed model which it stands for."""
+    entry = Catalog.load().find(model.name) if model.path is None else None
+    return [model.name] if entry is None else [model.name, entry.id]
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

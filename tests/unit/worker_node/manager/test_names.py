@@ -4,14 +4,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from pydantic import ValidationError
 
 from tests.support.services import manager_of
 from worker_node.domain import ModelKind
 from worker_node.errors import BadRequest, ModelNotFound
 from worker_node.manager.names import Names
 from worker_node.models.catalog import Catalog
-from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
 from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
 
@@ -96,9 +94,3 @@ async def test_a_model_of_another_kind_than_the_request_needs_is_refused_by_name
         await embedding_model(manager, "w", math.inf)
     with pytest.raises(ModelNotFound, match="serves no embedding model"):
         await embedding_model(manager_of([generation("writer")]), None, math.inf)
-
-
-def test_an_alias_belongs_to_one_model():
-    models = (ModelSettings(name="a", aliases=("x",)), ModelSettings(name="b", aliases=("X:latest",)))
-    with pytest.raises(ValidationError, match="alias is given twice"):
-        NodeSettings(models=models)

@@ -102,7 +102,27 @@ placements = [{ device = "NPU", load = "soon" }]
             "node.toml:3: models[0].placements: is a list of tables: write [[models.placements]], with two brackets, "
             "instead of [models.placements]",
         ),
-        ('[[models]]\nname = "a"\n[[models]]\nname = "a"', "node.toml:1: models: a model is named twice"),
+        (
+            '[[models]]\nname = "a"\n[[models]]\nname = "A:latest"',
+            "node.toml:4: models[1].name: A:latest is a name of models[0] (a) already; remove it from one of them",
+        ),
+        (
+            '[[models]]\nname = "a"\naliases = ["b"]\n[[models]]\nname = "b"',
+            "node.toml:3: models[0].aliases: b is a name of models[1] (b) already; remove it from one of them",
+        ),
+        (
+            '[[models]]\nname = "a"\n[[models]]\nname = "b"\naliases = ["x", "A:latest"]',
+            "node.toml:5: models[1].aliases: A:latest is a name of models[0] (a) already; remove it from one of them",
+        ),
+        (
+            '[[models]]\nname = "a"\naliases = ["x"]\n[[models]]\nname = "b"\naliases = ["X"]',
+            "node.toml:6: models[1].aliases: X is a name of models[0] (a) already; remove it from one of them",
+        ),
+        (
+            '[[models]]\nname = "a"\naliases = ["smollm2-135m-instruct"]\n[[models]]\nname = "smollm2"',
+            "node.toml:3: models[0].aliases: smollm2-135m-instruct is a name of models[1] (smollm2) already; remove it "
+            "from one of them",
+        ),
     ],
 )
 def test_a_wrong_key_is_named_with_what_was_meant(text, problem):
