@@ -24,7 +24,7 @@ class RequestState:
     """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
 
     It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
-    `begun`: the head of the reply has gone.
+    `begun`: the head of the reply has gone; `complete`, its status, once all of a stream has been written.
     """
 
     node: Node
@@ -33,6 +33,7 @@ class RequestState:
     dry_run: DryRun | None = None
     ignored: Ignored | None = None
     begun: bool = False
+    complete: int | None = None
 
 
 NODE = web.AppKey("node", Node)

@@ -98,6 +98,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
             status = response.status
             return response
         finally:
+            status = state.complete or status
             route = route_template(request)
             state.node.telemetry.responded(route, status)
             # Health is asked for every second by everything that watches: not worth a line each.

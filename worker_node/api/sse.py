@@ -10,6 +10,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
+from worker_node.api.keys import STATE
 from worker_node.api.middleware import note_failure
 from worker_node.errors import NodeError
 
@@ -57,6 +58,9 @@ class FrameStream:
     ) -> None:
         try:
             if kind is None:
+                # Its reader has all that it waits for: whether it waits for the end of the connection, too, is its own.
+                if (state := self._request.get(STATE)) is not None:
+                    state.complete = self._response.status
                 await self._response.write_eof()
         finally:
             if self._stall_timer is not None:
@@ -124,8 +128,6 @@ class EventStream(FrameStream):
     ) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
         await super().__aexit__(kind, error, trace)
 
     async def send(self, data: Any, event: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """The one line in the log: what the node and the sidecar write of a request, and what they do not."""
 
+import asyncio
 import logging
 import re
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import before_each_head, hide_versions, log_requests, tell_request_id
+from worker_node.api.sse import EventStream
 
 SECRET = "zanzibar-7f3a9c"
 
@@ -25,11 +27,11 @@ def lines(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.name == "worker_node.access"]
 
 
-async def serving(middleware):
+async def serving(middleware, *routes):
     app = web.Application(middlewares=[middleware])
     app[NODE] = SimpleNamespace(telemetry=MagicMock())
     app.on_response_prepare.append(before_each_head(hide_versions, tell_request_id))
-    app.add_routes([web.get("/things/{name}", answer)])
+    app.add_routes([web.get("/things/{name}", answer), *routes])
     return TestClient(TestServer(app))
 
 
@@ -39,6 +41,30 @@ async def test_method_route_status_time_and_the_id(lines):
         assert (reply.headers["X-Request-ID"], reply.headers["Server"]) == ("req_7", "npu-node")
     [line] = lines()
     assert re.fullmatch(r"GET /things/\{name\} 200 \d+\.\d ms req_7", line)
+
+
+@pytest.mark.parametrize(("complete", "status"), [(True, 200), (False, "cancelled")])
+async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_reader_leaves(lines, complete, status):
+    ended = asyncio.get_running_loop().create_future()
+
+    async def stream(request):
+        async with EventStream(request, {}) as reply:
+            await reply.send_raw(b"[DONE]")
+            if not complete:
+                await ended
+        await ended  # as the release of an engine may take until the reader has left
+
+    async with await serving(log_requests(), web.get("/stream", stream)) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"data: [DONE]\n\n")
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            while not lines():
+                await asyncio.sleep(0)
+        client.app[NODE].telemetry.responded.assert_called_once_with("/stream", status)
+    [line] = lines()
+    assert line.startswith(f"GET /stream {status} ")
 
 
 async def test_nothing_that_the_caller_made_up_is_in_the_line(lines):
