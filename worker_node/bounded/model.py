@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker_node.bounded.device_lock import DeviceLock
-from worker_node.bounded.settings import bounded_model
+from worker_node.bounded.settings import PROMPT_TOKENS, bounded_model
 from worker_node.domain import ModelKind
 from worker_node.engines.base import Engine
 from worker_node.errors import ConfigurationError, ModelNotFound
@@ -71,6 +71,12 @@ def _read(path: Path, why: str) -> Choice:
         return Choice(path, why, None, error.message)
     if installed.kind != ModelKind.GENERATION:
         return Choice(path, why, None, f"{path} holds a model that embeds; the jobs need one that generates text")
+    if installed.context_limit < PROMPT_TOKENS:
+        problem = (
+            f"{path}: the model's context holds {installed.context_limit} tokens, and the jobs need {PROMPT_TOKENS}; "
+            "set OV_GENAI_NPU_MODEL to another model directory"
+        )
+        return Choice(path, why, None, problem)
     return Choice(path, why, installed)
 
 

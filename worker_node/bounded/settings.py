@@ -16,6 +16,7 @@ from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings,
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 18820
 MAX_BODY_BYTES = 1024 * 1024
+PROMPT_TOKENS = 1024
 
 
 def default_lock() -> Path:
@@ -65,7 +66,7 @@ class BoundedSettings(BaseSettings):
 def bounded_model(name: str = "bounded", blobs: Path | None = None) -> ModelSettings:
     """The pipeline of the contract: NPU and nothing else; `blobs` is what was compiled for it ahead of time."""
     fixed: dict[str, Any] = {
-        "max_prompt_len": 1024,
+        "max_prompt_len": PROMPT_TOKENS,
         "min_response_len": 64,
         "prefill_hint": "DYNAMIC",
         "generate_hint": "FAST_COMPILE",

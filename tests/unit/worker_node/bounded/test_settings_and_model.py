@@ -1,6 +1,8 @@
 """What the environment says, which model is chosen, and what is refused."""
 
 import argparse
+import json
+import shutil
 
 import pytest
 
@@ -8,6 +10,7 @@ from worker_node.bounded.model import choose_model
 from worker_node.bounded.settings import BoundedSettings
 from worker_node.commands.serve import load_bounded_settings
 from worker_node.errors import ConfigurationError
+from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore
 
 ANY = "0.0.0.0"  # noqa: S104  (it is what must be refused)
@@ -104,6 +107,18 @@ def test_the_reference_model_comes_first(store, tmp_path):
     choice = choose_model(None, ModelStore(tmp_path))
     assert choice.path.name == "qwen2.5-1.5b-instruct"
     assert choice.why == "the reference model"
+
+
+@pytest.mark.real
+def test_a_model_of_a_short_context_is_a_problem_whose_remedy_the_profile_has(store, tmp_path):
+    directory = tmp_path / "short"
+    shutil.copytree(store.get("smollm2-135m-instruct").path, directory)
+    (directory / MANIFEST_FILE).unlink()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    choice = choose_model(directory, store)
+    assert choice.installed is None
+    assert "512 tokens, and the jobs need 1024; set OV_GENAI_NPU_MODEL" in choice.problem
 
 
 @pytest.mark.real
