@@ -25,9 +25,8 @@ from worker_node.app import make_app
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
 from worker_node.errors import ConfigurationError
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.notify import ServiceManager
@@ -283,4 +282,5 @@ async def _drain(node: Node) -> None:
         async with asyncio.timeout(node.settings.drain_timeout_s):
             await node.state.idle()
     except TimeoutError:
-        log.warning("%d requests were still running after the drain; they are cancelled", node.state.in_flight)
+        log.warning("%d requests were still running after the drain; they are ended", node.state.in_flight)
+        await node.manager.stop()

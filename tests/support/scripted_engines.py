@@ -97,7 +97,7 @@ class ScriptedEngine:
         self._end(EngineState.UNLOADED)
         return True
 
-    async def stop(self):
+    async def stop(self, _reason=""):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

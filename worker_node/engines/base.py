@@ -138,8 +138,8 @@ class Engine(Protocol):
         """Free its memory until `wake`; False, and nothing done, while it holds jobs or is being loaded."""
         ...
 
-    async def stop(self) -> None:
-        """End the engine for good."""
+    async def stop(self, reason: str = ...) -> None:
+        """End the engine for good; its requests end with the `reason`, by default that the node is shutting down."""
         ...
 
     async def settled(self) -> EngineStatus:

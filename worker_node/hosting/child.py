@@ -137,7 +137,9 @@ def main(fd: int, parent_pid: int) -> int:
         runner = make_runner(spec)
         channel.send(runner.load())
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
-        channel.send(LoadFailed(f"{type(error).__name__}: {_brief(error)}"))
+        # Of an error of ours the message says all; of another's it may not.
+        ours = type(error).__module__.startswith("worker_node.")
+        channel.send(LoadFailed(_brief(error) if ours else f"{type(error).__name__}: {_brief(error)}"))
         return 1
     try:
         Loop(channel, runner).run()

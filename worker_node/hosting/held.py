@@ -121,6 +121,13 @@ class HeldJobs:
         """Wait until the engine holds no job."""
         await self._idle.wait()
 
+    def end(self, error: NodeError) -> None:
+        """Fail every job with an error for which no request is to blame."""
+        jobs, self._jobs, self._left = self._jobs, {}, {}
+        self._idle.set()
+        for held in jobs.values():
+            held.sink.put(error)
+
     def engine_died(self, reason: str, *, blameless: bool) -> None:
         """Fail every job. Unless `blameless`, record the jobs that may have caused the end, by the last native call."""
         jobs, self._jobs = self._jobs, {}

@@ -171,9 +171,11 @@ class EngineLink(asyncio.Protocol):
             reason += "; the process was stopped from outside (SIGSTOP)"
         self.kill(reason, blameless=self.killed_from_outside)
 
-    async def shut_down(self, timeout: float) -> None:
-        """Ask the engine to end, and kill it if it has not within `timeout` seconds."""
+    async def shut_down(self, timeout: float, reason: str | None = None) -> None:
+        """See `EngineProcess.end`."""
         self._blameless = True
+        if reason is not None:
+            self._jobs.end(EngineUnavailable(f"{self._spec.model_id} on {self._spec.device}: {reason}"))
         self.seat.closed()
         with contextlib.suppress(EngineUnavailable):
             self.send(Shutdown())

@@ -51,10 +51,13 @@ class EngineProcess:
             life.run(link), name=f"life of {spec.model_id} {link.pid}"
         )
 
-    async def end(self, timeout: float) -> None:
-        """Ask it to end, kill it if it has not within `timeout` seconds, and wait until it is gone."""
+    async def end(self, timeout: float, reason: str | None = None) -> None:
+        """Ask it to end, kill it if it has not within `timeout` seconds, and wait until it is gone.
+
+        Its jobs end with the `reason` at once; without one they end with the process, and are run again.
+        """
         await self._unattended()
-        await self.link.shut_down(timeout)
+        await self.link.shut_down(timeout, reason)
 
     async def reap(self) -> None:
         """Wait until it is gone: it has ended or is ending now."""

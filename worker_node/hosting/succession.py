@@ -118,13 +118,13 @@ class Succession:
             heir.link.kill("it is not needed any more", blameless=True)
             await asyncio.shield(self._reap(heir))
 
-    async def close(self) -> None:
-        """End all processes; `serve` has been cancelled, after `closing`."""
+    async def close(self, reason: str) -> None:
+        """End all processes, and their jobs with the `reason`; `serve` has been cancelled, after `closing`."""
         for task in self._retiring.values():
             task.cancel()
         processes = {process for process in (self.current, self._heir, *self._retiring) if process is not None}
         await asyncio.gather(*self._retiring.values(), return_exceptions=True)
-        await asyncio.gather(*(process.end(self._limits.stop_timeout_s) for process in processes))
+        await asyncio.gather(*(process.end(self._limits.stop_timeout_s, reason) for process in processes))
         self.current = self._heir = None
         await asyncio.gather(*self._reaping)
 

@@ -146,14 +146,14 @@ class SupervisedEngine:
         """See `Engine.next_change`."""
         return self._changed.wait()
 
-    async def stop(self) -> None:
-        """End the engine process for good."""
-        self._set(EngineState.STOPPED, "it was stopped: the node is shutting down, or the model was removed or changed")
+    async def stop(self, reason: str = "the node is shutting down") -> None:
+        """See `Engine.stop`."""
+        self._set(EngineState.STOPPED, reason)
         self._succession.closing()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._succession.close()
+        await self._succession.close(reason)
 
     def _set(self, state: EngineState, reason: str | None) -> None:
         if self._state is not EngineState.STOPPED:

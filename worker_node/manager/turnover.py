@@ -35,10 +35,14 @@ class Turnover:
     async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
         """Stop serving a model: new requests do not find it; its engines end after its last request, or now."""
         self._names.drop(model)
-        await self._end(model, drain=drain)
+        self.models.append(model)
+        if drain:
+            await self._drain(model)
+        else:
+            await self._forget(model)
 
     def retire_later(self, model: ServedModel) -> None:
-        """As `retire`; returns at once."""
+        """As `retire`, after the last request; returns at once."""
         self._names.drop(model)
         self._start(model)
 
@@ -76,7 +80,7 @@ class Turnover:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._stop(model) for model in self.models))
+        await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in self.models))
 
     def _swap(self, old: ServedModel, new: ServedModel) -> None:
         self._names.swap(old, new)
@@ -90,13 +94,6 @@ class Turnover:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _end(self, model: ServedModel, *, drain: bool) -> None:
-        self.models.append(model)
-        if drain:
-            await self._drain(model)
-        else:
-            await self._forget(model)
-
     async def _drain(self, model: ServedModel) -> None:
         await model.activity.idle()
         await self._forget(model)
@@ -108,9 +105,9 @@ class Turnover:
         self.models.remove(model)
         self._reconciler.poke()
 
-    async def _stop(self, model: ServedModel) -> None:
+    async def _stop(self, model: ServedModel, reason: str = "the model was removed") -> None:
         self._reconciler.leave(model)
-        await asyncio.gather(*(placement.engine.stop() for placement in model.placements))
+        await asyncio.gather(*(placement.engine.stop(reason) for placement in model.placements))
         # Parts of a model refer to one another. Left to the collector, which seldom looks at what is old, it keeps its
         # tokenizer for many reloads: threads, open files and 7 MB each.
         asyncio.get_running_loop().call_later(_COLLECT_S, gc.collect)
