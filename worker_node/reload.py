@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from worker_node.errors import ConfigurationError
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.serving.memory import HOST
 from worker_node.settings import ModelSettings, NodeSettings, is_loopback
@@ -121,7 +120,13 @@ class Reloader:
         failed = {normalise_name(model.name) for model in self._manager.failed}
         differing = {*report.added, *report.changed}
         to_build = [name for name, model in after.items() if model.name in differing or name in failed]
-        built = {name: await asyncio.to_thread(self._sound, after[name]) for name in to_build}
+        built: dict[str, ServedModel] = {}
+        for name in to_build:
+            model = await asyncio.to_thread(self._build, after[name])
+            if isinstance(model, ServedModel):
+                built[name] = model
+            elif after[name].name in differing:  # any other one has failed before
+                raise ConfigurationError(model.reason)
         merged.note_file(given=new.from_file)
         self._settings = merged
         for follow in self.followers:
@@ -133,12 +138,6 @@ class Reloader:
         if report.restart:
             log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))
         return report
-
-    def _sound(self, wanted: ModelSettings) -> ServedModel:
-        model = self._build(wanted)
-        if isinstance(model, FailedModel):
-            raise ConfigurationError(model.reason)
-        return model
 
     async def _apply(
         self,

@@ -16,9 +16,8 @@ from worker_node.devices.emulation import EMULATED_NAME
 from worker_node.devices.npu_counters import Reading
 from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EngineState
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.placement import Placement
-from worker_node.manager.served import ModelState, ServedModel
+from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
@@ -178,7 +177,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "context_limit": model.installed.context_limit,
         "queue_depth": sum(p.admission.queue_depth for p in model.placements),
         "in_flight": sum(p.admission.outstanding for p in model.placements),
-        "ready_in_s": _ready_in(model),
+        "ready_in_s": _rounded(model.ready_in()),
         "compile": {
             "state": "running" if status.state is EngineState.STARTING else "done",
             "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
@@ -187,19 +186,11 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
     }
 
 
-def _ready_in(model: ServedModel) -> float | None:
-    """Seconds until a model that served is likely to serve again; None unless its engine is being restarted."""
-    if model.state() is not ModelState.LOADING:
-        return None
-    returning = [seconds for placement in model.placements if (seconds := placement.returning_in()) is not None]
-    return round(min(returning), 1) if returning else None
-
-
 def _failed(model: FailedModel) -> dict[str, Any]:
     return {
         "id": model.name,
         "aliases": list(model.aliases),
-        "kind": None,
+        "kind": model.kind,
         "state": ModelState.FAILED,
         "reason": model.reason,
         "device": None,
@@ -227,7 +218,7 @@ def _engine(placement: Placement) -> dict[str, Any]:
         "canary": _canary(status.proof),
         "notes": placement.notes,
         "options": placement.options,
-        "retry_after_s": None if status.retry_after is None else round(status.retry_after, 1),
+        "retry_after_s": _rounded(status.retry_after),
     }
 
 
@@ -242,6 +233,10 @@ def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
         "driver": proof.driver,
         "openvino": proof.runtime,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _json(data: dict[str, Any], status: int = 200) -> web.Response:

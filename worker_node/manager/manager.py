@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,15 +14,14 @@ from typing import TypeVar
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.base import EngineState
-from worker_node.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound
-from worker_node.manager.failed import FailedModel
+from worker_node.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound, NodeError
 from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
 from worker_node.manager.on_demand import Build, OnDemand
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.removals import Removals, WhileInUse
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.preparation import Wish
@@ -56,10 +56,14 @@ class ModelManager:
     ) -> None:
         self.store = store
         configured = list(models)
+        # The models of the settings that cannot be served, as it is.
+        self.failed = [model for model in configured if isinstance(model, FailedModel)]
+        # The order of the settings, by name.
+        self._order = [model.name if isinstance(model, FailedModel) else model.id for model in configured]
         self._names = Names(store.catalog, [model for model in configured if isinstance(model, ServedModel)])
         self._keeping = Keeping(clock)
         self.turnover = Turnover(self._names, lambda: self._reconciler)
-        self._removals = Removals(store, self.turnover)
+        self._removals = Removals(store, self.turnover, self.failed)
         self._reconciler = Reconciler(
             lambda: (*self.models, *self.turnover.models),
             self._keeping.until,
@@ -68,8 +72,7 @@ class ModelManager:
             clock=clock,
             measure=measure,
         )
-        failed = [model for model in configured if isinstance(model, FailedModel)]
-        self._on_demand = OnDemand(self._names, store, build, self._removals, self.add, failed, clock)
+        self._on_demand = OnDemand(self._names, store, build, self._removals, self.add, self.failed, clock)
         self._clock = clock
         self._started = False
         self._pulls = Pulls(partial(pull, store.root))
@@ -78,11 +81,6 @@ class ModelManager:
     def models(self) -> tuple[ServedModel, ...]:
         """The served models, loaded or not."""
         return self._names.models
-
-    @property
-    def failed(self) -> list[FailedModel]:
-        """The configured models that cannot be served, as it is."""
-        return self._on_demand.failed
 
     @property
     def budgets(self) -> dict[str, int | None]:
@@ -98,9 +96,15 @@ class ModelManager:
         """See `Names.find`."""
         return self._names.find(name)
 
-    def default(self, kind: str) -> ServedModel:
-        """See `Names.default`."""
-        return self._names.default(kind)
+    async def default(self, kind: str, deadline: float) -> ServedModel:
+        """The first model of that kind, for requests that name none. Raises as `resolve`, too, if it has failed."""
+        try:
+            return self._names.default(kind)
+        except ModelNotFound:
+            failed = next((model for model in self.failed if model.kind == kind), None)
+            if failed is None:
+                raise
+            return await self.resolve(failed.name, deadline)
 
     def aliases(self, model: ServedModel) -> list[str]:
         """See `Names.aliases`."""
@@ -109,6 +113,7 @@ class ModelManager:
     def add(self, model: ServedModel) -> None:
         """See `Names.add`."""
         self._names.add(model)
+        self._names.arrange(self._order)
         if self._started:
             self._reconciler.attend(model)
 
@@ -127,6 +132,7 @@ class ModelManager:
 
     def arrange(self, names: Sequence[str]) -> None:
         """See `Names.arrange`."""
+        self._order = list(names)
         self._names.arrange(names)
 
     def drop_failed(self, name: str) -> None:
@@ -225,6 +231,9 @@ class ModelManager:
         if not installed:
             await self._pulls.run(wish.spelling, progress)
             self._on_demand.retry_soon()
+            for failed in [model for model in self.failed if model.answers_to(wish.model_id)]:
+                with contextlib.suppress(NodeError):
+                    await self.resolve(failed.name, math.inf)
 
     async def wish(self, name: str, deadline: float) -> Wish:
         """What a request to pull `name` asks for. Raises as `requested` and `look`: the name may be that of a file."""

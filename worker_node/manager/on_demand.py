@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from worker_node.errors import EngineUnavailable, ModelNotFound, NodeError
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.names import Names
 from worker_node.manager.reading import FileReading, InThread
 from worker_node.manager.removals import Removals
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
@@ -43,10 +42,10 @@ class OnDemand:
         build: Build,
         removals: Removals,
         add: Callable[[ServedModel], None],
-        failed: Iterable[FailedModel],
+        failed: list[FailedModel],
         clock: Callable[[], float],
     ) -> None:
-        self.failed = list(failed)
+        self.failed = failed
         self.reading = FileReading(clock=clock)
         self._names = names
         self._store = store

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from worker_node.errors import InsufficientStorage
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.store import ModelStore
 
@@ -22,11 +22,15 @@ class WhileInUse(StrEnum):
 
 
 class Removals:
-    """The removals under way. A directory is `in` it until its files are gone; `count` includes those that ended."""
+    """The removals under way. A directory is `in` it until its files are gone; `count` includes those that ended.
 
-    def __init__(self, store: ModelStore, turnover: Turnover) -> None:
+    Models of the settings are among the `failed` ones from then on.
+    """
+
+    def __init__(self, store: ModelStore, turnover: Turnover, failed: list[FailedModel]) -> None:
         self._store = store
         self._turnover = turnover
+        self._failed = failed
         self._leaving: set[Path] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.count = 0
@@ -63,5 +67,7 @@ class Removals:
         try:
             await asyncio.gather(*(self._turnover.retire(model, drain=drain) for model in models))
             await asyncio.to_thread(self._store.remove, directory.name)
+            text = f"it was deleted; to serve it, install it again: npu-node pull {directory.name}"
+            self._failed += [model.without_files(text) for model in models if model.without_files is not None]
         finally:
             self._leaving.discard(directory)

@@ -7,6 +7,7 @@ when the files or the options change.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -25,7 +26,7 @@ from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.convert import convert
 from worker_node.models.directory import read_directory
 from worker_node.models.files import recognised, special_file
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_model
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_facts, read_model
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.selection import SAFETENSORS_FILE
 
@@ -80,6 +81,22 @@ def open_directory(
     except OSError as error:
         raise ConfigurationError(f"{prepared} cannot be written ({error.strerror}); set compile_cache") from error
     return replace(read_model(made), id=name, source=f"directory {path}")
+
+
+def apparent_kind(directory: Path) -> str | None:
+    """The kind of model that the small files of a directory show, whatever is wrong with the others; None: nothing."""
+    if (kind := read_facts(directory).kind) is not None:
+        return kind
+    if (known := recognised(directory)) is not None:
+        return known[0]
+    with contextlib.suppress(ConfigurationError, OSError):
+        names = [str(name) for name in read_config(directory / "config.json").get("architectures") or ()]
+        if any(name.endswith("ForCausalLM") for name in names):
+            return ModelKind.GENERATION
+        if any(name.endswith("Model") for name in names):
+            return ModelKind.EMBEDDING
+    made_for = {"generation_config.json": ModelKind.GENERATION, "modules.json": ModelKind.EMBEDDING}
+    return next((kind for name, kind in made_for.items() if (directory / name).is_file()), None)
 
 
 def _generates(path: Path) -> bool:

@@ -127,16 +127,19 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     (directory / MANIFEST_FILE).write_bytes(encoded + b"\n")
 
 
-class _Names(msgspec.Struct, frozen=True):
+class ManifestFacts(msgspec.Struct, frozen=True):
+    """What a manifest says of a model whose other files may be damaged."""
+
+    kind: str | None = None
     aliases: tuple[str, ...] = ()
 
 
-def read_aliases(directory: Path) -> tuple[str, ...]:
-    """The further names of the model in a directory; none where there is no manifest, or a damaged one."""
+def read_facts(directory: Path) -> ManifestFacts:
+    """What the manifest of a directory says; nothing where there is none, or a damaged one."""
     try:
-        return msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=_Names).aliases
+        return msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=ManifestFacts)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError):
-        return ()
+        return ManifestFacts()
 
 
 def read_model(directory: Path) -> InstalledModel:

@@ -16,7 +16,7 @@ from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed,
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import has_manifest, read_directory
-from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_aliases
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_facts
 from worker_node.models.preparation import Wish, prepare
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.arrival import has_changed
@@ -220,7 +220,7 @@ class ModelStore:
     def _by_source(self, name: str) -> Path | None:
         """The model of that hub repository, URL or path; of several the one that is called as the source is."""
         alias = alias_of(name)
-        same = [path for path in self.directories() if alias in read_aliases(path)]
+        same = [path for path in self.directories() if alias in read_facts(path).aliases]
         if not same[1:]:
             return next(iter(same), None)
         reference = foreign_reference(name)
@@ -275,7 +275,7 @@ class ModelStore:
         Raises ConversionFailed where the source's files are not those that it was made of.
         """
         alias = wish.reference.alias if not isinstance(wish.reference, CatalogEntry) else ""
-        same = [path for path in self.directories() if alias in read_aliases(path)]
+        same = [path for path in self.directories() if alias in read_facts(path).aliases]
         for directory in sorted(same, key=lambda path: path.name != wish.model_id):
             model = read_directory(directory)
             if (wish.named and model.id != wish.model_id) or wish.quantization not in {None, model.quantization}:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from dataclasses import replace
 
 from worker_node.errors import ConfigurationError, ModelNotFound
-from worker_node.manager.failed import FailedModel
-from worker_node.manager.served import ServedModel
+from worker_node.manager.served import FailedModel, ServedModel
+from worker_node.models.catalog import normalise_name
+from worker_node.models.in_place import apparent_kind
 from worker_node.models.store import ModelStore
 from worker_node.models.weights import check_weights
+from worker_node.options.declaration import declarations, options_of
 from worker_node.options.pooling import VectorOptions
 from worker_node.serving.build import build_model
 from worker_node.serving.installed import installed_model
@@ -34,17 +38,24 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
     try:
         return _build(wanted, machine)
     except _Damaged as damage:
-        return FailedModel(
-            wanted.name, str(damage), lambda: _build(wanted, machine), wanted.aliases, installed=damage.installed
-        )
+        return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
 
 
-class _Damaged(Exception):
+class _Damaged(ConfigurationError):
     """The model's files are missing or damaged; `installed`: some are there."""
 
     def __init__(self, reason: str, *, installed: bool = True) -> None:
         super().__init__(reason)
         self.installed = installed
+
+
+def _failed(
+    wanted: ModelSettings, machine: Machine, reason: str, kind: str | None, *, installed: bool = True
+) -> FailedModel:
+    entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
+    names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
+    aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
+    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed=installed)
 
 
 def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
@@ -56,13 +67,28 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
     except ConfigurationError as error:
         raise _Damaged(error.message, installed=not isinstance(error.__cause__, ModelNotFound)) from error
     try:
-        return build_model(installed, wanted, machine)
+        model = build_model(installed, wanted, machine)
     except ConfigurationError:
         raise
     except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
         raise _Damaged(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
         ) from error
+    return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))
+
+
+def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
+    """What kind of model the settings mean, by what can be read: its files, the catalog, the options that it has."""
+    store = ModelStore(machine.settings.model_store)
+    with contextlib.suppress(ModelNotFound, OSError):
+        directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
+        if (kind := apparent_kind(directory)) is not None:
+            return kind
+    if wanted.path is None and (entry := store.catalog.find(wanted.name)) is not None:
+        return entry.kind
+    owners = [{owner.task for owner in declarations() if name in options_of(owner)} for name in wanted.options]
+    common = set.intersection(*owners) if owners else set()
+    return common.pop() if len(common) == 1 else None
 
 
 def _brief(error: Exception) -> str:

@@ -18,7 +18,7 @@ async def model_of(manager: ModelManager, kind: str, form: type[M], name: str | 
     Raises ModelNotFound, BadRequest (a model of another kind; the message names one of the right kind), and what
     `ModelManager.resolve` raises.
     """
-    model = manager.default(kind) if name is None else await manager.resolve(name, deadline)
+    model = await (manager.default(kind, deadline) if name is None else manager.resolve(name, deadline))
     if isinstance(model, form):
         return model
     suitable = ", ".join(other.id for other in manager.models if other.installed.kind == kind)

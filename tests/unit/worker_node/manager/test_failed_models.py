@@ -1,16 +1,21 @@
 """Models of the settings whose files are damaged: named with file and remedy, and the others serve."""
 
+import json
 import math
 import shutil
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.errors import ConfigurationError, EngineUnavailable
-from worker_node.manager.failed import FailedModel
+from worker_node.domain import ModelKind
+from worker_node.errors import ConfigurationError, EngineUnavailable, ModelNotFound
 from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import FailedModel
 from worker_node.models.manifest import MANIFEST_FILE, WEIGHTS_FILE
+from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 from worker_node.serving.configured import configured_models
 from worker_node.serving.machine import Machine
@@ -30,8 +35,8 @@ def copied(store, tmp_path):
     return tmp_path
 
 
-def built(root, *names):
-    settings = NodeSettings(model_store=root, models=tuple(ModelSettings(name=name) for name in names))
+def built(root, *names, **options):
+    settings = NodeSettings(model_store=root, models=tuple(ModelSettings(name=name, **options) for name in names))
     with npu_source(None, emulated=False) as npu:
         return configured_models(Machine(settings, Probe((DeviceInfo("CPU"),), "test"), npu))
 
@@ -41,25 +46,83 @@ def cut(directory):
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def lose_manifest(directory, **also):
+    (directory / MANIFEST_FILE).write_text("{")
+    for name, content in also.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+
+
+# How the files are damaged, and what still says the model's kind.
 DAMAGES = {
-    WEIGHTS_FILE: cut,
-    "tokenizer.json": lambda directory: (directory / "tokenizer.json").unlink(),
-    MANIFEST_FILE: lambda directory: (directory / MANIFEST_FILE).write_text("{"),
+    WEIGHTS_FILE: (cut, ModelKind.EMBEDDING),
+    "tokenizer.json": (lambda directory: (directory / "tokenizer.json").unlink(), ModelKind.EMBEDDING),
+    MANIFEST_FILE: (lose_manifest, None),
+    f"{MANIFEST_FILE}: ": (partial(lose_manifest, modules=[]), ModelKind.EMBEDDING),
+    f"/{MANIFEST_FILE}": (
+        partial(lose_manifest, config={"architectures": ["LlamaForCausalLM"]}),
+        ModelKind.GENERATION,
+    ),
+    f"/{MANIFEST_FILE}: ": (partial(lose_manifest, config={"architectures": ["BertModel"]}), ModelKind.EMBEDDING),
 }
 
 
 @pytest.mark.parametrize("file", DAMAGES)
-async def test_a_damaged_model_fails_by_its_files_name_and_the_others_serve(copied, file):
-    DAMAGES[file](copied / "hurt")
+async def test_a_damaged_model_fails_by_its_files_name_keeps_its_kind_and_the_others_serve(copied, file):
+    damage, kind = DAMAGES[file]
+    damage(copied / "hurt")
     sound, hurt = built(copied, "sound", "hurt")
     assert sound.id == "sound"
     assert isinstance(hurt, FailedModel)
     assert file in hurt.reason
     assert "again" in hurt.reason
+    assert hurt.kind == kind
     manager = ModelManager([sound, hurt], ModelStore(copied), pytest.fail)
     assert [model.id for model in manager.models] == ["sound"]
-    with pytest.raises(EngineUnavailable, match="hurt cannot be served"):
+    with pytest.raises(EngineUnavailable, match="hurt cannot be served: ") as caught:
         await manager.resolve("hurt", math.inf)
+    assert "_Damaged" not in caught.value.message
+
+
+async def test_a_model_of_the_catalog_keeps_its_kind_and_names_without_any_file(copied):
+    sound, missing = built(copied, "sound", "smollm2-135m-instruct")
+    assert missing.kind == ModelKind.GENERATION
+    for name in ("smollm2-135m-instruct", "smollm2"):
+        assert missing.answers_to(name)
+    manager = ModelManager([sound, missing], ModelStore(copied), pytest.fail)
+    with pytest.raises(EngineUnavailable, match="npu-node pull smollm2-135m-instruct"):
+        await manager.default(ModelKind.GENERATION, math.inf)
+    with pytest.raises(ModelNotFound, match="serves no rerank model"):
+        await manager.default("rerank", math.inf)
+
+
+def test_the_options_of_a_model_show_its_kind_where_nothing_else_does(copied):
+    lose_manifest(copied / "hurt")
+    (found,) = built(copied, "hurt", normalize=None, prefill_chunk_size=16)
+    assert found.kind == ModelKind.GENERATION
+
+
+async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_again(copied, monkeypatch):
+    model, other = built(copied, "sound", "hurt")
+    kept = copied.parent / f"{copied.name} kept"
+    shutil.copytree(copied / "sound", kept)
+
+    async def pull(_root, _spelling, _progress):
+        shutil.move(kept, copied / "sound")
+
+    monkeypatch.setattr("worker_node.manager.manager.pull", pull)
+    wish = SimpleNamespace(model_id="sound", spelling="sound")
+    monkeypatch.setattr("worker_node.manager.manager.requested", lambda _store, _name: wish)
+    monkeypatch.setattr(ModelStore, "is_installed", lambda _store, _wish: False)
+    manager = ModelManager([model, other], ModelStore(copied), pytest.fail)
+    await manager.delete("sound")
+    [failed] = manager.failed
+    assert (failed.name, failed.kind, failed.reason.endswith("npu-node pull sound")) == ("sound", "embedding", True)
+    with pytest.raises(EngineUnavailable, match="sound cannot be served"):
+        await manager.resolve("sound", math.inf)
+    await manager.pull("sound", Silent())
+    assert (manager.failed, [served.id for served in manager.models]) == ([], ["sound", "hurt"]), (
+        "in the settings' order"
+    )
 
 
 async def test_a_failed_model_serves_when_its_files_were_repaired(copied):

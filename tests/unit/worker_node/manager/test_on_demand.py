@@ -14,9 +14,9 @@ import pytest
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
 from worker_node.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.reading import FileReading
+from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
 
 

@@ -10,8 +10,8 @@ from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from worker_node.engines.base import EngineState
 from worker_node.errors import ConfigurationError, ModelNotFound
-from worker_node.manager.failed import FailedModel
 from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
 from worker_node.reload import Reloader, watch_file
 from worker_node.settings.reading import SettingsSource
@@ -184,6 +184,21 @@ def test_a_rejected_file_changes_nothing_and_names_its_line(tmp_path):
         with pytest.raises(ConfigurationError, match=r"node\.toml.*4.*max_outstandig"):
             await world.reloader.reload()
         assert world.manager.models is before
+
+    run(tmp_path, scenario)
+
+
+def test_a_model_that_has_failed_before_keeps_no_other_change_from_being_applied(tmp_path):
+    async def scenario(world):
+        world.write({"always": {}, "missing": {}})
+        with pytest.raises(ConfigurationError, match="missing is not installed"):
+            await world.reloader.reload()
+        # As after its files were deleted.
+        world.reloader._settings = world.source.read()
+        world.manager.failed.append(world.build(world.reloader._settings.models[1]))
+        world.write({"always": {}, "missing": {}, "new": {}})
+        assert (await world.reloader.reload()).added == ("new",)
+        assert [model.name for model in world.manager.failed] == ["missing"]
 
     run(tmp_path, scenario)
 
