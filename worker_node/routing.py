@@ -37,7 +37,9 @@ class Candidate:
     """One placement as routing sees it.
 
     `prompt_limit` bounds the prompt and `total_limit` prompt and output together, both in tokens; `lacks` is what it
-    can never do. `obstacle` says why it cannot serve now, `detail` in words; None means that it can.
+    can never do. `obstacle` says why it cannot serve now, `detail` in words; None means that it can. Then it is likely
+    to be ready in `ready_in` seconds (inf: nobody knows; None: not soon, or not by itself), `on_request`: because a
+    request has or would have it loaded. `shortage` says why it waits for memory.
     """
 
     device: Device
@@ -47,6 +49,9 @@ class Candidate:
     detail: str | None = None
     retry_after: float | None = None
     lacks: frozenset[Feature] = NOTHING
+    ready_in: float | None = None
+    on_request: bool = False
+    shortage: str | None = None
 
     def holds(self, prompt_tokens: int, min_new_tokens: int) -> bool:
         """Whether the prompt fits, with room for so many new tokens."""
@@ -129,7 +134,7 @@ def _too_long(
 def _not_up(model: str, blocked: Candidate, require: Device | None) -> NodeError:
     detail = f"{model} on {blocked.device}: {blocked.detail or blocked.obstacle}"
     if blocked.obstacle == "model_loading":
-        return ModelLoading(f"{detail}; it is being loaded, try again", retry_after=blocked.retry_after)
+        return ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=blocked.retry_after)
     if require is not None:
         return DeviceUnavailable(f"{detail}; the request requires {require}", retry_after=blocked.retry_after)
     return EngineUnavailable(f"{detail}; try again or use another node", retry_after=blocked.retry_after)

@@ -25,12 +25,11 @@ class RequestContext:
     """What every request carries, whatever its dialect.
 
     `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
-    needs room for `min_new_tokens` after its prompt. With `wait_for_load` the request waits, within its deadline, for
-    any engine that is being loaded; without, only for one that is loaded on demand. For one that is being restarted it
-    waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds the NPU that it
-    requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run: the routing
-    decision is all that is wanted. `note_ignored` is called with the place of each part of the request that has no
-    effect, `note_limited` with a field of which less can be had than was asked for, and how much that is.
+    needs room for `min_new_tokens` after its prompt. For an engine that is started at start-up or after a crash, and
+    for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
+    the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
+    the routing decision is all that is wanted. `note_ignored` is called with the place of each part of the request that
+    has no effect, `note_limited` with a field of which less can be had than was asked for, and how much that is.
     """
 
     request_id: str
@@ -39,7 +38,6 @@ class RequestContext:
     priority: Priority = Priority.INTERACTIVE
     require_device: Device | None = None
     min_new_tokens: int = 1
-    wait_for_load: bool = False
     restart_wait_s: float | None = None
     own_proof: bool = False
     dry_run: bool = False
@@ -52,7 +50,7 @@ class RequestContext:
         return self.priority is Priority.INTERACTIVE
 
     def restart_by(self, now: float) -> float:
-        """Until when a request that begins to wait at `now` waits for an engine to be restarted."""
+        """Until when a request that begins to wait at `now` waits for an engine that no request has loaded."""
         return self.deadline if self.restart_wait_s is None else min(self.deadline, now + self.restart_wait_s)
 
 

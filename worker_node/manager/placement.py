@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from worker_node.domain import Device
-from worker_node.engines.base import Engine, EngineState, EngineStatus
+from worker_node.engines.base import Engine, EngineState
 from worker_node.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.hosting.isolation import Isolation
 from worker_node.hosting.suspicion import Suspects
@@ -26,7 +28,8 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
     EngineState.STOPPED: "device_unavailable",
 }
 _COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
-_RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
+# Between requests for a model whose cold compile for an NPU takes nobody knows how long.
+_COLD_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,9 @@ class Placement:
         status, residency = self.engine.status, self.residency
         if status.state is not EngineState.UNLOADED:
             return status.reason
-        return "it waits for its turn" if residency.wanted_since is not None else residency.refusal or status.reason
-
-    @property
-    def awaited(self) -> bool:
-        """Whether requests wait for its load: an on-demand engine, or one that the manager unloaded or is replacing."""
-        return (
-            self.on_demand
-            or self.residency.on_request
-            or self.engine.status.replacing
-            or self.state is EngineState.UNLOADED
-        )
+        if residency.wanted_since is not None:
+            return residency.shortage or "it waits for its turn"
+        return residency.refusal or status.reason
 
     def wake(self, *, insist: bool = False) -> None:
         """Start to load the engine; return at once (`settled` waits). Unless `insist`, only while a request waits."""
@@ -94,27 +89,17 @@ class Placement:
             self.residency.settle()
             self.engine.wake()
 
-    async def settled(self, deadline: float, *, patient: bool = False) -> None:
-        """Wait until the engine is ready, or known not to become ready soon.
+    @contextmanager
+    def awaited(self, *, patient: bool = False) -> Iterator[None]:
+        """Count a request that waits for the engine while the block runs; a load that nobody waits for is not begun.
 
-        `patient`: also wait for memory that other models use. Raises DeadlineExceeded, InsufficientMemory.
+        `patient`: it also waits for memory that other models use.
         """
         residency = self.residency
         residency.waiters += 1
         residency.patient += patient
         try:
-            async with asyncio.timeout(max(0.0, deadline - residency.clock())):
-                while True:
-                    if residency.refusal is not None:
-                        raise InsufficientMemory(residency.refusal)
-                    if self.engine.status.state is not EngineState.UNLOADED:
-                        await self.engine.settled()
-                        return
-                    if residency.wanted_since is None:
-                        return
-                    await residency.change()
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed while the model was being loaded") from error
+            yield
         finally:
             residency.waiters -= 1
             residency.patient -= patient
@@ -124,51 +109,74 @@ class Placement:
             if residency.ask is not None:
                 residency.ask()
 
-    def expected_load_s(self) -> float:
-        """Seconds until a load that begins now, or is going on, has ended, as far as is known."""
-        status = self.engine.status
-        if self.residency.ask is None and status.load_seconds is not None:
-            return status.load_seconds
-        return self.residency.ready_in()
+    async def settled(self, deadline: float, *, patient: bool = False) -> None:
+        """Wait until the engine is ready, or known not to become ready soon.
 
-    async def returned(self, deadline: float) -> None:
-        """Wait until an engine that is being restarted is ready, or has failed. Raises DeadlineExceeded."""
-        try:
-            async with asyncio.timeout(max(0.0, deadline - self.residency.clock())):
-                while self.returning_in() is not None:
-                    await self.engine.next_change()
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+        `patient` as for `awaited`. Raises DeadlineExceeded, InsufficientMemory.
+        """
+        with self.awaited(patient=patient):
+            self.raise_refusal()
+            while self.state is EngineState.STARTING or self._returns:
+                if not await first_change([self], deadline):
+                    raise DeadlineExceeded("the deadline passed while the model was being loaded")
+                self.raise_refusal()
 
-    def returning_in(self) -> float | None:
-        """Seconds until an engine that served and is being restarted is likely to be ready; None for any other."""
+    def raise_refusal(self) -> None:
+        """Raise InsufficientMemory if the last load request was refused."""
+        if self.residency.refusal is not None:
+            raise InsufficientMemory(self.residency.refusal)
+
+    def ready_in(self) -> float | None:
+        """Seconds until an engine that is loaded, would be loaded or is restarted is likely to be ready.
+
+        inf where nobody knows; None for an engine that does not become ready by itself soon.
+        """
+        status, residency = self.engine.status, self.residency
+        if status.state in _COMING and residency.ask is not None:
+            return residency.ready_in()
+        load_s = residency.expected_load_s()
+        if residency.load_s is None and status.load_seconds is not None:
+            load_s = status.load_seconds
+        if status.state in _COMING:
+            return load_s
+        return (status.retry_after or 0.0) + load_s if self._returns else None
+
+    @property
+    def _returns(self) -> bool:
+        """Whether it served and is started again after a pause."""
         status = self.engine.status
-        if not status.served or status.state not in _RETURNING:
-            return None
-        if status.state is EngineState.STARTING:
-            return self.expected_load_s()
-        known = status.load_seconds if self.residency.load_s is None else self.residency.load_s
-        load_s = self.residency.expected_load_s() if known is None else known
-        return (status.retry_after or 0.0) + load_s
+        return status.served and status.state is EngineState.BACKING_OFF
 
     def candidate(self) -> Candidate:
         """This placement as routing sees it now."""
         if self.engine.ready:
             return self._ready
-        status = self.engine.status
-        return Candidate(
-            device=self.device,
-            prompt_limit=self.prompt_limit,
-            total_limit=self.total_limit,
+        status, ready_in = self.engine.status, self.ready_in()
+        retry_after = status.retry_after if ready_in is None else ready_in
+        return replace(
+            self._ready,
             obstacle=_OBSTACLES.get(status.state),
-            detail=status.reason,
-            lacks=self.lacks,
-            retry_after=self._ready_in(status),
+            detail=self.reason,
+            retry_after=_COLD_RETRY_S if retry_after == math.inf else retry_after,
+            ready_in=ready_in,
+            # A process that grew too large would serve if it had been left alone.
+            on_request=self.residency.on_request or status.replacing or self.state is EngineState.UNLOADED,
+            shortage=self.residency.shortage,
         )
 
-    def _ready_in(self, status: EngineStatus) -> float | None:
-        """Seconds until it is worth asking again; None if that is not known."""
-        if status.state in _COMING:
-            return self.expected_load_s()
-        returning = self.returning_in()
-        return status.retry_after if returning is None else returning
+
+async def first_change(placements: Sequence[Placement], until: float) -> bool:
+    """Wait for the first change of an engine or of its load request after this call; False if none came in time."""
+    waits = [
+        asyncio.ensure_future(change)
+        for placement in placements
+        for change in (placement.engine.next_change(), placement.residency.change())
+    ]
+    try:
+        timeout = max(0.0, until - placements[0].residency.clock())
+        done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return bool(done)

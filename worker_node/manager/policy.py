@@ -66,14 +66,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A wanted unit that does not fit: `need` and `free` bytes of its pool's `budget`; `in_the_way` are the units that
-    would have to go, which are pinned or in use."""
+    """A wanted unit that does not fit: it needs `need` bytes of its pool's `budget`, which the units `in_the_way` hold.
+
+    Loads that are about to begin are among these. `waits`: it is loaded when enough of them have left.
+    """
 
     key: Key
     need: int
-    free: int
     budget: int
     in_the_way: tuple[Key, ...]
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class _Memory:
         self._budgets = budgets
         self._leaving = leaving
         self._units = units
-        self._claimed: dict[str, int] = {}
+        self._claims: dict[str, list[Unit]] = {}
 
     def relieve(self) -> list[tuple[Key, Why]]:
         """Evict what is needed to return to the budgets."""
@@ -159,30 +161,31 @@ class _Memory:
         if budget is None:
             return None
         pinned = [u for u in self._units if self._holds(u, unit.pool) and u.pinned]
-        room = budget - sum(u.memory for u in pinned)
-        if unit.memory <= room:
+        if unit.memory <= budget - sum(u.memory for u in pinned):
             return None
-        return Refusal(unit.key, unit.memory, max(0, room), budget, tuple(u.key for u in pinned))
+        return Refusal(unit.key, unit.memory, budget, tuple(u.key for u in pinned))
 
     def make_room(self, unit: Unit) -> tuple[list[tuple[Key, Why]], Refusal | None, bool]:
         """What is evicted for a load, why it is refused, and whether it fits now.
 
-        A load that has to wait for memory claims what it waits for, so that later ones do not take it.
+        A load that waits until units have left claims their memory, so that later ones do not take it. One that waits
+        until units become idle, nobody knows when, keeps nothing from the others.
         """
         budget = self._budgets.get(unit.pool)
         if budget is None:
             return [], None, True
-        claimed = self._claimed.get(unit.pool, 0)
+        claims = self._claims.setdefault(unit.pool, [])
+        claimed = sum(other.memory for other in claims)
         # Of what is leaving the memory is not free yet, but it will be without further evictions.
-        room = budget - claimed - self._held(unit.pool, staying=True)
-        short = unit.memory - room
+        short = unit.memory - (budget - claimed - self._held(unit.pool, staying=True))
         evictable = [] if unit.spare else self._evictable(unit.pool)
         enough = short <= sum(other.memory for other in evictable)
-        if not enough and (unit.spare or not unit.patient):
-            staying = [u for u in self._units if self._holds(u, unit.pool) and u.key not in self._leaving]
-            return [], Refusal(unit.key, unit.memory, max(0, room), budget, tuple(u.key for u in staying)), False
-        evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)] if enough else []
-        self._claimed[unit.pool] = claimed + unit.memory
+        if not enough:
+            holding = [*(u for u in self._units if self._holds(u, unit.pool)), *claims]
+            waits = unit.patient and not unit.spare
+            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=waits), False
+        evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)]
+        claims.append(unit)
         return evicted, None, unit.memory <= budget - claimed - self._held(unit.pool, staying=False)
 
     def _evict(self, pool: str, short: int) -> list[Unit]:

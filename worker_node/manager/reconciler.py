@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +13,8 @@ from itertools import pairwise
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.base import EngineState
 from worker_node.manager.placement import Placement
-from worker_node.manager.policy import Key, Refusal, Unit, UnitState, Why, decide
+from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
+from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
 
 log = logging.getLogger(__name__)
@@ -167,8 +169,12 @@ class Reconciler:
             self._load(*units[key])
         for key, why in plan.unloads:
             self._unload(*units[key], why)
+        short = {refusal.key for refusal in plan.refusals}
+        for key, (_, placement) in units.items():
+            if key not in short:
+                placement.residency.shortage = None
         for refusal in plan.refusals:
-            self._refuse(units[refusal.key][1], refusal, snapshot)
+            self._refuse(units[refusal.key][1].residency, refusal, _text(refusal, snapshot, units, plan))
         loaded = any(unit.state in {UnitState.LOADING, UnitState.READY} for unit in snapshot)
         # Memory changes without notice.
         looks = [plan.look_at, now + _LOOK_S if loaded and any(self.budgets.values()) else None]
@@ -232,20 +238,18 @@ class Reconciler:
                 ahead[unit.device] = ahead.get(unit.device, 0.0) + units[unit.key][1].residency.ready_in()
         waiting = [u for u in snapshot if u.state is UnitState.UNLOADED and u.wanted_since is not None]
         for unit in sorted(waiting, key=lambda u: u.wanted_since or 0.0):
-            residency = units[unit.key][1].residency
-            residency.ahead_s = ahead.get(unit.device, 0.0)
-            ahead[unit.device] = residency.ahead_s + residency.expected_load_s()
+            residency, before = units[unit.key][1].residency, ahead.get(unit.device, 0.0)
+            if residency.ahead_s != before:
+                residency.ahead_s = before
+                residency.changed()
+            ahead[unit.device] = before + residency.expected_load_s()
 
     def _load(self, model: ServedModel, placement: Placement) -> None:
         residency = placement.residency
         residency.leave, residency.ahead_s = False, 0.0
-        log.info(
-            "loading %s on %s: about %.0f MB, %.0f s",
-            model.id,
-            placement.device,
-            residency.memory / _MB,
-            residency.expected_load_s(),
-        )
+        seconds = residency.expected_load_s()
+        duration = "for the first time, which takes minutes" if math.isinf(seconds) else f"{seconds:.0f} s"
+        log.info("loading %s on %s: about %.0f MB, %s", model.id, placement.device, residency.memory / _MB, duration)
         placement.engine.wake()
         residency.changed()
         self.poke()
@@ -272,24 +276,45 @@ class Reconciler:
             residency.changed()
             self.poke()
 
-    def _refuse(self, placement: Placement, refusal: Refusal, snapshot: list[Unit]) -> None:
-        residency = placement.residency
-        states = {unit.key: unit for unit in snapshot}
-        in_the_way = ", ".join(f"{key[0]} ({_hold(states[key])})" for key in refusal.in_the_way) or "nothing"
-        residency.refusal = (
-            f"{refusal.key[0]} on {refusal.key[1]} needs about {refusal.need / _MB:.0f} MB of memory; "
-            f"{refusal.free / _MB:.0f} MB of the budget of {refusal.budget / _MB:.0f} MB can be had. "
-            f"Loaded: {in_the_way}. Unload one of them (POST /models/MODEL/unload), or raise memory_budget"
-        )
-        residency.settle()
-        log.warning("%s", residency.refusal)
-        residency.changed()
+    @staticmethod
+    def _refuse(residency: Residency, refusal: Refusal, text: str) -> None:
+        if refusal.waits:
+            new, residency.shortage = residency.shortage is None, text
+        else:
+            new, residency.refusal = True, text
+            residency.settle()
+        if new:
+            log.warning("%s", text)
+            residency.changed()
 
 
-def _hold(unit: Unit) -> str:
-    """The reason why a unit is not evicted."""
+def _text(
+    refusal: Refusal, snapshot: list[Unit], units: Mapping[Key, tuple[ServedModel, Placement]], plan: Plan
+) -> str:
+    """What the load needs, and which models hold how much of the budget."""
+    seen = {unit.key: unit for unit in snapshot}
+    leaving = {key for key, _ in plan.unloads}
+    holding = ", ".join(
+        f"{units[key][0].id} on {key[1]} {seen[key].memory / _MB:.0f} MB ({_hold(seen[key], leaving=key in leaving)})"
+        for key in refusal.in_the_way
+    )
+    model, placement = units[refusal.key]
+    needs = f"{model.id} on {placement.device} needs about {refusal.need / _MB:.0f} MB of memory"
+    budget = f"the budget for models is {refusal.budget / _MB:.0f} MB"
+    if not holding:
+        return f"{needs}; {budget}, and nothing else holds any of it. Raise memory_budget (NPU_NODE_MEMORY_BUDGET)"
+    return (
+        f"{needs}; {budget}, of which these hold: {holding}. Unload one of them (POST /models/MODEL/unload), or raise "
+        "memory_budget (NPU_NODE_MEMORY_BUDGET)"
+    )
+
+
+def _hold(unit: Unit, *, leaving: bool) -> str:
+    """Why the unit holds memory."""
+    if unit.state is UnitState.UNLOADING or leaving:
+        return "leaving"
+    if unit.state in {UnitState.LOADING, UnitState.UNLOADED}:
+        return "loading"
     if unit.pinned:
         return "configured"
-    if unit.state is UnitState.LOADING:
-        return "loading"
     return "in use" if unit.busy else "idle"

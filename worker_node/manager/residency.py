@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ class Residency:
     `estimate` is its memory before it was ever loaded, `after_load` what was measured when it had been, `held` what it
     takes now. `ask` notifies the manager of a change; without a manager the engine is loaded at once.
     `on_request`: the load was begun for a request, and others wait for it too. `insisted`: it is wanted whether or not
-    anybody waits for it. `spare`: it is loaded only into memory that is free now. `refusal` says why the last wish was
-    refused.
+    anybody waits for it. `spare`: it is loaded only into memory that is free now. `refusal` says why the last load
+    request was refused, `shortage` why the present one waits for memory. `cold`: its first load compiles for an NPU,
+    which takes minutes or hours.
     """
 
     estimate: int = 0
@@ -39,6 +41,8 @@ class Residency:
     spare: bool = False
     waits_for_memory: bool = False
     refusal: str | None = None
+    shortage: str | None = None
+    cold: bool = False
     waiters: int = 0
     patient: int = 0
     loading_since: float | None = None
@@ -67,7 +71,7 @@ class Residency:
 
     def settle(self) -> None:
         """Withdraw the wish: the load has ended or was refused, or its callers have left."""
-        self.wanted_since = None
+        self.wanted_since = self.shortage = None
         self.on_request = self.insisted = self.waits_for_memory = False
 
     def observe(self, *, loading: bool, ready: bool, memory: int | None) -> None:
@@ -94,8 +98,10 @@ class Residency:
         return self._changed.wait()
 
     def expected_load_s(self) -> float:
-        """How long a load takes: as the last one did, else guessed from the size of the weights."""
-        return self.load_s if self.load_s is not None else _START_S + self.weights / _BYTES_PER_S
+        """How long a load takes: as the last one did, else guessed from the weights' size; inf for a cold compile."""
+        if self.load_s is not None:
+            return self.load_s
+        return math.inf if self.cold else _START_S + self.weights / _BYTES_PER_S
 
     def ready_in(self) -> float:
         """Seconds until a load that is wanted or going on is likely to have ended."""

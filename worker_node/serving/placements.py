@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from worker_node.devices import compile_cache
 from worker_node.domain import Device
@@ -100,6 +101,7 @@ class _PlacedModel:
                 weights=installed.size,
                 pinned=not lazy and wanted.idle_unload_s is None,
                 pool=memory_pool(machine.probe, device),
+                cold=task.keeps_compiled(device, emulated=emulated) and device is Device.NPU and not _compiled(options),
             ),
         )
 
@@ -147,6 +149,13 @@ class _PlacedModel:
             suspects=self.suspects,
             cpu=CpuPlace(machine.turns, self.task.cpu_role if device is Device.CPU else CpuRole.APART),
         )
+
+
+def _compiled(options: EngineOptions) -> bool:
+    """Whether what is compiled for the engine is there already."""
+    if isinstance(options, BlobOptions) and options.blobs is not None:
+        return True
+    return options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob"))
 
 
 def _hosting_limits(settings: NodeSettings, device: Device, *, emulated: bool) -> HostingLimits:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker_node.domain import RequestContext, Route
+from worker_node.engines.base import EngineState
 from worker_node.errors import DeadlineExceeded, NodeError, Overloaded
-from worker_node.manager.placement import Placement
-from worker_node.routing import Candidate
-from worker_node.serving.verdict import Demand, Refused, RunsAt, Snapshot, WaitsFor, foresee, judge
+from worker_node.manager.placement import Placement, first_change
+from worker_node.routing import Candidate, Decision
+from worker_node.serving.verdict import Demand, Refused, Verdict, WaitsFor, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,60 +62,72 @@ def reject_if_full(placements: Sequence[Placement], units: int, context: Request
 
 def explain(demand: Demand, context: RequestContext) -> Explanation:
     """Decide as for a real request, but load and run nothing: an engine that would be waited for counts as ready."""
-    seen = Snapshot.of(demand.placements)
-    verdict = judge(demand, seen, context, time.monotonic())
-    refusal = verdict.error if isinstance(verdict, Refused) else None
-    route = foresee(demand, seen, verdict)
-    return Explanation(demand, seen.candidates, route, refusal, loads=isinstance(verdict, WaitsFor))
+    candidates, now = _candidates(demand), time.monotonic()
+    verdict = judge(demand, candidates, context, began=now, now=now)
+    if isinstance(verdict, Refused):
+        return Explanation(demand, candidates, None, verdict.error)
+    if isinstance(verdict, Decision):
+        return Explanation(demand, candidates, demand.route(verdict), None)
+    ready = [replace(c, obstacle=None) if i == verdict.index else c for i, c in enumerate(candidates)]
+    return Explanation(demand, candidates, demand.route(demand.decide(ready)), None, loads=True)
 
 
 async def select_placement(demand: Demand, context: RequestContext, *, units: int = 1) -> Place:
-    """Return the place for a request of so many `units` (see `AdmissionLimits`), loading an engine on demand for it.
+    """Return the place for a request of so many `units` (see `AdmissionLimits`).
 
-    If no placement is up, waits for a restart that is likely to end in time; meanwhile the request takes places in the
-    queue. Raises what `routing.choose` raises; ModelLoading also when the load is likely to outlast the deadline;
-    Overloaded when too many wait; Explained for a dry run.
+    If no placement is ready, it has one loaded and waits for the first that is likely to be ready in time; meanwhile
+    the request takes places in the queue. Raises what `routing.choose` raises; ModelLoading also when the load is
+    likely to outlast the deadline; InsufficientMemory; DeadlineExceeded; Overloaded when too many wait; Explained for a
+    dry run.
     """
     if context.dry_run:
         raise Explained(explain(demand, context))
-    began, waited = time.monotonic(), False
-    while True:
-        seen = Snapshot.of(demand.placements)
-        match judge(demand, seen, context, time.monotonic()):
-            case RunsAt(decision):
-                loading_s = time.monotonic() - began if waited else 0.0
-                placement = demand.placements[decision.index]
-                return Place(placement, seen.candidates[decision.index], demand.route(decision), loading_s)
-            case Refused(error, loads):
-                if loads is not None:
-                    demand.placements[loads].wake()
-                raise error
-            case WaitsFor(index, loads=True):
-                placement = demand.placements[index]
-                placement.wake()
-                await placement.settled(context.deadline, patient=context.wait_for_load)
-            case WaitsFor(index):
-                await _restart_of(demand.placements[index], demand, context, units, began)
-        waited = True
+    clock = demand.placements[0].residency.clock
+    began, waited = clock(), False
+    verdict = judge(demand, _candidates(demand), context, began=began, now=began)
+    while isinstance(verdict, WaitsFor):
+        verdict, waited = await _wait(verdict, demand, context, units, began), True
+    if isinstance(verdict, Refused):
+        _load(demand, verdict.loads)
+        raise verdict.error
+    placement = demand.placements[verdict.index]
+    loading_s = clock() - began if waited else 0.0
+    return Place(placement, placement.candidate(), demand.route(verdict), loading_s)
 
 
-async def _restart_of(placement: Placement, demand: Demand, context: RequestContext, units: int, began: float) -> None:
-    """Wait until the state of an engine that is being restarted changes.
+async def _wait(verdict: WaitsFor, demand: Demand, context: RequestContext, units: int, began: float) -> Verdict:
+    """Wait for a placement until the verdict is another one; return that.
 
-    Raises Overloaded, DeadlineExceeded, and the refusal of routing once the allowed wait is over.
+    Raises Overloaded, InsufficientMemory, DeadlineExceeded.
     """
-    by = context.restart_by(began)
-    changed = placement.engine.next_change()
-    try:
-        with placement.admission.waiting(units, interactive=context.interactive):
-            async with asyncio.timeout(max(0.0, by - time.monotonic())):
-                await changed
-    except TimeoutError as error:
-        if by < context.deadline:
-            demand.decide([placement.candidate() for placement in demand.placements])
-        raise DeadlineExceeded("the deadline passed before the engine was started again") from error
-    finally:
-        changed.close()
+    index, latest = verdict.index, verdict
+    placement = demand.placements[index]
+    with (
+        placement.admission.waiting(units, interactive=context.interactive),
+        # A caller who can go elsewhere does not wait for memory.
+        placement.awaited(patient=context.restart_wait_s != 0.0),
+    ):
+        # Only once: where memory does not hold it beside the other one, each further try would be refused, too.
+        _load(demand, verdict.loads)
+        while True:
+            _load(demand, index)
+            if not await first_change(demand.placements, latest.until) and latest.until == context.deadline:
+                raise DeadlineExceeded("the deadline passed before the model was ready")
+            placement.raise_refusal()
+            another = judge(demand, _candidates(demand), context, began=began, now=placement.residency.clock())
+            if not isinstance(another, WaitsFor) or another.index != index:
+                return another
+            latest = another
+
+
+def _candidates(demand: Demand) -> list[Candidate]:
+    return [placement.candidate() for placement in demand.placements]
+
+
+def _load(demand: Demand, index: int | None) -> None:
+    """Have the placement loaded, unless its load was requested before."""
+    if index is not None and demand.placements[index].state is EngineState.UNLOADED:
+        demand.placements[index].wake()
 
 
 class errors_of:  # noqa: N801  (used as a function is; a class and not a generator, since every request makes two)

@@ -8,7 +8,6 @@ has to itself is refused (`hosting.suspicion`).
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
@@ -28,7 +27,7 @@ from worker_node.engines.messages import Job
 from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.suspicion import Standing, fingerprint
 from worker_node.hosting.trials import Visit
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import Placement, first_change
 from worker_node.routing import Candidate
 from worker_node.scheduling.admission import Permit
 from worker_node.serving.places import Place
@@ -106,7 +105,8 @@ class Runs:
                 returning = self._returning()
                 if not returning:
                     raise error
-                await self._a_change(returning, error)
+                if not await first_change(returning, self._context.deadline):
+                    raise DeadlineExceeded("the deadline passed before the engine was started again") from error
             self.place = place
 
     def admitted(self) -> AbstractContextManager[Permit]:
@@ -167,19 +167,6 @@ class Runs:
             if status.state in _RETURNING and now + (status.retry_after or 0.0) < self._context.deadline:
                 found.append(placement)
         return found
-
-    async def _a_change(self, placements: list[Placement], error: EngineUnavailable) -> None:
-        """Wait until the state of one of the engines changes."""
-        waits = [asyncio.ensure_future(placement.engine.next_change()) for placement in placements]
-        try:
-            remaining = max(0.0, self._context.deadline - time.monotonic())
-            done, _ = await asyncio.wait(waits, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        if not done:
-            raise DeadlineExceeded("the deadline passed before the engine was started again") from error
 
 
 async def run_again(

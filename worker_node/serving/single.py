@@ -75,7 +75,7 @@ class SingleRun(Generic[S]):
 
 async def run_single(services: Services, run: SingleRun[S], operation: Operation) -> Answer[S]:
     """Choose the placement, and run the job on it. Raises what `select_placement` and `run_placed` raise."""
-    place = await select_placement(run.demand, run.context)
+    place = await select_placement(run.demand, run.context, units=run.units)
     operation.routed(place.route)
     return await run_placed(services, run, place, operation)
 

@@ -118,8 +118,8 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
     try:
         await asyncio.wait_for(hit.wait(), 60)
         # Callers meanwhile: one of a short deadline, one who waits for the engine.
-        short = asyncio.create_task(model.answer(1, 2, seconds=SHORT_S, wait_for_load=True))
-        patient = asyncio.create_task(model.answer(3, 4, wait_for_load=True))
+        short = asyncio.create_task(model.answer(1, 2, seconds=SHORT_S))
+        patient = asyncio.create_task(model.answer(3, 4))
         with suppress(DeadlineExceeded, Retryable):
             await short
         # An engine that never served is not waited for when its load failed: that is told, and when to come again.
@@ -146,9 +146,9 @@ async def test_an_engine_that_is_stopped_while_it_loads_keeps_nobody_beyond_a_de
         async with asyncio.timeout(60):
             while not (log.exists() and log.read_text().endswith("\n")):
                 await asyncio.sleep(0.01)
-        patient = asyncio.create_task(model.answer(3, 4, wait_for_load=True))
+        patient = asyncio.create_task(model.answer(3, 4))
         with pytest.raises(DeadlineExceeded):
-            await model.answer(1, 2, seconds=_LOAD_S, wait_for_load=True)
+            await model.answer(1, 2, seconds=_LOAD_S)
         stop(engine)
         with pytest.raises(Retryable, match="stopped from outside"):
             await patient

@@ -24,7 +24,7 @@ def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]
         "state": state,
         "loaded": serving is not None,
         "reason": None if serving is not None else preferred.reason,
-        "ready_in_s": round(preferred.expected_load_s(), 1) if state == "loading" else None,
+        "ready_in_s": None if (ready_in := model.ready_in()) is None else round(ready_in, 1),
         "memory": {
             "bytes": sum(placement.residency.held or 0 for placement in model.placements) or None,
             "estimate": preferred.residency.memory,

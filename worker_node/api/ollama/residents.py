@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aiohttp import web
 
 from worker_node.api.arrival import deadline_of
@@ -21,11 +19,6 @@ async def served(request: web.Request, name: str) -> ServedModel:
         return await request.app[NODE].manager.resolve(name, deadline_of(request))
     except ModelNotFound:
         raise not_found(name) from None
-
-
-def patient(context: RequestContext) -> RequestContext:
-    """The context of a request as Ollama's clients expect it: one for a model that is being loaded waits for it."""
-    return replace(context, wait_for_load=True)
 
 
 async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:

@@ -3,6 +3,7 @@
 Engines are scripted; the application, its dialects and tokenizers are real, and both questions go over HTTP.
 """
 
+import asyncio
 import json
 import random
 import time
@@ -26,7 +27,7 @@ STATES = (EngineState.READY, *EngineState)
 
 
 class Engine(TaskEngine):
-    """In some state; what is woken, is starting or starts again is ready as soon as somebody waits for it."""
+    """In some state; what is woken or starts in a short time is ready as soon as somebody waits."""
 
     def __init__(self, state, load_seconds, *, served):
         self.state = state
@@ -41,11 +42,9 @@ class Engine(TaskEngine):
         if self.state is EngineState.UNLOADED:
             self.state = EngineState.STARTING
 
-    async def settled(self):
-        self.state = EngineState.READY
-        return self.status
-
     async def next_change(self):
+        if self.load_seconds > 1 or self.state not in {EngineState.STARTING, EngineState.BACKING_OFF}:
+            await asyncio.Event().wait()
         self.state = EngineState.READY
 
     async def embed(self, tokens, *, deadline, interactive):

@@ -57,9 +57,9 @@ async def serving(store, *pinned):
             await node.services.parts.close()
 
 
-async def send(client, name):
+async def send(client, name, **headers):
     path, body = request(name)
-    async with client.post(path, **body) as reply:
+    async with client.post(path, **body, headers=headers) as reply:
         return reply.status, reply.headers, await reply.json()
 
 
@@ -91,7 +91,7 @@ async def test_a_model_of_any_task_that_finds_no_room_is_refused_with_what_is_in
         working = [asyncio.create_task(send(client, name)) for name in others]
         while not all(engines[name].in_flight for name in others):
             await asyncio.sleep(0.01)
-        status, headers, body = await send(client, refused)
+        status, headers, body = await send(client, refused, **{"X-NPU-Restart-Wait-Ms": "0"})
         assert (status, body["error"]["code"]) == (503, "insufficient_memory")
         assert all(name in body["error"]["message"] for name in others), body
         assert int(headers["Retry-After"]) > 0

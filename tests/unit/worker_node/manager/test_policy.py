@@ -144,14 +144,29 @@ def test_the_refusal_names_what_is_in_the_way():
     pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
     wanted = unit("wanted", UNLOADED, wanted_since=1.0)
     plan = decide([pinned, busy, wanted], {"host": 250}, 1.0)
-    assert plan.refusals == (Refusal(wanted.key, 100, 50, 250, (pinned.key, busy.key)),)
+    assert plan.refusals == (Refusal(wanted.key, 100, 250, (pinned.key, busy.key)),)
     patient = unit("wanted", UNLOADED, wanted_since=1.0, patient=True)
-    assert decide([pinned, busy, patient], {"host": 250}, 1.0).refusals == (), "it waits until the busy one is idle"
+    short = Refusal(patient.key, 100, 250, (pinned.key, busy.key), waits=True)
+    assert decide([pinned, busy, patient], {"host": 250}, 1.0).refusals == (short,), "it waits until that is idle"
+    loading, leaving = unit("loading", LOADING, memory=80), unit("leaving", UnitState.UNLOADING, memory=20)
+    plan = decide(
+        [loading, leaving, Unit(("wanted", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=1.0)], {"host": 150}, 1.0
+    )
+    assert [refusal.in_the_way for refusal in plan.refusals] == [(loading.key, leaving.key)]
     hopeless = unit("wanted", UNLOADED, wanted_since=1.0, patient=True, memory=200)
     assert [r.in_the_way for r in decide([pinned, busy, hopeless], {"host": 250}, 1.0).refusals] == [(pinned.key,)]
 
 
-def test_a_load_that_waits_for_memory_is_not_overtaken_by_a_later_one():
+def test_a_load_that_waits_for_models_in_use_keeps_no_memory_from_others():
+    busy = unit("busy", busy=True)
+    large = unit("large", UNLOADED, wanted_since=1.0, memory=150, patient=True)
+    small = unit("small", UNLOADED, wanted_since=2.0, memory=50, patient=True)
+    plan = decide([busy, large, small], {"host": 200}, 3.0)
+    assert plan.loads == (small.key,)
+    assert [refusal.key for refusal in plan.refusals if refusal.waits] == [large.key]
+
+
+def test_a_load_whose_memory_is_being_freed_is_not_overtaken_by_a_later_one():
     leaving = unit("leaving", UnitState.UNLOADING, memory=150)
     first = unit("first", UNLOADED, wanted_since=1.0, memory=150)
     second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)

@@ -6,11 +6,16 @@ import pytest
 
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
+from worker_node.domain import RequestContext
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, InsufficientMemory
+from worker_node.errors import DeadlineExceeded, InsufficientMemory, ModelLoading
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ModelState
 from worker_node.models.store import ModelStore
+from worker_node.serving.places import select_placement
+from worker_node.serving.verdict import Demand
+
+MB = 10**6
 
 
 class Case:
@@ -38,6 +43,11 @@ class Case:
             measure=self.machine.measure,
         )
         self.manager.start()
+
+    async def request(self, model, seconds=60.0, **more):
+        context = RequestContext("req_1", self.clock(), self.clock() + seconds, **more)
+        with model.activity.working():
+            return await select_placement(Demand(model.id, model.placements, 1, 1), context)
 
     async def load(self, model, seconds=60.0, **more):
         placement = model.placements[0]
@@ -175,7 +185,7 @@ async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
         EngineState.STARTING,
     ]
     # Nothing was ever timed, so the estimate is of the size; it counts the loads before it.
-    assert third.placements[0].expected_load_s() > first.placements[0].expected_load_s() > 0
+    assert third.placements[0].ready_in() > first.placements[0].ready_in() > 0
     await asyncio.gather(*waits)
     assert [name for what, name, *_ in case.machine.events] == ["b", "d", "a", "c"]
 
@@ -213,21 +223,92 @@ async def test_room_is_made_by_the_least_recently_used_and_never_by_a_configured
 
 
 @over_jumping_time
-async def test_what_does_not_fit_beside_models_in_use_is_refused_at_once_or_waits_if_it_is_patient(case):
-    case.budget = 150
-    busy, wanted = case.add("busy"), case.add("wanted")
+async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_and_is_told_what_holds_it(case):
+    case.budget = 150 * MB
+    busy, wanted = case.add("busy", size=100 * MB), case.add("wanted", size=100 * MB)
     case.start()
     await case.load(busy)
+    holders = r"the budget for models is 150 MB, of which these hold: busy on CPU 100 MB \(in use\)\. .*memory_budget"
     began = case.clock()
     with busy.activity.working():
-        with pytest.raises(InsufficientMemory, match=r"busy \(in use\).*memory_budget"):
-            await case.load(wanted)
-        assert case.clock() == began
-        patient = asyncio.create_task(case.load(wanted, patient=True))
+        with pytest.raises(InsufficientMemory, match=holders):
+            await case.request(wanted, restart_wait_s=0.0)
+        assert case.clock() == began, "a caller who can go elsewhere is refused at once"
+        load_s = wanted.placements[0].ready_in()
+        with pytest.raises(InsufficientMemory, match=holders):
+            await case.request(wanted, 20.0)
+        assert case.clock() == pytest.approx(began + 20 - load_s), "with less than the time of a load left"
+        patient = asyncio.create_task(case.request(wanted))
         await asyncio.sleep(5)
         assert not patient.done()
-    await patient
+    place = await patient
+    assert place.loading_s == pytest.approx(6)
     assert (state(busy), state(wanted)) == (EngineState.UNLOADED, EngineState.READY)
+
+
+@over_jumping_time
+async def test_the_refusal_names_models_that_are_loading_and_leaving(case):
+    case.budget = 300 * MB
+    loading = case.add("loading", size=200 * MB, load_s=100.0)
+    leaving = case.add("leaving", ("NPU",), size=100 * MB)
+    wanted = case.add("wanted", ("GPU",), size=150 * MB)
+    case.start()
+    await case.load(leaving)
+    load = asyncio.create_task(case.load(loading, 1000))
+    gone = asyncio.Event()
+    unload = leaving.placements[0].engine.unload
+
+    async def slow_unload():
+        await gone.wait()
+        return await unload()
+
+    leaving.placements[0].engine.unload = slow_unload
+    case.manager.unload(leaving)
+    await asyncio.sleep(1)
+    with pytest.raises(
+        InsufficientMemory, match=r"hold: loading on CPU 200 MB \(loading\), leaving on NPU 100 MB \(leaving\)\. Unload"
+    ):
+        await case.request(wanted, restart_wait_s=0.0)
+    gone.set()
+    load.cancel()
+
+
+@over_jumping_time
+async def test_a_preferred_device_whose_cold_compile_finds_no_memory_is_tried_once_for_each_request(case):
+    case.budget = 150
+    model = case.add("m", ("NPU", "CPU"))
+    model.placements[0].residency.cold, model.placements[0].residency.estimate = True, 200
+    case.start()
+    began = case.clock()
+    place = await case.request(model)
+    assert place.route.device == "CPU"
+    assert case.clock() == pytest.approx(began + 1)
+
+
+@over_jumping_time
+async def test_a_request_whose_load_is_behind_others_is_refused_when_that_is_known(case):
+    first, second = case.add("a", load_s=10.0), case.add("b")
+    first.placements[0].residency.load_s = 10.0
+    case.start()
+    load = asyncio.create_task(case.load(first))
+    await asyncio.sleep(1)
+    began = case.clock()
+    with pytest.raises(ModelLoading) as caught:
+        await case.request(second, 8.0)
+    assert case.clock() == began
+    assert caught.value.retry_after == pytest.approx(9 + second.placements[0].residency.expected_load_s())
+    await load
+
+
+@over_jumping_time
+async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_there_is(case):
+    case.budget = 50 * MB
+    wanted = case.add("wanted", size=100 * MB)
+    case.start()
+    began = case.clock()
+    with pytest.raises(InsufficientMemory, match=r"50 MB, and nothing else holds any of it\. Raise memory_budget"):
+        await case.request(wanted)
+    assert case.clock() == began
 
 
 @over_jumping_time

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
     assert cache.is_dir()
     assert cache.parent == built.root / "m"
     assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
+
+
+def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_kept(built):
+    on_npu, on_cpu = built.placements()
+    assert (on_npu.residency.cold, on_cpu.residency.cold) == (True, False)
+    assert (on_npu.ready_in(), on_cpu.ready_in()) == (math.inf, pytest.approx(3, abs=0.1))
+    (built.cache() / "1.blob").touch()
+    assert not built.placements()[0].residency.cold
+    on_npu, _ = built.placements(blobs="/blobs", max_prompt_len=64)
+    assert not on_npu.residency.cold
     assert on_cpu.engine.spec.options["cache_dir"] is None
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 

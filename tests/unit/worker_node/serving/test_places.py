@@ -1,4 +1,4 @@
-"""Placements on demand: loaded for the request that needs them, waited for if its deadline allows."""
+"""Engines that are loaded for a request, at start-up or again: waited for if its deadline allows."""
 
 import asyncio
 import time
@@ -15,17 +15,15 @@ from worker_node.serving.verdict import Demand
 
 
 class Engine:
-    """Goes from unloaded to `becomes` when its load is let finish; `set` changes the state of any."""
+    """Changes its state when `set` says so; it only starts by itself, when it is woken."""
 
-    def __init__(self, state, becomes=EngineState.READY, load_seconds=1.0, *, served=False, retry_after=None):
+    def __init__(self, state, load_seconds=1.0, *, served=False, retry_after=None):
         self.state = state
-        self.becomes = becomes
         self.load_seconds = load_seconds
         self.served = served
         self.retry_after = retry_after
-        self.waiters = []
         self.woken = 0
-        self.loading_done = asyncio.Event()
+        self.changed = asyncio.Event()
 
     @property
     def ready(self):
@@ -37,25 +35,18 @@ class Engine:
             self.state, load_seconds=self.load_seconds, served=self.served, retry_after=self.retry_after
         )
 
-    async def next_change(self):
-        self.waiters.append(asyncio.get_running_loop().create_future())
-        await self.waiters[-1]
+    def next_change(self):
+        return self.changed.wait()
 
     def set(self, state):
         self.state, self.retry_after = state, None
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
     def wake(self):
         if self.state is EngineState.UNLOADED:
             self.woken += 1
-            self.state = EngineState.STARTING
-
-    async def settled(self):
-        await self.loading_done.wait()
-        self.state = self.becomes
-        return self.status
+            self.set(EngineState.STARTING)
 
 
 def placement(device, engine, limit, *, on_demand=False):
@@ -73,14 +64,18 @@ def context(seconds=60.0, **more):
     return RequestContext("req_1", now, now + seconds, **more)
 
 
+async def begun(*finding):
+    """Tasks that have come to where they wait."""
+    tasks = [asyncio.create_task(each) for each in finding]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
 async def test_a_request_that_only_a_lazy_placement_holds_has_it_loaded_and_waits():
     cpu = Engine(EngineState.UNLOADED)
-    finding = [
-        asyncio.create_task(select_placement(demand(Engine(EngineState.READY), cpu), context())) for _ in range(3)
-    ]
-    while not cpu.woken:
-        await asyncio.sleep(0)
-    cpu.loading_done.set()
+    finding = await begun(*(select_placement(demand(Engine(EngineState.READY), cpu), context()) for _ in range(3)))
+    cpu.set(EngineState.READY)
     places = await asyncio.gather(*finding)
     assert {(place.route.device, place.route.reason) for place in places} == {(Device.CPU, "context_exceeds_npu")}
     assert cpu.woken == 1
@@ -100,11 +95,12 @@ async def test_a_load_that_outlasts_the_deadline_is_not_waited_for_longer():
         await select_placement(demand(Engine(EngineState.READY), cpu), context(0.05))
 
 
-async def test_a_load_that_fails_is_told():
-    cpu = Engine(EngineState.UNLOADED, becomes=EngineState.FAILED)
-    cpu.loading_done.set()
+async def test_a_load_that_fails_ends_the_wait_at_once():
+    cpu = Engine(EngineState.UNLOADED)
+    (finding,) = await begun(select_placement(demand(Engine(EngineState.READY), cpu), context()))
+    cpu.set(EngineState.FAILED)
     with pytest.raises(EngineUnavailable):
-        await select_placement(demand(Engine(EngineState.READY), cpu), context())
+        await finding
 
 
 async def test_what_the_npu_holds_wakes_nothing_else():
@@ -115,16 +111,72 @@ async def test_what_the_npu_holds_wakes_nothing_else():
 
 async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
     cpu = Engine(EngineState.UNLOADED)
-    cpu.loading_done.set()
-    place = await select_placement(demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50), context())
+    wanted = demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50)
+    (finding,) = await begun(select_placement(wanted, context()))
+    cpu.set(EngineState.READY)
+    place = await finding
     assert (place.route.device, place.route.reason) == (Device.CPU, "device_quarantined")
 
 
-async def test_an_eager_engine_that_is_loading_is_not_waited_for():
+async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is_loaded_meanwhile():
+    npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.UNLOADED)
+    wanted = demand(npu, cpu, 50)
+    assert explain(wanted, context()).route.device is Device.NPU
+    (finding,) = await begun(select_placement(wanted, context()))
+    assert wanted.placements[0].admission.outstanding == 1
+    npu.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason, cpu.woken) == (Device.NPU, "preferred", 0)
+    assert place.loading_s > 0
+
+
+async def test_a_caller_who_can_go_elsewhere_does_not_wait_for_an_eager_engine_but_for_one_that_it_has_loaded():
+    npu = Engine(EngineState.STARTING)
+    for seconds in (0.0, 0.5):
+        with pytest.raises(ModelLoading) as caught:
+            await select_placement(demand(npu, Engine(EngineState.FAILED), 50), context(restart_wait_s=seconds))
+        assert caught.value.retry_after == 1.0
+    cpu = Engine(EngineState.UNLOADED)
+    wanted = demand(Engine(EngineState.READY), cpu)
+    cpu_place = wanted.placements[1]
+    cpu_place.residency.ask = lambda: None
+    (finding,) = await begun(select_placement(wanted, context(restart_wait_s=0.0)))
+    cpu.set(EngineState.READY)
+    assert (await finding).route.device is Device.CPU
+
+
+async def test_a_cold_compile_for_the_npu_is_not_waited_for_but_begun_while_another_placement_is_loaded():
+    npu, cpu = Engine(EngineState.UNLOADED, load_seconds=None), Engine(EngineState.UNLOADED)
+    wanted = demand(npu, cpu, 50)
+    wanted.placements[0].residency.cold = True
+    (finding,) = await begun(select_placement(wanted, context()))
+    assert (npu.woken, cpu.woken) == (1, 1)
+    cpu.set(EngineState.READY)
+    place = await finding
+    assert (place.route.device, place.route.reason) == (Device.CPU, "model_loading")
+    required = demand(npu, cpu, 50, require=Device.NPU)
+    required.placements[0].residency.cold = True
     with pytest.raises(ModelLoading):
-        await select_placement(
-            demand(Engine(EngineState.STARTING), Engine(EngineState.READY), 50, require=Device.NPU), context()
-        )
+        await select_placement(required, context(3600.0))
+
+
+async def test_whichever_placement_is_ready_first_ends_the_wait():
+    npu, cpu = Engine(EngineState.STARTING), Engine(EngineState.STARTING)
+    (finding,) = await begun(select_placement(demand(npu, cpu, 50), context()))
+    cpu.set(EngineState.READY)
+    assert (await finding).route.device is Device.CPU
+
+
+@pytest.mark.parametrize("state", [EngineState.UNLOADED, EngineState.STARTING, EngineState.BACKING_OFF])
+async def test_no_more_requests_wait_for_an_engine_than_the_queue_has_places(state):
+    engine = Engine(state, served=state is EngineState.BACKING_OFF)
+    wanted = Demand("m", [placement(Device.CPU, engine, 1024)], 100, 100)
+    waiting = await begun(*(select_placement(wanted, context(), units=units) for units in (2, 3, 1, 1, 1)))
+    with pytest.raises(Overloaded):
+        await select_placement(wanted, context())
+    engine.set(EngineState.READY)
+    await asyncio.gather(*waiting)
+    assert wanted.placements[0].admission.outstanding == 0
 
 
 async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_loads_nothing():
@@ -146,18 +198,6 @@ async def test_a_dry_run_with_no_time_for_the_load_is_a_refusal():
     assert (explanation.route, explanation.loads, cpu.woken) == (None, False, 0)
 
 
-async def test_one_who_asked_to_wait_waits_for_an_eager_engine_too():
-    npu = Engine(EngineState.STARTING)
-    npu.loading_done.set()
-    wanted = demand(npu, Engine(EngineState.QUARANTINED), 50)
-    waiting = context(wait_for_load=True)
-    assert explain(wanted, waiting).route.device is Device.NPU
-    assert isinstance(explain(wanted, context()).refusal, ModelLoading)
-    place = await select_placement(wanted, waiting)
-    assert place.route.device is Device.NPU
-    assert place.loading_s > 0
-
-
 async def test_the_explanation_is_the_decision():
     wanted = demand(Engine(EngineState.READY), Engine(EngineState.READY))
     assert explain(wanted, context()).route == (await select_placement(wanted, context())).route
@@ -169,14 +209,6 @@ async def test_the_explanation_is_the_decision():
 def restarting(state=EngineState.BACKING_OFF, **more):
     engine = Engine(state, served=True, retry_after=0.5 if state is EngineState.BACKING_OFF else None, **more)
     return engine, Demand("m", [placement(Device.CPU, engine, 1024)], 100, 100)
-
-
-async def begun(*finding):
-    """Tasks that have come to where they wait."""
-    tasks = [asyncio.create_task(each) for each in finding]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return tasks
 
 
 @pytest.mark.parametrize("state", [EngineState.BACKING_OFF, EngineState.STARTING])
@@ -224,15 +256,6 @@ async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
     with pytest.raises(EngineUnavailable):
         await select_placement(wanted, patient)
     assert isinstance(explain(wanted, patient).refusal, EngineUnavailable)
-
-
-async def test_no_more_requests_wait_for_a_restart_than_the_queue_has_places():
-    engine, wanted = restarting()
-    waiting = await begun(*(select_placement(wanted, context()) for _ in range(8)))
-    with pytest.raises(Overloaded):
-        await select_placement(wanted, context())
-    engine.set(EngineState.READY)
-    await asyncio.gather(*waiting)
 
 
 async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():

@@ -15,7 +15,7 @@ from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
 from worker_node.api.ollama.options import OllamaOptions
-from worker_node.api.ollama.residents import patient, served
+from worker_node.api.ollama.residents import served
 from worker_node.domain import RequestContext
 from worker_node.errors import BadRequest
 from worker_node.tasks.embed.api.headers import embedding_headers
@@ -50,7 +50,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _embed(request: web.Request) -> web.Response:
-    context = patient(request_context(request))
+    context = request_context(request)
     body = await read_body(request, EmbedBody)
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     reply, loading = await _run(request, context, body, texts, truncate=body.truncate is not False)
@@ -65,7 +65,7 @@ async def _embed(request: web.Request) -> web.Response:
 
 
 async def _embeddings(request: web.Request) -> web.Response:
-    context = patient(request_context(request))
+    context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
     reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
     return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)

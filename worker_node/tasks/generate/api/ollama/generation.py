@@ -18,7 +18,7 @@ from worker_node.api.middleware import inference
 from worker_node.api.ollama.errors import message
 from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
-from worker_node.api.ollama.residents import patient, resident, served
+from worker_node.api.ollama.residents import resident, served
 from worker_node.api.sse import LineStream
 from worker_node.domain import Finished, Message, Picture, Rendering, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.errors import BadRequest, NodeError
@@ -163,7 +163,7 @@ def _pictures(images: Sequence[str] | None, where: str) -> tuple[Picture, ...]:
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
-    context = patient(request_context(request))
+    context = request_context(request)
     body = await read_body(request, GenerateBody)
     if not body.prompt and not body.images:
         return await _load_or_unload(request, context, body, {"response": ""})
@@ -181,7 +181,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    context = patient(request_context(request))
+    context = request_context(request)
     body = await read_body(request, OllamaChatBody)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
