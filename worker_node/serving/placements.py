@@ -101,7 +101,7 @@ class _PlacedModel:
                 weights=installed.size,
                 pinned=not lazy and wanted.idle_unload_s is None,
                 pool=memory_pool(machine.probe, device),
-                cold=task.keeps_compiled(device, emulated=emulated) and device is Device.NPU and not _compiled(options),
+                cold=device is Device.NPU and not emulated and not _compiled(options),
             ),
         )
 

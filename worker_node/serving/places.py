@@ -114,7 +114,8 @@ async def _wait(verdict: WaitsFor, demand: Demand, context: RequestContext, unit
             if not await first_change(demand.placements, latest.until) and latest.until == context.deadline:
                 raise DeadlineExceeded("the deadline passed before the model was ready")
             placement.raise_refusal()
-            another = judge(demand, _candidates(demand), context, began=began, now=placement.residency.clock())
+            now = placement.residency.clock()
+            another = judge(demand, _candidates(demand), context, began=began, now=now, first=index)
             if not isinstance(another, WaitsFor) or another.index != index:
                 return another
             latest = another

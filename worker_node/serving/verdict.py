@@ -80,11 +80,18 @@ Verdict = Decision | WaitsFor | Refused
 
 
 def judge(
-    demand: Demand, candidates: Sequence[Candidate], context: RequestContext, *, began: float, now: float
+    demand: Demand,
+    candidates: Sequence[Candidate],
+    context: RequestContext,
+    *,
+    began: float,
+    now: float,
+    first: int = 0,
 ) -> Verdict:
     """Decide at the monotonic time `now` for a request that has waited since `began`.
 
     Where no placement is ready, it waits for the first that is likely to be in time, however that comes to be ready.
+    One that waits for that at `first` does not go back to an earlier one until that is ready.
     """
     try:
         return demand.decide(candidates)
@@ -94,7 +101,7 @@ def judge(
         return Refused(error)
     loads: int | None = None
     for index, candidate in enumerate(candidates):
-        if candidate.ready_in is None or not demand.suits(candidate):
+        if index < first or candidate.ready_in is None or not demand.suits(candidate):
             continue
         if loads is None and candidate.obstacle == "model_loading":
             loads = index

@@ -59,6 +59,7 @@ async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_re
         writer.write(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"data: [DONE]\n\n")
         writer.transport.abort()
+        await writer.wait_closed()
         async with asyncio.timeout(10):
             while not lines():
                 await asyncio.sleep(0)

@@ -5,16 +5,26 @@ The engines are scripted; the manager, its loop and its decisions are the real o
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from worker_node.domain import Device
+from worker_node.domain import Device, RequestContext
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, InsufficientMemory
+from worker_node.errors import (
+    DeadlineExceeded,
+    DeviceUnavailable,
+    EngineUnavailable,
+    InsufficientMemory,
+    ModelLoading,
+    Overloaded,
+)
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
+from worker_node.serving.places import select_placement
+from worker_node.serving.verdict import Demand
 
 DEVICES = (Device.NPU, Device.CPU)
 # A load that is let in fits by what is known: what a process takes beyond its estimate shows when it is there.
@@ -43,7 +53,7 @@ class World:
         )
         self.working = dict.fromkeys((model.id for model in self.models), 0)
         self.last_use = dict.fromkeys((model.id for model in self.models), 0.0)
-        self.answers = {"served": 0, "refused": 0, "late": 0, "failed": 0}
+        self.answers = Counter()
         for model in self.models:
             for placement in model.placements:
                 self._watch(model, placement.engine)
@@ -91,7 +101,14 @@ class World:
             if self.budget is not None:
                 residency = next(p.residency for p in model.placements if p.engine is engine)
                 taken = sum(self.machine.memory.values()) + residency.memory
-                self.check(taken <= self.budget, f"{model.id} was let in at {taken} of {self.budget}")
+                # What others take beyond their estimates is not known before they have been looked at.
+                unknown = sum(
+                    MAX_EXCESS
+                    for each in self.models
+                    for p in each.placements
+                    if p.engine.state is EngineState.STARTING
+                )
+                self.check(taken <= self.budget + unknown, f"{model.id} was let in at {taken} of {self.budget}")
             wake()
 
         async def checked_unload():
@@ -101,21 +118,18 @@ class World:
         engine.wake, engine.unload = checked_wake, checked_unload
 
     async def request(self):
-        """Use a random model: waits for its load, works, and is answered by its deadline."""
+        """Use a random model: waits for a placement, works, and is answered by its deadline."""
         rng, model = self.rng, self.rng.choice(self.models)
-        placement = rng.choice(model.placements)
         deadline = self.clock() + rng.choice([0.5, 5.0, 60.0])
         work_s = rng.choice([0.0, 0.2, 3.0])
+        require = rng.choice([None, rng.choice(model.placements).device])
+        demand = Demand(model.id, model.placements, 1, 1, require=require)
+        context = RequestContext("r", self.clock(), deadline, restart_wait_s=rng.choice([None, None, 0.0, 2.0]))
         with model.activity.working():
             try:
-                while placement.engine.state is not EngineState.READY:
-                    if placement.state not in {EngineState.UNLOADED, EngineState.STARTING}:
-                        self.answers["failed"] += 1
-                        return
-                    placement.wake()
-                    await placement.settled(deadline, patient=rng.random() < 0.3)
-            except InsufficientMemory:
-                self.answers["refused"] += 1
+                placement = (await select_placement(demand, context)).placement
+            except (InsufficientMemory, ModelLoading, EngineUnavailable, DeviceUnavailable, Overloaded) as error:
+                self.answers[error.code] += 1
                 return
             except DeadlineExceeded:
                 self.answers["late"] += 1
@@ -161,8 +175,9 @@ class World:
             await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.5, 3.0, 30.0]))
         await asyncio.gather(*tasks)
         before = len(self.machine.events)
-        # With nobody asking for anything the manager comes to rest, within the budget.
-        await asyncio.sleep(100)
+        # With nobody asking for anything the manager comes to rest, within the budget, after the last load for requests
+        # that could not wait.
+        await asyncio.sleep(300)
         rest = len(self.machine.events)
         await asyncio.sleep(60)
         assert len(self.machine.events) == rest, "it loads and unloads for nobody"
@@ -178,11 +193,12 @@ class World:
         assert not self.broken
         await self.manager.stop()
         assert not self.machine.memory
+        assert not any(place.admission.outstanding for model in self.models for place in model.placements)
         return self.answers
 
 
 def test_no_random_scenario_breaks_a_promise(long):
-    totals = dict.fromkeys(("served", "refused", "late", "failed"), 0)
+    totals = Counter(served=0, late=0, insufficient_memory=0, model_loading=0, engine_unavailable=0, npu_unavailable=0)
     for seed in range(5_000 if long else 40):
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             loop = runner.get_loop()
@@ -191,7 +207,6 @@ def test_no_random_scenario_breaks_a_promise(long):
             except BaseException as error:
                 error.add_note(f"seed {seed}")
                 raise
-        for name, count in answers.items():
-            totals[name] += count
+        totals += answers
     # The scenarios are of all kinds.
-    assert min(totals.values()) > 20, totals
+    assert min(count for outcome, count in totals.items() if outcome != "overloaded") > 10, totals
