@@ -122,6 +122,9 @@ def test_a_forced_removal_ends_streams_with_its_reason_and_leaves_the_model_fail
         [model] = health["models"]
         assert (model["id"], model["kind"], model["state"]) == (WRITER, "generation", "failed")
         assert f"npu-node pull {WRITER}" in model["reason"]
+        async with http.get(f"{node.url}/models/smollm2") as reply:
+            listed = await reply.json()
+        assert (listed["id"], listed["task"], listed["state"]) == (WRITER, "generate", "failed")
         for body in ({"prompt": "Hello"}, {"prompt": "Hello", "model": "smollm2"}):
             status, _, content = await post(http, node, "/inference", body)
             assert (status, json.loads(content)["error"]["code"]) == (503, "engine_unavailable"), content

@@ -92,7 +92,7 @@ def _restart_wait_s(headers: Mapping[str, str]) -> float | None:
         return None
     if not _TOKENS.fullmatch(header):
         raise BadRequest(
-            "X-NPU-Restart-Wait-Ms is how long to wait for an engine that is being restarted, in whole milliseconds",
+            "X-NPU-Restart-Wait-Ms is the longest wait for an engine that loads or restarts, in whole milliseconds",
             param="X-NPU-Restart-Wait-Ms",
         )
     return int(header) / 1000

@@ -14,6 +14,7 @@ from worker_node.errors import BadRequest, InsufficientMemory
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.removals import WhileInUse
 from worker_node.manager.served import ServedModel
+from worker_node.registry import tasks
 
 
 def routes() -> list[web.RouteDef]:
@@ -87,7 +88,14 @@ def _state(manager: ModelManager, model: ServedModel) -> web.Response:
 
 def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
     failed = manager.failed[index]
-    return {"id": failed.name, "aliases": list(failed.aliases), "state": "failed", "reason": failed.reason}
+    task = tasks().get(failed.kind or "")
+    return {
+        "id": failed.name,
+        "aliases": list(failed.aliases),
+        "task": failed.kind if task is None else task.verb,
+        "state": "failed",
+        "reason": failed.reason,
+    }
 
 
 def _json(data: dict[str, Any], status: int = 200) -> web.Response:
