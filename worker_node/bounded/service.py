@@ -110,7 +110,7 @@ class JobService:
         """
         # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
         until = time.monotonic() + self.load_timeout_s
-        await self._placement.settled(until, patient=True)
+        await self._placement.settled(until)
         status = self._placement.engine.status
         if status.state is not EngineState.READY:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)

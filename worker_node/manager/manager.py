@@ -177,7 +177,7 @@ class ModelManager:
         if not self.want(model):
             return 0.0
         with model.activity.working():
-            await model.placements[0].settled(deadline, patient=True)
+            await model.placements[0].settled(deadline)
         return self._clock() - began
 
     def want(self, model: ServedModel) -> bool:

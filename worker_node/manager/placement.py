@@ -90,7 +90,7 @@ class Placement:
             self.engine.wake()
 
     @contextmanager
-    def awaited(self, *, patient: bool = False) -> Iterator[None]:
+    def awaited(self, *, patient: bool) -> Iterator[None]:
         """Count a request that waits for the engine while the block runs; a load that nobody waits for is not begun.
 
         `patient`: it also waits for memory that other models use.
@@ -109,12 +109,9 @@ class Placement:
             if residency.ask is not None:
                 residency.ask()
 
-    async def settled(self, deadline: float, *, patient: bool = False) -> None:
-        """Wait until the engine is ready, or known not to become ready soon.
-
-        `patient` as for `awaited`. Raises DeadlineExceeded, InsufficientMemory.
-        """
-        with self.awaited(patient=patient):
+    async def settled(self, deadline: float) -> None:
+        """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
+        with self.awaited(patient=True):
             self.raise_refusal()
             while self.state is EngineState.STARTING or self._returns:
                 if not await first_change([self], deadline):

@@ -214,7 +214,7 @@ class Reconciler:
             pinned=residency.pinned,
             keep_until=self._keep_until(model),
             leave=residency.leave,
-            patient=residency.patient > 0 or residency.waits_for_memory,
+            patient=residency.patient > 0,
             spare=residency.spare,
         )
 

@@ -78,7 +78,7 @@ class Replacement:
             if placement.engine.ready:
                 continue
             if placement.eager:
-                residency.want(on_request=True, patient=True)
+                residency.want(on_request=True)
             elif placement.engine.status.state is EngineState.UNLOADED:  # a request will have it loaded
                 residency.settle()
                 residency.refusal = None

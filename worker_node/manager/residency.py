@@ -39,7 +39,6 @@ class Residency:
     unloading: bool = False
     insisted: bool = False
     spare: bool = False
-    waits_for_memory: bool = False
     refusal: str | None = None
     shortage: str | None = None
     cold: bool = False
@@ -57,13 +56,12 @@ class Residency:
         """The bytes that a load takes, as far as is known."""
         return self.after_load if self.after_load is not None else self.estimate
 
-    def want(self, *, on_request: bool = False, insist: bool = True, patient: bool = False) -> None:
+    def want(self, *, on_request: bool = False, insist: bool = True) -> None:
         """Load the engine as soon as possible."""
         self.leave = False
         self.refusal = None
         self.on_request = self.on_request or on_request
         self.insisted = self.insisted or insist
-        self.waits_for_memory = self.waits_for_memory or patient
         if self.wanted_since is None:
             self.wanted_since = self.clock()
         if self.ask is not None:
@@ -72,7 +70,7 @@ class Residency:
     def settle(self) -> None:
         """Withdraw the wish: the load has ended or was refused, or its callers have left."""
         self.wanted_since = self.shortage = None
-        self.on_request = self.insisted = self.waits_for_memory = False
+        self.on_request = self.insisted = False
 
     def observe(self, *, loading: bool, ready: bool, memory: int | None) -> None:
         """Record the engine's state. `memory` is what its process takes, None if it has none."""

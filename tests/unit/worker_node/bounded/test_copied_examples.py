@@ -51,10 +51,7 @@ class LoadedPlacement:
 
     engine, prompt_limit, total_limit = Engine(), 1024, 1088
 
-    async def settled(self, deadline, *, patient):
-        pass
-
-    async def returned(self, deadline):
+    async def settled(self, deadline):
         pass
 
 

@@ -49,10 +49,10 @@ class Case:
         with model.activity.working():
             return await select_placement(Demand(model.id, model.placements, 1, 1), context)
 
-    async def load(self, model, seconds=60.0, **more):
+    async def load(self, model, seconds=60.0):
         placement = model.placements[0]
         placement.wake()
-        await placement.settled(self.clock() + seconds, **more)
+        await placement.settled(self.clock() + seconds)
 
 
 def state(model, index=0):
@@ -323,7 +323,7 @@ async def test_a_models_idle_engine_makes_room_for_the_one_that_all_of_its_reque
         with model.activity.working():
             while placement.engine.state is not EngineState.READY:
                 placement.wake()
-                await placement.settled(case.clock() + 60, patient=True)
+                await placement.settled(case.clock() + 60)
             await asyncio.sleep(work_s)
             assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
 
