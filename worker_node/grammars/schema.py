@@ -25,11 +25,12 @@ from worker_node.grammars.cost import grammar_cost
 from worker_node.grammars.ebnf import Rules, json_literal
 from worker_node.grammars.merging import ANNOTATIONS, comparable
 from worker_node.grammars.merging_objects import Schema
+from worker_node.grammars.numbers import number
 from worker_node.grammars.objects import object_of
 from worker_node.grammars.pattern import PatternRefused
 from worker_node.grammars.references import References
 from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
-from worker_node.grammars.scalars import integer, number, string
+from worker_node.grammars.scalars import string
 from worker_node.grammars.shape import COUNTS, KEYWORDS_OF, TYPES, check_shape, type_of
 from worker_node.grammars.texts import fits
 
@@ -113,8 +114,8 @@ class _Compiler:
             "object": partial(object_of, self),
             "array": partial(array_of, self),
             "string": partial(string, self.rules, budget.spend),
-            "integer": partial(integer, self.rules),
-            "number": partial(number, self.rules),
+            "integer": partial(number, self.rules, whole=True),
+            "number": partial(number, self.rules, whole=False),
             "boolean": lambda _schema, _path: '("true" | "false")',
             "null": lambda _schema, _path: '"null"',
         }

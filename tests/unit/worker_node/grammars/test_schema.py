@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 
 import jsonschema_rs
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.held_text import HeldText
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.grammars.digits import integer_between
 from worker_node.grammars.ebnf import Rules
 from worker_node.grammars.pattern import PatternRefused, pattern_to_ebnf
 from worker_node.grammars.schema import compile_schema
@@ -282,12 +280,6 @@ def test_expressions_that_are_refused(pattern):
 def test_any_expression_is_turned_into_a_grammar_or_refused(pattern):
     with contextlib.suppress(PatternRefused):
         pattern_to_ebnf(pattern, Rules())
-
-
-@given(st.integers(-300, 300), st.integers(0, 400), st.integers(-800, 800))
-def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, number):
-    expression = integer_between(low, low + width).replace('"', "").replace(" | ", "|").replace(" ", "")
-    assert bool(re.fullmatch(expression, str(number))) == (low <= number <= low + width)
 
 
 @pytest.mark.parametrize("name", ["\x7f0", "\x7fg", "\x00ff", "\u200b7", "a\x80beef", "¡0", "é1é2"])
