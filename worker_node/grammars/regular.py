@@ -103,6 +103,8 @@ def without(term: Term) -> Term:
 
 def times(term: Term, least: int, most: int | None) -> Term:
     """So many in a row; None: any number."""
+    if most is not None and most < least:
+        return NOTHING
     if most == 0 or term == EMPTY:
         return EMPTY
     if term == NOTHING:
