@@ -6,16 +6,23 @@ may define different things under one name.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from worker_node.errors import BadRequest
-from worker_node.grammars.budget import QUICK_STEPS, Budget, OutOfSteps
-from worker_node.grammars.ebnf import Rules, json_literal, literal
-from worker_node.grammars.given import GivenText, add_text
-from worker_node.grammars.schema import add_schema, check_cost
-from worker_node.grammars.triggered import call_beginnings, free_until, rest_of_call
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.structured_output.cost import QUICK_STEPS, Budget, OutOfSteps, check_cost
+from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
+from worker_node.structured_output.grammar import GrammarRefused, grammar_term
+from worker_node.structured_output.keywords import NothingAdmitted
+from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
+from worker_node.structured_output.schema import add_schema
+
+# How models that write calls without tags begin one.
+_OPENINGS = ("{", "{ ", "{\n", "{\n  ", "{\n    ")
+_COLONS = (": ", ":")
 
 
 class FormPart(msgspec.Struct, frozen=True):
@@ -44,6 +51,14 @@ class Compiled(NamedTuple):
 
 # A comment at the end of a grammar: the two travel, and are kept, as one text.
 _DROPPED = "# dropped "
+
+
+class GivenText(msgspec.Struct, frozen=True):
+    """A regular expression that the whole answer matches, or a grammar; not checked yet, and its place."""
+
+    kind: Literal["regex", "grammar"]
+    source: str
+    where: str
 
 
 class CallForm(msgspec.Struct, frozen=True):
@@ -92,7 +107,7 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     kinds = []
     dropped: dict[str, None] = {}
     if form.text is not None:
-        kinds.append(add_text(rules, form.text, budget))
+        kinds.append(_text(rules, form.text, budget))
     if form.answer is not None:
         kinds.append(_added(rules, form.answer, form.answer.schema, budget, dropped))
     if form.calls is not None and form.calls.optional:
@@ -103,6 +118,21 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     grammar = rules.text(kinds[0] if len(kinds) == 1 else rules.add("choice", " | ".join(kinds)))
     check_cost(grammar, form.where)
     return _written(grammar, dropped)
+
+
+def _text(rules: Rules, given: GivenText, budget: Budget) -> str:
+    where = given.where
+    try:
+        term = grammar_term(given.source) if given.kind == "grammar" else pattern_term(given.source, search=False)
+        expression = term_to_ebnf(term, rules, budget.spend, AS_IT_IS)
+    except (PatternRefused, GrammarRefused) as error:
+        kind = "grammar" if given.kind == "grammar" else "expression"
+        raise UnsupportedParameter(f"{where}: the {kind} cannot be enforced: {error}", param=where) from None
+    except RecursionError:
+        raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
+    if expression is None:
+        raise NothingAdmitted(where, "no text matches it")
+    return expression
 
 
 def _written(grammar: str, dropped: dict[str, None]) -> str:
@@ -134,21 +164,42 @@ def _optional_calls(form: CallForm, budget: Budget, dropped: dict[str, None], wh
 
 
 def _text_with_calls(form: CallForm, budget: Budget, dropped: dict[str, None], where: str) -> str:
+    """Text that is free until a call begins in it. The runtime watches for the beginnings itself (`TagDispatch`), so
+    free text costs no tests of the vocabulary."""
     rules = Rules()
     if form.tags is not None:
         opening, closing = form.tags
         inside = rules.add("inside", f"ws {_between_tags(rules, form, budget, dropped)} ws {literal(closing)}")
         beginnings = [(opening, inside)]
     else:
+        key = json_literal(form.arguments)
         beginnings = [
             (beginning, rest)
             for name, part in form.tools.items()
-            for rest in [rest_of_call(rules, _arguments(rules, part, form, budget, dropped), form.arguments)]
-            for beginning in call_beginnings(name)
+            for arguments in [_arguments(rules, part, form, budget, dropped)]
+            for rest in [rules.add("rest", f'ws "," ws {key} ws ":" ws {arguments} ws "}}"')]
+            for beginning in _call_beginnings(name)
         ]
     grammar = rules.text(rules.add("choice", " | ".join(dict.fromkeys(rule for _, rule in beginnings))))
     check_cost(grammar, where)
-    return free_until(grammar, beginnings, several=form.several)
+    return _free_until(grammar, beginnings, several=form.several)
+
+
+def _call_beginnings(name: str) -> list[str]:
+    """The spellings of a call in bare JSON up to the tool's name."""
+    written = [f'{opening}"name"{colon}' for opening in _OPENINGS for colon in _COLONS]
+    written += [f'{{"type"{colon}"function",{blank}"name"{colon}' for colon, blank in ((": ", " "), (":", ""))]
+    return [start + json.dumps(name, ensure_ascii=False) for start in written]
+
+
+def _free_until(grammar: str, calls: Sequence[tuple[str, str]], *, several: bool) -> str:
+    """The grammar with another root: any text, in which each beginning is followed by its rule.
+
+    Unless there may be `several` calls, the text ends after the first.
+    """
+    tags = ", ".join(f"({literal(beginning)}, {rule})" for beginning, rule in calls)
+    _, _, rules = grammar.partition("\n")
+    return f"root ::= TagDispatch({tags}, loop_after_dispatch={'true' if several else 'false'})\n{rules}"
 
 
 def _calls(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:

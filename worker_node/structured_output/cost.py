@@ -1,4 +1,6 @@
-"""What a grammar costs the runtime, estimated from its text without expanding anything.
+"""The bounds on one request's schemas: the work of translating them, and what their grammar costs the runtime.
+
+The cost is estimated from the grammar's text without expanding anything. docs/schemas.md says how it was measured.
 
 **Compiling.** The runtime makes a state of every place in a rule and tests the vocabulary against what can come next
 there, counted repetition spelt out. A class that admits most characters lets whole tokens through and is dear; a fixed
@@ -19,7 +21,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from worker_node.grammars.ebnf import JSON_RULES
+from worker_node.errors import UnsupportedParameter
+from worker_node.structured_output.ebnf import JSON_RULES
+
+MAX_DEPTH = 64
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_GRAMMAR_CHARACTERS = 200_000
+# A step is one keyword, name, value or merged part that is looked at: 1 to 2 microseconds.
+MAX_STEPS = 200_000
+QUICK_STEPS = 5_000
+MAX_COST = 100_000
+MAX_WIDTH = 32
 
 # Weights by how many characters a class admits; a fixed character weighs 1.
 _CLASS_WEIGHTS = ((2, 1), (16, 4), (40, 150), (100, 400))
@@ -40,6 +52,57 @@ _TOKEN = re.compile(
 )
 _CODE = re.compile(r"\\[uUx]([0-9a-fA-F]+)")
 _UNIT = re.compile(r"\\U[0-9a-fA-F]{8}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|[^\\]", re.DOTALL)
+
+
+class OutOfSteps(UnsupportedParameter):
+    """The translation of a schema takes more steps than allowed."""
+
+
+class Budget:
+    """Counts the steps of one translation. `where` is the schema's place in the request."""
+
+    def __init__(self, where: str, steps: int = MAX_STEPS) -> None:
+        self._where = where
+        self._most = steps
+        self.spent = 0
+
+    def spend(self, steps: int = 1) -> None:
+        """Count steps. Raises OutOfSteps beyond the bound."""
+        self.spent += steps
+        if self.spent > self._most:
+            raise OutOfSteps(
+                f"{self._where}: translating the schema takes more than {self._most} steps, the bound here; "
+                "use fewer or smaller parts, above all under allOf, oneOf and $ref",
+                param=self._where,
+            )
+
+
+def too_large(path: str, size: int) -> UnsupportedParameter:
+    """The refusal of a grammar of so many characters or more."""
+    return UnsupportedParameter(
+        f"{path}: the schema is too large to be enforced: its grammar has {size} characters or more, the bound here is "
+        f"{MAX_GRAMMAR_CHARACTERS}",
+        param=path,
+    )
+
+
+def check_cost(grammar: str, where: str) -> None:
+    """Raise UnsupportedParameter, naming `where`, for a grammar that is over a bound."""
+    if len(grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise too_large(where, len(grammar))
+    cost = grammar_cost(grammar)
+    if cost.compiling > MAX_COST:
+        raise UnsupportedParameter(
+            f"{where}: enforcing it costs {cost.compiling} units, the bound here is {MAX_COST}; use fewer "
+            "different counts (minLength, maxLength, {n} in a pattern), or smaller ones, or fewer alternatives",
+            param=where,
+        )
+    if cost.width > MAX_WIDTH:
+        raise UnsupportedParameter(
+            f"{where}: {cost.width} counted texts can be open at the same place, the bound here is {MAX_WIDTH}; use "
+            "fewer alternatives with minLength, maxLength or {n} in a pattern, or tell them apart by the first key",
+            param=where,
+        )
 
 
 class _Part(NamedTuple):

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from worker_node.grammars.ebnf import Rules
-from worker_node.grammars.merging_objects import Schema
-from worker_node.grammars.refusals import CannotEnforce, NothingAdmitted
+from worker_node.structured_output.ebnf import Rules
+from worker_node.structured_output.keywords import CannotEnforce, NothingAdmitted, Schema
 
 # Digits of numbers on a side without a bound, and on a side whose bound is hardly meant (1.8e308).
 _USUAL_DIGITS = 15
@@ -29,6 +28,7 @@ _MAX_STEP_DECIMALS = 12
 # So many multiples are written out; for steps up to the second, the remainders so far are the states of an automaton.
 _FEW = 256
 _MAX_STEP = 64
+_DIGITS_OF_A_MULTIPLE = 9
 
 Digits = list[str]
 
@@ -53,7 +53,7 @@ def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
         raise NothingAdmitted(path, "no number with the decimals that are written lies between the bounds")
     if step is None:
         return rules.add("number", _range(first, last, decimals))
-    ebnf = _multiples(rules, (first, last), int(step * 10**decimals), decimals, bounds)
+    ebnf = _multiples(rules, (first, last), int(step * 10**decimals), decimals)
     if ebnf is None:
         raise CannotEnforce(
             path,
@@ -110,7 +110,7 @@ class _Bounds(NamedTuple):
 
 def _far(other: int | None, own: int | None) -> int:
     """Where a side ends that has no bound, or one far from the `other` side."""
-    return int(10 ** max(_USUAL_DIGITS if own is None else _MOST_DIGITS, len(str(abs(other or 0))) + 1))
+    return int(10 ** max(_USUAL_DIGITS if own is None else _MOST_DIGITS, len(str(abs(other or 0))) + 1)) - 1
 
 
 def _length(bound: Fraction) -> int:
@@ -143,27 +143,29 @@ def _decimals(bounds: _Bounds, step: Fraction | None, path: str) -> int:
     return max(0, min([wanted, *(_DIGITS_OF_A_DOUBLE - _length(bound) for bound in excluded)]))
 
 
-def _multiples(rules: Rules, units: tuple[int, int], step: int, decimals: int, bounds: _Bounds) -> str | None:
+def _multiples(rules: Rules, units: tuple[int, int], step: int, decimals: int) -> str | None:
     """The EBNF of the multiples of `step` among the `units`; "" if there are none.
 
-    None if they are many, and the step is large or a bound other than zero.
+    None if they are many, and the step is large or a bound other than zero is near.
     """
     first, last = -(-units[0] // step), units[1] // step
     if last - first < _FEW:
         return " | ".join(_written(number * step, decimals) for number in range(first, last + 1))
-    zeros = len(str(step)) - 1
-    if step == 10**zeros and not decimals:
+    zeros = 0 if decimals else len(str(step)) - len(str(step).rstrip("0"))
+    odd = step // 10**zeros
+    if odd == 1:
         # Zero is written without the zeros that the others end with.
-        ranges = [(max(first, 1), last), (first, min(last, -1))]
-        parts = [f'({_range(low, high, 0)}) "{"0" * zeros}"' for low, high in ranges if low <= high]
-        return " | ".join([*parts, *(['"0"'] if first <= 0 <= last else [])])
-    if step == 1:
-        return _range(first, last, decimals)
-    endless = (bounds.low is None or first in {0, 1}) and (bounds.high is None or last in {0, -1})
-    if not endless or (10**decimals % step if decimals else step > _MAX_STEP) or 10**decimals > _FEW * step:
+        ranges = [(max(first, 1), last), (first, min(last, -1))] if zeros else [(first, last)]
+        tail = f' "{"0" * zeros}"' if zeros else ""
+        parts = [f"({_range(low, high, decimals)}){tail}" for low, high in ranges if low <= high]
+        return " | ".join([*parts, *(['"0"'] if zeros and first <= 0 <= last else [])])
+    far = 10**_USUAL_DIGITS - 1
+    if not (units[0] <= -far or first in {0, 1}) or not (units[1] >= far or last in {0, -1}):
         return None
-    positive = _fractions(step, decimals) if decimals else _by_remainder(rules, step)
-    signs = [f"{sign}({positive})" for sign, side in (("", bounds.high), ('"-" ', bounds.low)) if side is None]
+    if (10**decimals % step if decimals else odd > _MAX_STEP) or 10**decimals > _FEW * step:
+        return None
+    positive = _fractions(step, decimals) if decimals else f'({_by_remainder(rules, odd)}) "{"0" * zeros}"'
+    signs = [f"{sign}({positive})" for sign, bound in (("", last), ('"-" ', -first)) if bound > 0]
     return " | ".join([*signs, *([_written(0, decimals)] if first <= 0 <= last else [])])
 
 
@@ -175,10 +177,11 @@ def _fractions(step: int, decimals: int) -> str:
 
 
 def _by_remainder(rules: Rules, step: int) -> str:
-    """The multiples above zero: a rule for each remainder of the digits so far."""
-    names = [rules.reserve("left") for _ in range(step)]
-    for left, name in enumerate(names):
-        rules.define(name, " | ".join([*_moves(left, range(10), names), *(['""'] if not left else [])]))
+    """The multiples above zero, of a few digits: a rule for each remainder so far and number of further digits."""
+    names = [rules.add("left", '""')] + [""] * (step - 1)
+    for _ in range(_DIGITS_OF_A_MULTIPLE - 1):
+        ways = [[*_moves(left, range(10), names), *(['""'] if not left else [])] for left in range(step)]
+        names = [rules.add("left", " | ".join(way)) if way else "" for way in ways]
     return " | ".join(_moves(0, range(1, 10), names))
 
 
@@ -186,7 +189,8 @@ def _moves(left: int, digits: range, names: list[str]) -> list[str]:
     after: dict[int, str] = {}
     for digit in digits:
         remainder = (left * 10 + digit) % len(names)
-        after[remainder] = after.get(remainder, "") + str(digit)
+        if names[remainder]:
+            after[remainder] = after.get(remainder, "") + str(digit)
     return [f"[{chosen}] {names[remainder]}" for remainder, chosen in after.items()]
 
 

@@ -7,6 +7,7 @@ grammar writes them, are admitted.
 
 import contextlib
 import json
+import operator
 import random
 import re
 
@@ -20,8 +21,8 @@ from tests.support.sampler import Sampler
 from tests.support.schema_suite import groups
 from tests.support.user_schemas import framework_schemas, javascript_schemas, pydantic_schemas
 from worker_node.errors import BadRequest
-from worker_node.grammars.merging import comparable
-from worker_node.grammars.schema import compile_schema
+from worker_node.structured_output.keywords import comparable
+from worker_node.structured_output.schema import compile_schema
 
 VALUES = [None, True, False, 0, 1, -1, 2.5, 10**15, 10**17, "", "a", "ab", "é", [], [1], {}, {"a": 1}]
 NEW_CHARACTERS = ["0", "9", ".", "-", "e", '"', ",", "a", "Z", " ", "é", "\\", ""]
@@ -67,22 +68,15 @@ def changed_value(value, chance):
     return chance.choice(VALUES)
 
 
-def written_alike(value, chance):
-    """The value with a letter of a string, or a later digit of a whole number, replaced by another; None for others."""
-    if isinstance(value, dict | list) and value:
-        places = list(value) if isinstance(value, dict) else range(len(value))
-        place = chance.choice(places)
-        changed = value.copy()
-        changed[place] = written_alike(value[place], chance)
-        return None if changed[place] is None else changed
-    if isinstance(value, bool) or not isinstance(value, int | str):
+def written_alike(text, chance):
+    """The text with a letter of a string, or a later digit of a number, replaced by another; None if there is none."""
+    values = [match for match in re.finditer(r'"(?:[^"\\]|\\.)*"(\s*:)?|\d[\d.]*', text) if not match[1]]
+    changes = r"(?<=[a-z])[a-z](?=[a-z\"])|(?<=\d)\d"
+    places = [match.start() + change.start() for match in values for change in re.finditer(changes, match[0])]
+    if not places or "\\" in text:
         return None
-    places = [match.start() for match in re.finditer("[a-z]" if isinstance(value, str) else r"(?<=\d)\d", str(value))]
-    if not places:
-        return None
-    place, text = chance.choice(places), str(value)
-    text = text[:place] + chance.choice("abcdefghij" if isinstance(value, str) else "0123456789") + text[place + 1 :]
-    return type(value)(text)
+    place = chance.choice(places)
+    return text[:place] + chance.choice("0123456789" if text[place].isdigit() else "abcdefghij") + text[place + 1 :]
 
 
 def judge(schema, *, count=8, seed=0, takes=lambda text: None):
@@ -101,26 +95,34 @@ def judge(schema, *, count=8, seed=0, takes=lambda text: None):
         mutants += [json.dumps(changed_value(value, chance), ensure_ascii=False) for _ in range(6)]
         for mutant in mutants:
             assert not held.admits(mutant) or validator.is_valid(json.loads(mutant)), mutant
-        if (alike := written_alike(value, chance)) is not None and validator.is_valid(alike):
+        if (alike := written_alike(text, chance)) is not None and validator.is_valid(json.loads(alike)):
             valid += 1
-            admitted += held.admits(json.dumps(alike, ensure_ascii=False))
+            admitted += held.admits(alike)
     return valid, admitted
 
 
-def test_what_is_admitted_for_a_model_of_pydantic_is_valid_and_the_model_takes_it():
-    for _, schema, takes in pydantic_schemas():
-        with contextlib.suppress(BadRequest):
-            judge(schema, count=30, takes=takes)
+@pytest.mark.parametrize("model", list(pydantic_schemas()), ids=operator.itemgetter(0))
+def test_what_is_admitted_for_a_model_of_pydantic_is_valid_and_the_model_takes_it(model):
+    _, schema, takes = model
+    judge(schema, count=30, takes=takes)
+
+
+# A set of any numbers, a negation, and closed objects that no value matches at once.
+REFUSED = {"zod 3: set": "uniqueItems", "zod 3, named: set": "uniqueItems", "TypeBox: not": "not"}
+REFUSED |= dict.fromkeys([f"zod 3{form}: intersected_union" for form in ("", ", OpenAPI", ", named")], "no value")
 
 
 @pytest.mark.parametrize("schemas", [javascript_schemas(), framework_schemas()], ids=["JavaScript", "frameworks"])
 def test_what_is_admitted_for_a_schema_of_users_is_valid(schemas):
     alike = []
-    for _, schema in schemas:
-        with contextlib.suppress(BadRequest):
+    for name, schema in schemas:
+        if name in REFUSED:
+            with pytest.raises(BadRequest, match=REFUSED[name]):
+                compile_schema(schema, "schema")
+        else:
             alike.append(judge(schema, count=12))
     valid, admitted = map(sum, zip(*alike, strict=True))
-    assert admitted >= 0.9 * valid > 40
+    assert admitted >= 0.9 * valid > 30
 
 
 # Generated schemas.
@@ -135,6 +137,9 @@ BOUNDS = st.dictionaries(
 CONSTANTS = st.sampled_from([None, True, 0, 1, 1.0, 2.5, "", "a", "b", "ab", [], [1], {}, {"a": 1}])
 SEVERAL_CONSTANTS = st.lists(CONSTANTS, min_size=1, max_size=3, unique_by=comparable)
 PATTERNS = st.sampled_from(["^a", "b$", "^[ab]{1,2}$", "x-", r"^\d+$", "^(a|b)*$", ".", "^[^a]"])
+KINDS = st.sampled_from(["integer", "number"])
+STEPS = st.sampled_from([0.01, 0.1, 0.5, 1, 2, 3, 5, 10, 30, 100])
+FORMATS = st.sampled_from(["date", "date-time", "time", "uuid", "ipv4", "ipv6", "email", "uri", "hostname", "duration"])
 TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
 
 LEAVES = st.one_of(
@@ -145,16 +150,27 @@ LEAVES = st.one_of(
     st.builds(lambda values: {"enum": values}, SEVERAL_CONSTANTS),
     st.builds(lambda bounds: {"type": "integer"} | bounds, BOUNDS),
     st.builds(lambda bounds: {"type": "number"} | bounds, BOUNDS),
-    st.builds(lambda step: {"type": "integer", "multipleOf": step}, st.sampled_from([1, 2, 3, 10])),
-    st.builds(lambda step: {"type": "number", "multipleOf": step}, st.sampled_from([0.1, 5, 100])),
+    st.builds(lambda kind, step: {"type": kind, "multipleOf": step}, KINDS, STEPS),
+    st.builds(lambda kind, step, bounds: {"type": kind, "multipleOf": step} | bounds, KINDS, STEPS, BOUNDS),
     st.builds(lambda low, high: {"type": "string", "minLength": low, "maxLength": high}, SMALL, SMALL),
     st.builds(lambda pattern: {"type": "string", "pattern": pattern}, PATTERNS),
     st.builds(lambda pattern, low: {"pattern": pattern, "minLength": low}, PATTERNS, SMALL),
     st.builds(lambda names: {"required": names}, st.lists(NAMES, max_size=2, unique=True)),
-    st.builds(lambda names: {"dependentRequired": {names[0]: names[1:]}}, SEVERAL_NAMES),
+    st.builds(lambda name, pattern: {"type": "string", "format": name, "pattern": pattern}, FORMATS, PATTERNS),
+    st.builds(lambda name, low: {"type": "string", "format": name, "minLength": low}, FORMATS, SMALL),
     st.builds(lambda low, high: {"minProperties": low, "maxProperties": high}, SMALL, SMALL),
     st.builds(lambda low, high: {"minItems": low, "maxItems": high}, SMALL, SMALL),
 )  # fmt: skip
+
+
+def with_property(part, name):
+    return {"properties": {name: part}, "required": [name]}
+
+
+def tagged(parts, required):
+    """A union as pydantic writes it: the tag is not required where it has a default."""
+    choices = [{"properties": {"kind": {"const": f"k{i}"}, "x": part}} for i, part in enumerate(parts)]
+    return {"oneOf": [choice | ({"required": ["kind"]} if required else {}) for choice in choices]}
 
 
 def compound(inner):
@@ -168,14 +184,14 @@ def compound(inner):
         st.builds(lambda parts: {"properties": parts, "unevaluatedProperties": False}, parts),
         st.builds(lambda part: {"type": "array", "items": part, "maxItems": 3}, inner),
         st.builds(lambda parts, part: {"prefixItems": parts, "items": part}, several, inner),
-        st.builds(lambda parts: {"prefixItems": parts, "unevaluatedItems": False}, several),
-        st.builds(lambda part, low: {"contains": part, "minContains": low, "maxItems": 4}, inner, SMALL),
-        st.builds(lambda part, low: {"contains": part, "maxContains": low}, inner, SMALL),
         st.builds(lambda part: {"items": part, "uniqueItems": True}, inner),
+        st.builds(tagged, several, st.booleans()),
+        st.builds(
+            lambda parts: {"oneOf": [with_property(one, name) for one, name in zip(parts, "abc", strict=False)]},
+            several,
+        ),
+        st.builds(lambda part, more: {"allOf": [part, more], "unevaluatedProperties": False}, inner, inner),
         st.builds(lambda keyword, parts: {keyword: parts}, st.sampled_from(["anyOf", "allOf", "oneOf"]), several),
-        st.builds(lambda part: {"not": part}, inner),
-        st.builds(lambda a, b, c: {"if": a, "then": b, "else": c}, inner, inner, inner),
-        st.builds(lambda name, part: {"dependentSchemas": {name: part}}, NAMES, inner),
         st.builds(lambda a, b: a | b if isinstance(a, dict) and isinstance(b, dict) else a, inner, inner),
     )
 
@@ -186,6 +202,8 @@ SCHEMAS = st.recursive(LEAVES, compound, max_leaves=8)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.integers(0, 2**32))
 @example({"propertyNames": {"minLength": 1, "maxLength": 0}, "additionalProperties": True}, 0)
+@example({"minProperties": 1, "maxProperties": 0}, 0)
+@example({"oneOf": [{"type": "null"}, {"oneOf": [{"properties": {"kind": {"const": "k"}}}]}]}, 0)
 def test_what_is_admitted_for_a_generated_schema_is_valid(schema, seed):
     with contextlib.suppress(BadRequest):
         judge(schema, seed=seed)
