@@ -19,8 +19,8 @@ from typing import Any
 from worker_node.errors import BadRequest
 from worker_node.models.store import ModelStore
 from worker_node.structured_output import cost as bounds
+from worker_node.structured_output.scalars import FORMATS
 from worker_node.structured_output.schema import compile_schema
-from worker_node.structured_output.strings import FORMATS
 
 _LIMIT_S = 60
 _TOKENS = 24

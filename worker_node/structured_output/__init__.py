@@ -8,7 +8,7 @@ dropped and listed, and the runtime only gets grammars that it can read in bound
 
 The package owns everything between a schema and the EBNF for the runtime, and imports only `worker_node.errors`. It
 runs in preparation processes. Begin with `form.compile_form`, which translates a whole request, then read
-`schema.Compiler` (one JSON schema), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and `containers`, `strings` and
-`numbers` (values of each type). `pattern` and `grammar` translate expressions and callers' grammars, `regular` makes
+`schema.Compiler` (one JSON schema), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and `containers` and `scalars`
+(values of each type). `pattern` and `grammar` translate expressions and callers' grammars, `regular` makes
 automata where the runtime could not follow an expression, `cost` bounds what the result costs the runtime.
 """

@@ -24,9 +24,8 @@ from worker_node.structured_output.keywords import (
 )
 from worker_node.structured_output.pattern import PatternRefused, pattern_term
 from worker_node.structured_output.regular import matches
-from worker_node.structured_output.strings import FORMATS, REFUSED_FORMATS
+from worker_node.structured_output.scalars import FORMATS, REFUSED_FORMATS
 
-MAX_ALTERNATIVES = 512
 # What reading and merging a schema take however small it is, and telling two apart.
 _STEPS = 8
 _PAIR_STEPS = 8
@@ -85,10 +84,6 @@ class Combiner:
             found = [
                 one for base in found for option in options if (one := self.merged([option, base], path)) is not None
             ]
-            if len(choices) > 1 and len(found) > MAX_ALTERNATIVES:
-                raise UnsupportedParameter(
-                    f"{path}: its conditions have more than {MAX_ALTERNATIVES} combinations, the bound here", param=path
-                )
         if "unevaluatedProperties" in schema and not self._wide:
             # All that any part of the schema looks at is in the plain schema now.
             found = [{"additionalProperties": schema["unevaluatedProperties"]} | one for one in found]
@@ -125,18 +120,18 @@ class Combiner:
                         "a value could match two of these; use anyOf, or a property whose constants tell them apart",
                     )
                 )
-            found.append(option if self._wide else _with_type(_held(option, held or {})))
+            found.append(option if held is None else held)
         return found
 
     def are_apart(self, parts: list[Any], path: str) -> bool:
         """Whether no value that is written for one of these matches another, just as they are."""
-        return all(held == {} for _, held in self._held_apart(parts, path))
+        return all(held is option for option, held in self._held_apart(parts, path))
 
     def _held_apart(self, parts: list[Any], path: str) -> Iterator[tuple[Schema, Schema | None]]:
-        """Each alternative, with the conditions that no value of another part meets; None if there are none."""
+        """Each alternative, and the same held to what no value of another part matches; None if that cannot be said."""
         choices = [self.alternatives(part, f"{path}.oneOf[{i}]") for i, part in enumerate(parts)]
         if self._wide:
-            yield from ((option, {}) for options in choices for option in options)
+            yield from ((option, option) for options in choices for option in options)
             return
         self._wide = True
         try:
@@ -145,9 +140,9 @@ class Combiner:
             self._wide = False
         for index, options in enumerate(choices):
             others = [other for place, one in enumerate(matching) if place != index for other in one]
-            for option in options:
+            for option in map(_with_type, options):
                 self._budget.spend(_PAIR_STEPS * len(others))
-                yield option, _apart(_with_type(option), others, path)
+                yield option, _apart(option, others, path)
 
     def merged(self, schemas: list[Schema], path: str) -> Schema | None:
         """One schema for values that match all of these plain schemas; None if there are none."""
@@ -185,51 +180,43 @@ def _with_type(schema: Schema) -> Schema:
     return {"type": kinds} | schema if kinds and "enum" not in schema else schema
 
 
-def _held(schema: Schema, more: Schema) -> Schema:
-    """The schema with further required or forbidden properties."""
-    if "required" in more:
-        schema = schema | {"required": [*schema.get("required", ()), *more["required"]]}
-    if "properties" in more:
-        schema = schema | {"properties": schema.get("properties", {}) | more["properties"]}
-    return schema
-
-
 def _apart(one: Schema, others: Alternatives, path: str) -> Schema | None:
-    """Conditions for `_held` that no value of the others meets, {} if it needs none; None if that cannot be said."""
-    more: Schema = {}
+    """The schema, held to what no value of the others matches; None if that cannot be said."""
     for other in others:
-        held = _held(one, more)
-        if _differ(held, other, path):
+        if _differ(one, other, path):
             continue
         if types_of(one) != ["object"]:
             return None
-        ours, theirs = held.get("properties", {}), other.get("properties", {})
-        shared = [name for name in ours if name in theirs and _differ_at(name, ours, theirs, path)]
-        missing = [name for name in other.get("required", ()) if name not in {*ours, *held.get("required", ())}]
-        if shared:
-            more = more | {"required": [*more.get("required", ()), shared[0]]}
-        elif missing:
-            more = more | {"properties": more.get("properties", {}) | {missing[0]: False}}
+        ours, theirs, required = one.get("properties", {}), other.get("properties", {}), one.get("required", ())
+        shared = next((name for name in ours if name in theirs and _differ_at(name, ours, theirs, path)), None)
+        missing = next((name for name in other.get("required", ()) if name not in {*ours, *required}), None)
+        if shared is not None:
+            one = one | {"required": [*required, shared]}
+        elif missing is not None:
+            one = one | {"properties": ours | {missing: False}}
         else:
             return None
-    return more
+    return one
 
 
 def _differ(one: Schema | bool, other: Schema | bool, path: str) -> bool:
     """Whether no value matches both: by type, by constants, or by a property that one requires."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is False or other is False
-    first, second = _constants(one), _constants(other)
+    first, second = _values(one), _values(other)
     if first is not None and second is not None:
-        return not first & second
-    if not _kinds(one) & _kinds(other):
-        return True
+        return set(map(comparable, first)).isdisjoint(map(comparable, second))
+    common = _kinds(one) & _kinds(other)
     ours, theirs = one.get("properties", {}), other.get("properties", {})
-    return _kinds(one) & _kinds(other) == {"object"} and (
-        any(
-            name in ours and name in theirs and _differ_at(name, ours, theirs, path) for name in one.get("required", ())
+    return not common or (
+        common == {"object"}
+        and (
+            any(
+                name in ours and name in theirs and _differ_at(name, ours, theirs, path)
+                for name in one.get("required", ())
+            )
+            or any(ours.get(name) is False for name in other.get("required", ()))
         )
-        or any(ours.get(name) is False for name in other.get("required", ()))
     )
 
 
@@ -242,12 +229,11 @@ def _read(schema: Any, path: str) -> Any:
     return schema if isinstance(schema, bool) else read_schema(schema, path, lambda _: None)
 
 
-def _constants(schema: Any) -> set[str] | None:
-    """The constants of a schema, in a form that can be compared; None if it has other values."""
+def _values(schema: Any) -> list[Any] | None:
+    """The constants of a schema; None if it has other values."""
     if isinstance(schema, bool):
         return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return None if values is None else set(map(comparable, values))
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 _JSON_TYPES: dict[Any, str] = {str: "string", list: "array", dict: "object", bool: "boolean", type(None): "null"}
@@ -256,8 +242,7 @@ _KINDS = {"number", *_JSON_TYPES.values()}
 
 def _kinds(schema: Schema) -> set[str]:
     """The types of values that may match; a keyword that other types ignore says nothing."""
-    constants = [schema["const"]] if "const" in schema else schema.get("enum")
-    if constants is not None:
+    if (constants := _values(schema)) is not None:
         return {_JSON_TYPES.get(type(value), "number") for value in constants}
     return {"number" if name == "integer" else name for name in types_of(schema)} if "type" in schema else _KINDS
 
@@ -271,10 +256,11 @@ def told_apart_at_once(options: Iterable[Any]) -> bool:
         first = next(iter(properties or ()), None)
         if properties is None or first is None or name not in {None, first} or first not in option.get("required", ()):
             return False
-        constants = _constants(_read(properties[first], ""))
-        if constants is None or constants & seen:
+        constants = _values(_read(properties[first], ""))
+        if constants is None or not seen.isdisjoint(map(comparable, constants)):
             return False
-        seen, name = seen | constants, first
+        seen.update(map(comparable, constants))
+        name = first
     return True
 
 

@@ -26,7 +26,7 @@ from worker_node.structured_output.regular import (
     text,
     without,
 )
-from worker_node.structured_output.strings import string_term
+from worker_node.structured_output.scalars import string_term
 
 if TYPE_CHECKING:
     from worker_node.structured_output.schema import Compiler

@@ -10,14 +10,14 @@ character stops them at once. So the cost is the sum, over all places, of the we
 the counts that the text so far may be in. So the width is the number of counts of wide classes that can be open at
 once.
 
-One pass over the text, however much the counts multiply. `python -m benchmarks.grammar_cost` measures a unit.
+The text is read once, rules that refer to later ones twice, however much the counts multiply. `python -m
+benchmarks.grammar_cost` measures a unit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -41,8 +41,6 @@ _NARROW_WEIGHT = 4
 _SPREAD = 8
 # A reference to a rule that itself begins with one: nothing is tested there.
 _REFERENCE_WEIGHT = 2
-# The bound is far below: larger sums are cut, so that none grows without end.
-_MOST = 10**12
 # Names of rules whose alternatives soon differ: the members of an object, and choices told apart by a tag.
 EXCLUSIVE = ("members", "more", "rest", "choice")
 
@@ -50,8 +48,8 @@ _TOKEN = re.compile(
     r'(?P<name>[A-Za-z]\w*)|"(?P<literal>(?:[^"\\]|\\.)*)"|(?P<class>\[(?:[^\]\\]|\\.)*\])'
     r"|\{(?P<least>\d+)(?P<comma>,?)(?P<most>\d*)\}|(?P<sign>[()|*+?])"
 )
-_CODE = re.compile(r"\\[uUx]([0-9a-fA-F]+)")
-_UNIT = re.compile(r"\\U[0-9a-fA-F]{8}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|[^\\]", re.DOTALL)
+_UNIT = r"(\\U[0-9a-fA-F]{8}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\.|[^\\])"
+_RANGES = re.compile(f"{_UNIT}(?:-{_UNIT})?", re.DOTALL)
 
 
 class OutOfSteps(UnsupportedParameter):
@@ -124,25 +122,25 @@ class _Part(NamedTuple):
     def then(self, other: _Part) -> _Part:
         """This, and the other after it."""
         return _Part(
-            min(_MOST, self.places + other.places + self.ends * other.first),
+            self.places + other.places + self.ends * other.first,
             self.first + (other.first if self.empty else 0),
             other.ends + (self.ends if other.empty else 0),
             self.empty and other.empty,
             max(self.width, other.width),
             self.direct + (other.direct if self.empty else 0),
-            min(_MOST, self.narrow + (other.narrow if self.empty else 0)),
+            self.narrow + (other.narrow if self.empty else 0),
         )
 
     def either(self, other: _Part, *, exclusive: bool) -> _Part:
         """This or the other; `exclusive`: the text shows soon which."""
         return _Part(
-            min(_MOST, self.places + other.places),
+            self.places + other.places,
             self.first + other.first,
             self.ends + other.ends,
             self.empty or other.empty,
             max(self.width, other.width) if exclusive else self.width + other.width,
             self.direct + other.direct,
-            min(_MOST, self.narrow + other.narrow),
+            self.narrow + other.narrow,
         )
 
     def repeated(self, least: int, most: int | None) -> _Part:
@@ -153,9 +151,9 @@ class _Part(NamedTuple):
         loops = followers + (1 if most is None else 0)
         last = copies - max(1, 1 if self.empty else least) + 1 if most is not None else 1
         return _Part(
-            min(_MOST, copies * self.places + loops * self.ends * self.first),
-            min(_MOST, self.first * (copies if self.empty else 1)),
-            min(_MOST, self.ends * last),
+            copies * self.places + loops * self.ends * self.first,
+            self.first * (copies if self.empty else 1),
+            self.ends * last,
             self.empty or least == 0,
             # The weight of a class is that of a reference to it: such a count is open while its text is written.
             max(self.width, int(most is not None and copies > 1 and self.first >= _WIDE_WEIGHT)),
@@ -172,11 +170,10 @@ class _Part(NamedTuple):
 
 _NOTHING = _Part()
 # A rule that is not read yet: it is dear, and not empty.
-_UNREAD = _Part(0, _WIDE_WEIGHT, 1, empty=False)
+_UNREAD = _Part(0, _WIDE_WEIGHT, 1, empty=False, direct=_WIDE_WEIGHT)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """`compiling` in units of about ten microseconds; `width` in counts of wide classes that can be open at once."""
 
     compiling: int
@@ -186,108 +183,82 @@ class Cost:
 def grammar_cost(grammar: str) -> Cost:
     """Return the cost of an EBNF text of this package."""
     bodies = dict(line.split(" ::= ", 1) for line in grammar.splitlines())
-    own = [name for name, body in bodies.items() if JSON_RULES.get(name) != body]
-    # From the bottom up: the root, which comes first, refers to rules that are read by then.
-    read = _read_rules(bodies, [*own[1:], own[0]], _json_rules())
-    return Cost(
-        min(_MOST, sum(part.places + part.first for part in read.values())), max(p.width for p in read.values())
-    )
+    own = {name: body for name, body in bodies.items() if JSON_RULES.get(name) != body}
+    parts = _rule_parts(own, _json_rules()).values()
+    return Cost(sum(part.places + part.first for part in parts), max(part.width for part in parts))
 
 
 @cache
 def _json_rules() -> dict[str, _Part]:
-    return _read_rules(JSON_RULES, list(JSON_RULES), {})
+    return _rule_parts(JSON_RULES, {})
 
 
-def _read_rules(bodies: Mapping[str, str], names: list[str], base: Mapping[str, _Part]) -> dict[str, _Part]:
-    """The parts that the rules are, by name; `base` has those that are read already."""
-    read = dict(base)
-    known = {name: part.referenced() for name, part in base.items()}
-    early: list[str] = []
-    guessed = False
-
-    def rule(name: str) -> _Part:
-        nonlocal guessed
-        guessed = guessed or name not in known
-        return known.get(name, _UNREAD)
-
-    # Those that refer to rules further down are read again when these are known.
-    for again in (False, True):
-        for name in early if again else names:
-            guessed = False
-            read[name] = _Reader(bodies[name], rule, exclusive=name.startswith(EXCLUSIVE)).read()
-            known[name] = read[name].referenced()
-            if guessed and not again:
-                early.append(name)
-    return read
+def _rule_parts(bodies: Mapping[str, str], known: Mapping[str, _Part]) -> dict[str, _Part]:
+    """The parts that the rules are, by name, with those that are known already."""
+    parts = dict(known)
+    # The root, which comes first, refers to all others.
+    first, *others = bodies
+    early = [name for name in [*others, first] if not _read_rule(name, bodies[name], parts)]
+    for name in early:
+        _read_rule(name, bodies[name], parts)
+    return parts
 
 
-class _Reader:
-    """Reads the body of one rule."""
-
-    def __init__(self, body: str, rule: Callable[[str], _Part], *, exclusive: bool) -> None:
-        self._tokens = list(_TOKEN.finditer(body))
-        self._rule = rule
-        self._exclusive = exclusive
-
-    def read(self) -> _Part:
-        """The whole body as one part."""
-        # Without recursion: groups may be nested deeply. Each frame holds the options so far and the open sequence.
-        frames: list[tuple[_Part | None, _Part]] = []
-        options: _Part | None = None
-        sequence = last = _NOTHING
-        for token in self._tokens:
-            sign = token["sign"]
-            if sign == "(":
-                frames.append((options, sequence.then(last)))
-                options, sequence, last = None, _NOTHING, _NOTHING
-            elif sign == ")":
-                whole = self._joined(options, sequence.then(last))
-                options, sequence = frames.pop()
-                last = whole
-            elif sign == "|":
-                options, sequence, last = self._joined(options, sequence.then(last)), _NOTHING, _NOTHING
-            elif sign is not None:
-                last = last.repeated(*{"*": (0, None), "+": (1, None), "?": (0, 1)}[sign])
-            elif token["least"] is not None:
-                least = int(token["least"])
-                most = least if not token["comma"] else int(token["most"]) if token["most"] else None
-                last = last.repeated(least, most)
-            else:
-                sequence, last = sequence.then(last), self._atom(token)
-        return self._joined(options, sequence.then(last))
-
-    def _joined(self, options: _Part | None, sequence: _Part) -> _Part:
-        return sequence if options is None else options.either(sequence, exclusive=self._exclusive)
-
-    def _atom(self, token: re.Match[str]) -> _Part:
-        if token["name"] is not None:
-            return self._rule(token["name"])
-        if token["literal"] is not None:
-            bytes_in = len(token["literal"])
-            return _Part(max(0, bytes_in - 1), 1, 1, empty=False, direct=1, narrow=1) if bytes_in else _NOTHING
-        weight = _class_weight(token["class"])
-        return _Part(0, weight, 1, empty=False, direct=weight, narrow=min(weight, _NARROW_WEIGHT))
+def _read_rule(name: str, body: str, parts: dict[str, _Part]) -> bool:
+    """Add the part that a rule is; returns whether all rules that it refers to are known."""
+    tokens = list(_TOKEN.finditer(body))
+    known = all(token["name"] is None or token["name"] in parts for token in tokens)
+    parts[name] = _part_of(tokens, parts, exclusive=name.startswith(EXCLUSIVE))
+    return known
 
 
-def _class_weight(text: str) -> int:
-    """The weight of a character class, brackets included."""
-    body = text[1:-1]
+def _part_of(tokens: Iterable[re.Match[str]], rules: Mapping[str, _Part], *, exclusive: bool) -> _Part:
+    """The body of one rule as one part. Without recursion: groups may be nested deeply."""
+    # Each frame holds the options so far and the open sequence.
+    frames: list[tuple[_Part | None, _Part]] = []
+    options: _Part | None = None
+    sequence = last = _NOTHING
+
+    def joined() -> _Part:
+        whole = sequence.then(last)
+        return whole if options is None else options.either(whole, exclusive=exclusive)
+
+    for token in tokens:
+        sign = token["sign"]
+        if sign == "(":
+            frames.append((options, sequence.then(last)))
+            options, sequence, last = None, _NOTHING, _NOTHING
+        elif sign == ")":
+            last = joined()
+            options, sequence = frames.pop()
+        elif sign == "|":
+            options, sequence, last = joined(), _NOTHING, _NOTHING
+        elif sign is not None:
+            last = last.repeated(*{"*": (0, None), "+": (1, None), "?": (0, 1)}[sign])
+        elif token["least"] is not None:
+            least = int(token["least"])
+            last = last.repeated(least, least if not token["comma"] else int(token["most"]) if token["most"] else None)
+        else:
+            sequence, last = sequence.then(last), _atom(token, rules)
+    return joined()
+
+
+def _atom(token: re.Match[str], rules: Mapping[str, _Part]) -> _Part:
+    if token["name"] is not None:
+        return rules.get(token["name"], _UNREAD).referenced()
+    if token["literal"] is not None:
+        length = len(token["literal"])
+        return _Part(length - 1, 1, 1, empty=False, direct=1, narrow=1) if length else _NOTHING
+    weight = _class_weight(token["class"][1:-1])
+    return _Part(0, weight, 1, empty=False, direct=weight, narrow=min(weight, _NARROW_WEIGHT))
+
+
+def _class_weight(body: str) -> int:
     if body.startswith("^"):
         return _WIDE_WEIGHT
-    units = _UNIT.findall(body)
-    count = 0
-    index = 0
-    while index < len(units):
-        if units[index + 1 : index + 2] == ["-"] and index + 2 < len(units):
-            count += _code(units[index + 2]) - _code(units[index]) + 1
-            index += 3
-        else:
-            count += 1
-            index += 1
+    count = sum(_code(high or low) - _code(low) + 1 for low, high in _RANGES.findall(body))
     return next((weight for most, weight in _CLASS_WEIGHTS if count <= most), _WIDE_WEIGHT)
 
 
 def _code(unit: str) -> int:
-    escaped = _CODE.fullmatch(unit)
-    return int(escaped[1], 16) if escaped else ord(unit[-1])
+    return int(unit[2:], 16) if len(unit) > 2 else ord(unit[-1])  # noqa: FURB166  # no prefix but an escape

@@ -7,13 +7,12 @@ may define different things under one name.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from worker_node.errors import BadRequest, UnsupportedParameter
-from worker_node.structured_output.cost import QUICK_STEPS, Budget, OutOfSteps, check_cost
+from worker_node.structured_output.cost import MAX_STEPS, QUICK_STEPS, Budget, OutOfSteps, check_cost
 from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
 from worker_node.structured_output.grammar import GrammarRefused, grammar_term
 from worker_node.structured_output.keywords import NothingAdmitted
@@ -93,7 +92,7 @@ class Form(msgspec.Struct, frozen=True):
         return places[0] if len(places) == 1 else "tools"
 
 
-def compile_form(form: Any, steps: int | None = None) -> str:
+def compile_form(form: Any, steps: int = MAX_STEPS) -> str:
     """Return the grammar of a form, which may be given as plain values. `steps` bounds the work.
 
     Where keywords were dropped, a comment at the end names them: see `Compiled.read`.
@@ -102,45 +101,20 @@ def compile_form(form: Any, steps: int | None = None) -> str:
     bound; both name the part.
     """
     form = msgspec.convert(form, Form)
-    budget = Budget(form.where) if steps is None else Budget(form.where, steps)
-    rules = Rules()
-    kinds = []
-    dropped: dict[str, None] = {}
-    if form.text is not None:
-        kinds.append(_text(rules, form.text, budget))
-    if form.answer is not None:
-        kinds.append(_added(rules, form.answer, form.answer.schema, budget, dropped))
+    writer = _Writer(form.where, Budget(form.where, steps))
     if form.calls is not None and form.calls.optional:
-        return _written(_optional_calls(form.calls, budget, dropped, form.where), dropped)
-    if form.calls is not None:
-        kinds.append(_calls(rules, form.calls, budget, dropped))
-    # A call between tags begins with another character than any JSON value.
-    grammar = rules.text(kinds[0] if len(kinds) == 1 else rules.add("choice", " | ".join(kinds)))
-    check_cost(grammar, form.where)
-    return _written(grammar, dropped)
-
-
-def _text(rules: Rules, given: GivenText, budget: Budget) -> str:
-    where = given.where
-    try:
-        term = grammar_term(given.source) if given.kind == "grammar" else pattern_term(given.source, search=False)
-        expression = term_to_ebnf(term, rules, budget.spend, AS_IT_IS)
-    except (PatternRefused, GrammarRefused) as error:
-        kind = "grammar" if given.kind == "grammar" else "expression"
-        raise UnsupportedParameter(f"{where}: the {kind} cannot be enforced: {error}", param=where) from None
-    except RecursionError:
-        raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
-    if expression is None:
-        raise NothingAdmitted(where, "no text matches it")
-    return expression
-
-
-def _written(grammar: str, dropped: dict[str, None]) -> str:
-    return grammar + (_DROPPED + msgspec.json.encode(list(dropped)).decode() if dropped else "")
-
-
-def _added(rules: Rules, part: FormPart, schema: Any, budget: Budget, dropped: dict[str, None]) -> str:
-    return add_schema(rules, schema, part.where, budget, part.schema, None if part.strict else dropped)
+        grammar = writer.text_with_calls(form.calls)
+    else:
+        kinds = []
+        if form.text is not None:
+            kinds.append(writer.text(form.text))
+        if form.answer is not None:
+            kinds.append(writer.values(form.answer, form.answer.schema))
+        if form.calls is not None:
+            kinds.append(writer.calls(form.calls))
+        # A call between tags begins with another character than any JSON value.
+        grammar = writer.grammar(kinds)
+    return grammar + (_DROPPED + msgspec.json.encode(list(writer.dropped)).decode() if writer.dropped else "")
 
 
 def compile_form_if_quick(form: Any) -> str | None:
@@ -151,38 +125,116 @@ def compile_form_if_quick(form: Any) -> str | None:
         return None
 
 
-def _optional_calls(form: CallForm, budget: Budget, dropped: dict[str, None], where: str) -> str:
-    """The grammar of text with calls. What is over a bound with the schemas of all tools is left to any objects."""
-    try:
-        return _text_with_calls(form, budget, dropped, where)
-    except OutOfSteps:
-        raise
-    except BadRequest:
-        dropped |= dict.fromkeys(part.where for part in form.tools.values())
-        anything = {name: FormPart({}, part.where, part.strict) for name, part in form.tools.items()}
-        return _text_with_calls(msgspec.structs.replace(form, tools=anything), budget, dropped, where)
+class _Writer:
+    """Writes the rules of one grammar; `dropped` are the places of keywords that it does not enforce."""
 
+    def __init__(self, where: str, budget: Budget) -> None:
+        self._where = where
+        self._budget = budget
+        self._rules = Rules()
+        self.dropped: dict[str, None] = {}
 
-def _text_with_calls(form: CallForm, budget: Budget, dropped: dict[str, None], where: str) -> str:
-    """Text that is free until a call begins in it. The runtime watches for the beginnings itself (`TagDispatch`), so
-    free text costs no tests of the vocabulary."""
-    rules = Rules()
-    if form.tags is not None:
-        opening, closing = form.tags
-        inside = rules.add("inside", f"ws {_between_tags(rules, form, budget, dropped)} ws {literal(closing)}")
-        beginnings = [(opening, inside)]
-    else:
-        key = json_literal(form.arguments)
-        beginnings = [
-            (beginning, rest)
+    def grammar(self, kinds: list[str]) -> str:
+        """The whole grammar, whose texts are of any of the kinds."""
+        grammar = self._rules.text(kinds[0] if len(kinds) == 1 else self._rules.add("choice", " | ".join(kinds)))
+        check_cost(grammar, self._where)
+        return grammar
+
+    def text(self, given: GivenText) -> str:
+        """The rule, or expression, of texts that match an expression or a grammar."""
+        where = given.where
+        try:
+            term = grammar_term(given.source) if given.kind == "grammar" else pattern_term(given.source, search=False)
+            expression = term_to_ebnf(term, self._rules, self._budget.spend, AS_IT_IS)
+        except (PatternRefused, GrammarRefused) as error:
+            kind = "grammar" if given.kind == "grammar" else "expression"
+            raise UnsupportedParameter(f"{where}: the {kind} cannot be enforced: {error}", param=where) from None
+        except RecursionError:
+            raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
+        if expression is None:
+            raise NothingAdmitted(where, "no text matches it")
+        return expression
+
+    def values(self, part: FormPart, schema: Any) -> str:
+        """The rule of JSON values that match a schema, in whose part references are looked up."""
+        dropped = None if part.strict else self.dropped
+        return add_schema(self._rules, schema, part.where, self._budget, part.schema, dropped)
+
+    def calls(self, form: CallForm) -> str:
+        """The rule of calls, one or several."""
+        if form.tags is None:
+            return self._call(form)
+        opening, closing = map(literal, form.tags)
+        tagged = self._rules.add("tagged", f"{opening} ws {self._between_tags(form)} ws {closing}")
+        return self._rules.add("calls", f"{tagged} (ws {tagged})*") if form.several and not form.listed else tagged
+
+    def _between_tags(self, form: CallForm) -> str:
+        call = self._call(form)
+        if not form.listed:
+            return call
+        more = f'(ws "," ws {call})*' if form.several else ""
+        return self._rules.add("list", f'"[" ws {call} {more} ws "]"')
+
+    def _call(self, form: CallForm) -> str:
+        start = f'"{{" ws {json_literal("name")} ws ":" ws'
+        calls = [
+            self._rules.add("call", f"{start} {json_literal(name)} {self._rest_of_call(form, part)}")
             for name, part in form.tools.items()
-            for arguments in [_arguments(rules, part, form, budget, dropped)]
-            for rest in [rules.add("rest", f'ws "," ws {key} ws ":" ws {arguments} ws "}}"')]
-            for beginning in _call_beginnings(name)
         ]
-    grammar = rules.text(rules.add("choice", " | ".join(dict.fromkeys(rule for _, rule in beginnings))))
-    check_cost(grammar, where)
-    return _free_until(grammar, beginnings, several=form.several)
+        return self._rules.add("choice", " | ".join(calls))
+
+    def _rest_of_call(self, form: CallForm, part: FormPart) -> str:
+        """What follows the tool's name."""
+        rest = f'ws "," ws {json_literal(form.arguments)} ws ":" ws {self._arguments(form, part)} ws "}}"'
+        return self._rules.add("rest", rest)
+
+    def _arguments(self, form: CallForm, part: FormPart) -> str:
+        try:
+            kinds = part.schema.get("type", "object") if isinstance(part.schema, dict) else None
+            # Arguments are an object, which parameters need not say.
+            if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+                raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")
+            return self.values(part, part.schema | {"type": "object"})
+        except OutOfSteps:
+            raise
+        except BadRequest:
+            if not form.optional:
+                raise
+            self.dropped[part.where] = None
+            return "object"
+
+    def text_with_calls(self, form: CallForm) -> str:
+        """Text that is free until a call begins in it. What is over a bound with the schemas of all tools is left to
+        any objects.
+
+        The runtime watches for the beginnings itself (`TagDispatch`), so free text costs no tests of the vocabulary.
+        """
+        try:
+            return self._text_with_calls(form)
+        except OutOfSteps:
+            raise
+        except BadRequest:
+            self.dropped |= dict.fromkeys(part.where for part in form.tools.values())
+            anything = {name: FormPart({}, part.where, part.strict) for name, part in form.tools.items()}
+            self._rules = Rules()
+            return self._text_with_calls(msgspec.structs.replace(form, tools=anything))
+
+    def _text_with_calls(self, form: CallForm) -> str:
+        if form.tags is not None:
+            opening, closing = form.tags
+            beginnings = [(opening, self._rules.add("inside", f"ws {self._between_tags(form)} ws {literal(closing)}"))]
+        else:
+            beginnings = [
+                (beginning, rest)
+                for name, part in form.tools.items()
+                for rest in [self._rest_of_call(form, part)]
+                for beginning in _call_beginnings(name)
+            ]
+        grammar = self.grammar(list(dict.fromkeys(rule for _, rule in beginnings)))
+        tags = ", ".join(f"({literal(beginning)}, {rule})" for beginning, rule in beginnings)
+        # Another root; unless there may be several calls, the text ends after the first.
+        _, _, rules = grammar.partition("\n")
+        return f"root ::= TagDispatch({tags}, loop_after_dispatch={str(form.several).lower()})\n{rules}"
 
 
 def _call_beginnings(name: str) -> list[str]:
@@ -190,63 +242,3 @@ def _call_beginnings(name: str) -> list[str]:
     written = [f'{opening}"name"{colon}' for opening in _OPENINGS for colon in _COLONS]
     written += [f'{{"type"{colon}"function",{blank}"name"{colon}' for colon, blank in ((": ", " "), (":", ""))]
     return [start + json.dumps(name, ensure_ascii=False) for start in written]
-
-
-def _free_until(grammar: str, calls: Sequence[tuple[str, str]], *, several: bool) -> str:
-    """The grammar with another root: any text, in which each beginning is followed by its rule.
-
-    Unless there may be `several` calls, the text ends after the first.
-    """
-    tags = ", ".join(f"({literal(beginning)}, {rule})" for beginning, rule in calls)
-    _, _, rules = grammar.partition("\n")
-    return f"root ::= TagDispatch({tags}, loop_after_dispatch={'true' if several else 'false'})\n{rules}"
-
-
-def _calls(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    if form.tags is None:
-        return _call(rules, form, budget, dropped)
-    opening, closing = map(literal, form.tags)
-    tagged = rules.add("tagged", f"{opening} ws {_between_tags(rules, form, budget, dropped)} ws {closing}")
-    return rules.add("calls", f"{tagged} (ws {tagged})*") if form.several and not form.listed else tagged
-
-
-def _between_tags(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    call = _call(rules, form, budget, dropped)
-    if not form.listed:
-        return call
-    more = f'(ws "," ws {call})*' if form.several else ""
-    return rules.add("list", f'"[" ws {call} {more} ws "]"')
-
-
-def _call(rules: Rules, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    calls = [
-        rules.add(
-            "call",
-            f'"{{" ws {json_literal("name")} ws ":" ws {json_literal(name)} ws "," ws {json_literal(form.arguments)} '
-            f'ws ":" ws {_arguments(rules, part, form, budget, dropped)} ws "}}"',
-        )
-        for name, part in form.tools.items()
-    ]
-    return rules.add("choice", " | ".join(calls))
-
-
-def _arguments(rules: Rules, part: FormPart, form: CallForm, budget: Budget, dropped: dict[str, None]) -> str:
-    try:
-        return _added(rules, part, _of_object(part), budget, dropped)
-    except OutOfSteps:
-        raise
-    except BadRequest:
-        if not form.optional:
-            raise
-        dropped[part.where] = None
-        return "object"
-
-
-def _of_object(part: FormPart) -> Any:
-    """The schema with the condition that arguments are an object, which parameters need not say."""
-    schema = part.schema
-    kinds = schema.get("type", "object") if isinstance(schema, dict) else None
-    if kinds == "object" or (isinstance(kinds, list) and "object" in kinds):
-        # Its references may have been made absolute, so it is referred to and not copied.
-        return {"$ref": "#", "type": "object"}
-    raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")

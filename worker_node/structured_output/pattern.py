@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
         raise PatternRefused(f"{parts.refusal}; as an automaton {error}") from None
 
 
+@lru_cache(maxsize=256)
 def pattern_term(pattern: str, *, search: bool, wide: bool = False) -> Term:
     """The texts that match as a whole or, with `search`, those in which the expression is found.
 
@@ -68,7 +70,7 @@ def pattern_term(pattern: str, *, search: bool, wide: bool = False) -> Term:
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
     around = EVERYTHING if search else EMPTY
-    return _Parser(pattern, wide=wide, before=around, after=around).whole()
+    return _Parser(pattern, _Context(around, around, wide)).whole()
 
 
 class _CharacterSet(NamedTuple):
@@ -103,18 +105,27 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 _WIDE_END = either([EMPTY, text("\n")])
 
 
-class _Parser:
-    """Reads one expression; `before` and `after` may stand around it where it does not say `^` and `$`."""
+class _Context(NamedTuple):
+    """What may stand around an expression where it does not say `^` and `$`, and whether any dialect's meaning counts.
 
-    def __init__(self, pattern: str, *, wide: bool, before: Term, after: Term, may_begin: bool = True) -> None:
+    In a condition on what follows, `end` closes it, and `^` holds only if it stands at the start.
+    """
+
+    before: Term
+    after: Term
+    wide: bool
+    may_begin: bool = True
+    end: str = ""
+
+
+class _Parser:
+    """Reads one expression."""
+
+    def __init__(self, pattern: str, context: _Context) -> None:
         self._text = pattern
         self._position = 0
         self._depth = 0
-        self._wide = wide
-        self._before = before
-        self._after = after
-        # Whether `^` can hold: not in a condition in the middle.
-        self._may_begin = may_begin
+        self._context = context
 
     def whole(self) -> Term:
         term = self._alternatives(self._top_row)
@@ -150,33 +161,32 @@ class _Parser:
         return row(parts)
 
     def _top_row(self) -> Term:
-        begun = self._may_begin and self._accept("^")
-        after = self._after
+        context = self._context
+        begun = context.may_begin and self._accept("^")
+        after = context.after
         items: list[tuple[Term, bool]] = []
         while self._peek() not in {"", "|", ")"}:
-            if self._peek() == "$" and self._text[self._position + 1 : self._position + 2] in {"", "|"}:
+            if self._peek() == "$" and self._text[self._position + 1 : self._position + 2] in {"", "|", context.end}:
                 self._take()
-                after = _WIDE_END if self._wide else EMPTY
+                after = _WIDE_END if context.wide else EMPTY
                 break
             if self._text.startswith(("(?=", "(?!"), self._position):
-                items.append((self._ahead(at_start=not items and (begun or self._before == EMPTY)), True))
+                items.append((self._ahead(at_start=not items and (begun or context.before == EMPTY)), True))
             else:
                 items.append((self._repeated(self._atom()), False))
         for term, is_condition in reversed(items):
             after = both([after, term]) if is_condition else row([term, after])
         # What is searched for may have anything before it.
-        return after if begun else row([self._before, after])
+        return after if begun else row([context.before, after])
 
     def _ahead(self, *, at_start: bool) -> Term:
         """The texts that meet a condition on all that follows."""
         self._position += 2
         inverted = self._take() == "!"
-        end = _closing(self._text, self._position)
-        if end is None:
-            raise PatternRefused("a group is not closed")
-        inner, self._position = self._text[self._position : end], end + 1
-        wide = self._wide != inverted
-        term = _Parser(inner, wide=wide, before=EMPTY, after=EVERYTHING, may_begin=at_start).whole()
+        outside = self._context
+        self._context = _Context(EMPTY, EVERYTHING, outside.wide != inverted, at_start, end=")")
+        term = self._closed(self._top_row)
+        self._context = outside
         return without(term) if inverted else term
 
     def _atom(self) -> Term:
@@ -199,10 +209,13 @@ class _Parser:
     def _group(self) -> Term:
         if self._accept("?") and not self._accept(":"):
             raise PatternRefused(f"a group with (?{self._peek()} at position {self._position}")
+        return self._closed(self._row)
+
+    def _closed(self, option: Callable[[], Term]) -> Term:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise PatternRefused("groups are nested too deeply")
-        inner = self._alternatives(self._row)
+        inner = self._alternatives(option)
         self._depth -= 1
         if not self._accept(")"):
             raise PatternRefused("a group is not closed")
@@ -223,7 +236,7 @@ class _Parser:
         return character
 
     def _set(self, wanted: _CharacterSet) -> Term:
-        return characters(wanted.wide if self._wide else wanted.sure)
+        return characters(wanted.wide if self._context.wide else wanted.sure)
 
     def _class(self) -> Term:
         inverted = self._accept("^")
@@ -280,25 +293,6 @@ class _Parser:
         if most is not None and most < least:
             raise PatternRefused("a count whose limits are the wrong way round")
         return least, most
-
-
-def _closing(pattern: str, start: int) -> int | None:
-    """Where the parenthesis stands that closes the one before `start`."""
-    depth, in_class, position = 1, False, start
-    while position < len(pattern):
-        character = pattern[position]
-        if character == "\\":
-            position += 1
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        else:
-            depth += {"(": 1, ")": -1}.get(character, 0)
-            if not depth:
-                return position
-        position += 1
-    return None
 
 
 _Characters = frozenset[tuple[int, int]]

@@ -26,9 +26,8 @@ from worker_node.structured_output.keywords import (
     comparable,
     read_schema,
 )
-from worker_node.structured_output.numbers import number
 from worker_node.structured_output.pattern import PatternRefused
-from worker_node.structured_output.strings import fits, string
+from worker_node.structured_output.scalars import fits, number, string
 
 
 def compile_schema(schema: Any, where: str, budget: Budget | None = None) -> str:

@@ -130,7 +130,8 @@ NAMES = st.sampled_from(["a", "b", "ab", "x-1", "kind"])
 SEVERAL_NAMES = st.lists(NAMES, min_size=1, max_size=3, unique=True)
 SMALL = st.integers(0, 3)
 NUMBERS = st.integers(-6, 12)
-LIMITS = NUMBERS | st.sampled_from([0.5, -2.25, 10**15, 10**17, -(10**17), 2**53, 2**64, 1e22, 1e300, -1e300])
+# jsonschema-rs compares floats with whole numbers of about 2**62 inexactly; test_numbers.py has larger bounds.
+LIMITS = NUMBERS | st.sampled_from([0.5, -2.25, 10**15, 10**17, -(10**17), 2**53, 1e22, 1e300, -1e300])
 BOUNDS = st.dictionaries(
     st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]), LIMITS, min_size=1, max_size=2
 )

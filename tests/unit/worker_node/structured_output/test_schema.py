@@ -200,6 +200,33 @@ def test_what_cannot_be_enforced_is_refused_by_name_or_dropped_and_listed(place,
     assert Recogniser(compiled.grammar).admits(admitted)
 
 
+# Choices that one value may match are held apart; what is admitted, and what the schema forbids.
+APART = [
+    (
+        {"properties": {"a": NULL, "b": NULL}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":null}', '{"b":null}'],
+        ["{}", '{"a":null,"b":null}'],
+    ),
+    (
+        {"oneOf": [{"properties": {"kind": {"const": k}, "n": {"type": "integer"}}} for k in "ab"]},
+        ['{"kind":"a"}', '{"kind":"b","n":1}'],
+        ["{}", '{"n":1}', '{"kind":"c"}', "null"],
+    ),
+    (
+        {"oneOf": [NULL, {"const": 1}, {"type": "string"}, objects(a=NULL), objects(b=NULL)]},
+        ["null", "1", '"x"', '{"a":null}', '{"b":null}'],
+        ["2", "{}", '{"a":null,"b":null}'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "admitted", "forbidden"), APART)
+def test_choices_are_held_to_what_tells_them_apart(schema, admitted, forbidden):
+    held, validator = Recogniser(compile_schema(schema, "schema")), jsonschema_rs.Draft202012Validator(schema)
+    assert [text for text in admitted if not held.admits(text) or not validator.is_valid(json.loads(text))] == []
+    assert [text for text in forbidden if held.admits(text)] == []
+
+
 def test_bounds_hold_where_a_schema_is_not_strict():
     large = {"enum": [f"value number {i}" for i in range(10_000)]}
     with pytest.raises(UnsupportedParameter, match="bound here"):
