@@ -141,7 +141,7 @@ class Combiner:
         for index, options in enumerate(choices):
             others = [other for place, one in enumerate(matching) if place != index for other in one]
             for option in map(_with_type, options):
-                self._budget.spend(_PAIR_STEPS * len(others))
+                self._budget.spend(len(others) * (_PAIR_STEPS + len(option.get("properties", ()))))
                 yield option, _apart(option, others, path)
 
     def merged(self, schemas: list[Schema], path: str) -> Schema | None:

@@ -150,6 +150,8 @@ class Rules:
     def __init__(self) -> None:
         self._bodies: dict[str, str] = dict(JSON_RULES)
         self._by_body: dict[str, str] = {}
+        # Names of automata, by what they were made from.
+        self.automata: dict[Any, str | None] = {}
         self.size = 0
 
     def reserve(self, hint: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.cost import MAX_STEPS, QUICK_STEPS, Budget, OutOfSteps, check_cost
 from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
-from worker_node.structured_output.grammar import GrammarRefused, grammar_term
+from worker_node.structured_output.grammar import MAX_EXPRESSION_CHARACTERS, GrammarRefused, grammar_expression
 from worker_node.structured_output.keywords import NothingAdmitted
 from worker_node.structured_output.pattern import PatternRefused, pattern_term, term_to_ebnf
 from worker_node.structured_output.schema import add_schema
@@ -144,7 +144,10 @@ class _Writer:
         """The rule, or expression, of texts that match an expression or a grammar."""
         where = given.where
         try:
-            term = grammar_term(given.source) if given.kind == "grammar" else pattern_term(given.source, search=False)
+            if given.kind == "grammar":
+                term = pattern_term(grammar_expression(given.source), search=False, most=MAX_EXPRESSION_CHARACTERS)
+            else:
+                term = pattern_term(given.source, search=False)
             expression = term_to_ebnf(term, self._rules, self._budget.spend, AS_IT_IS)
         except (PatternRefused, GrammarRefused) as error:
             kind = "grammar" if given.kind == "grammar" else "expression"

@@ -62,13 +62,13 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
 
 
 @lru_cache(maxsize=256)
-def pattern_term(pattern: str, *, search: bool, wide: bool = False) -> Term:
+def pattern_term(pattern: str, *, search: bool, wide: bool = False, most: int = MAX_PATTERN_CHARACTERS) -> Term:
     """The texts that match as a whole or, with `search`, those in which the expression is found.
 
     They match in every dialect of regular expressions, or, `wide`, in any of them. Raises PatternRefused.
     """
-    if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
+    if len(pattern) > most:
+        raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {most}")
     around = EVERYTHING if search else EMPTY
     return _Parser(pattern, _Context(around, around, wide)).whole()
 

@@ -25,8 +25,7 @@ from worker_node.structured_output.ebnf import (
 MAX_STATES = 256
 
 # A kind and its parts: a set of characters, terms in a row, any or both of some, none of one, a repetition (with -1
-# for no most), and in callers' grammars the name of a rule. Equal terms are equal languages, so far as the functions
-# here can tell.
+# for no most). Equal terms are equal languages, so far as the functions here can tell.
 Term = tuple[Any, ...]
 
 NOTHING: Term = ("any", frozenset())
@@ -172,6 +171,13 @@ def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing
 
     Texts with characters that the writing leaves out are left out. Raises TooManyStates.
     """
+    key = term, id(writing)
+    if key not in rules.automata:
+        rules.automata[key] = _automaton(term, rules, spend, writing)
+    return rules.automata[key]
+
+
+def _automaton(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing) -> str | None:
     starts = _starts(term, writing)
     moves: dict[Term, dict[Term, list[tuple[int, int]]]] = {}
     waiting = [term]

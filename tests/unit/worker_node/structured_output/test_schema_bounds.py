@@ -129,6 +129,12 @@ def test_constants_that_only_look_equal_are_not_merged():
     assert compile_schema({"allOf": [{"const": 1}, {"const": 1.0}]}, "schema")
 
 
+def test_many_texts_of_one_format_and_pattern_share_an_automaton():
+    email = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]*@([a-z-]+\.)+[a-z]{2,}$"}
+    one, many = (compile_schema({"properties": {f"e{i}": email for i in range(n)}}, "schema") for n in (1, 20))
+    assert grammar_cost(many).compiling < 1.2 * grammar_cost(one).compiling
+
+
 GROWING = {
     "properties": lambda n: {"properties": {f"p{i}": {"type": "null"} for i in range(n)}},
     "required": lambda n: {"type": "object", "required": [f"p{i}" for i in range(n)]},
