@@ -19,12 +19,12 @@ def objects(**properties):
 ENFORCED = {
     "patternProperties": {"type": "object", "patternProperties": {"^x-[a-c]$": DIGIT}, "minProperties": 1},
     "oneOf": {"oneOf": [objects(kind={"const": "a"}, n=DIGIT), objects(kind={"const": "b"}, other=NULL)]},
-    "if": objects(kind={"enum": ["small", "large"]}, n=DIGIT)
-    | {"if": {"properties": {"kind": {"const": "small"}}}, "then": {"properties": {"n": {"maximum": 3}}},
-       "else": {"properties": {"n": {"minimum": 7}}}},
-    "contains": {"type": "array", "items": DIGIT, "contains": {"const": 7}, "minItems": 2, "maxItems": 4},
-    "multipleOf and $anchor": objects(n={"$ref": "#tens"}) | {"$defs": {"t": {"$anchor": "tens", "type": "integer",
-                                                                             "multipleOf": 10, "maximum": 1000}}},
+    "oneOf with a tag that has a default": {"oneOf": [{"properties": {"kind": {"const": k}, k: DIGIT}, "required": [k]}
+                                                      for k in ("a", "b")]},
+    "a large minimum": objects(n={"type": "integer", "minimum": 10**17}),
+    "pattern beside a format": objects(day={"type": "string", "format": "date", "pattern": "^2024-0"}),
+    "multipleOf and $ref": objects(n={"$ref": "#/$defs/tens"}) | {"$defs": {"tens": {"type": "integer",
+                                                                                   "multipleOf": 10, "maximum": 1000}}},
 }  # fmt: skip
 
 
@@ -48,6 +48,16 @@ async def test_a_complete_answer_is_valid_against_an_enforced_keyword(http, node
     (choice,) = reply["choices"]
     if choice["finish_reason"] == "stop":
         jsonschema_rs.Draft202012Validator(ENFORCED[keyword]).validate(json.loads(choice["message"]["content"]))
+
+
+@pytest.mark.parametrize("keyword", ["not", "if", "dependentRequired", "unevaluatedItems", "contains"])
+async def test_the_algebra_of_schemas_is_refused_by_name_or_listed(http, node, keyword):
+    schema = objects(n=DIGIT) | {keyword: {"n": ["n"]} if keyword == "dependentRequired" else {"type": "null"}}
+    status, _, reply = await ask(http, node, schema, {"strict": True})
+    place = f"response_format.json_schema.schema.{keyword}"
+    assert (status, reply["error"]["param"]) == (400, place)
+    status, ignored, _ = await ask(http, node, schema, {"strict": False})
+    assert (status, ignored) == (200, place)
 
 
 # A set of strings, as pydantic writes it.

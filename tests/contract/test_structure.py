@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "notify": set(),
     "tls": set(),
     "scheduling": set(),
-    "grammars": set(),
+    "structured_output": set(),
     "preparation": {"models"},
     "dialogue": set(),
     "engines": set(),
@@ -49,7 +49,7 @@ MAY_IMPORT = {
         "devices",
         "settings",
     },
-    "jobs": {"grammars"},
+    "jobs": {"structured_output"},
     "doctor": {"devices"},
     "reload": {"manager", "models", "serving", "settings"},
     "node": {"reload", "manager", "serving", "failures", "telemetry", "devices", "settings"},
@@ -111,8 +111,8 @@ HTTP_ROOMS = {"api", "tasks.api", "app", "server", "sidecar"}
 LAYERS_OF_TASKS = {"files": "models", "serving": "serving", "api": "api"}
 for part, layer in LAYERS_OF_TASKS.items():
     MAY_IMPORT[f"tasks.{part}"] = MAY_IMPORT[layer] | {layer, "tasks"}
-MAY_IMPORT["tasks.serving"] |= {"tasks.files", "dialogue", "grammars", "preparation"}
-MAY_IMPORT["tasks.api"] |= {"tasks.serving", "grammars"}
+MAY_IMPORT["tasks.serving"] |= {"tasks.files", "dialogue", "structured_output", "preparation"}
+MAY_IMPORT["tasks.api"] |= {"tasks.serving", "structured_output"}
 # What every request goes through, whatever its task: a task is one more package, and no word in any of these.
 TASK_FREE = {
     *("routing", "scheduling", "preparation", "engines", "encoders", "hosting", "manager", "serving"),

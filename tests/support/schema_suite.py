@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.support.recogniser import Recogniser
 from worker_node.errors import BadRequest
-from worker_node.grammars.schema import compile_schema
+from worker_node.structured_output.schema import compile_schema
 
 # The source distribution of the validator `jsonschema` carries the suite; a wheel does not.
 PACKAGE = "jsonschema==4.26.0"

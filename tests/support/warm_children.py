@@ -30,7 +30,7 @@ from worker_node.preparation import process as preparation
 # What becomes a child is imported by it, as its __main__; what it needs is there.
 MODULES = ("worker_node.hosting.child", "worker_node.preparation.worker")
 ENGINES = (
-    "worker_node.grammars.form",
+    "worker_node.structured_output.form",
     "worker_node.tasks.embed.runners",
     "worker_node.tasks.generate.continuous",
     "worker_node.tasks.generate.stateful",

@@ -62,11 +62,12 @@ def request_context(request: web.Request) -> RequestContext:
 
 
 def _note_ignored(request: web.Request, place: str) -> None:
-    """List a part of a schema that cannot be enforced as ignored, or refuse it where the node is strict."""
+    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
     state = request[STATE]
     if state.node.settings.unknown_fields == "reject":
         raise UnsupportedParameter(
-            f'{place}: it cannot be enforced, and the node is set to refuse such fields (unknown_fields = "reject")',
+            f"{place}: it has no effect on this request, and the node is set to refuse such fields "
+            '(unknown_fields = "reject"); leave it out',
             param=place,
         )
     if state.ignored is not None:

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from worker_node.domain import Message
-from worker_node.grammars.schema import compile_schema
 from worker_node.jobs import examples, schemas, shaping
 from worker_node.jobs.schemas import Schema
+from worker_node.structured_output.schema import compile_schema
 
 MAX_INPUT_CHARACTERS = 6000
 MAX_NEW_TOKENS = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker_node.grammars.ebnf import JSON_RULES
+from worker_node.structured_output.ebnf import JSON_RULES
 
 Schema = dict[str, Any]
 

@@ -39,6 +39,7 @@ class OllamaOptions(DialectBody):
     repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
 
     @model_validator(mode="before")
     @classmethod

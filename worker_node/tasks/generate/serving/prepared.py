@@ -20,9 +20,8 @@ from worker_node.tasks.generate.serving.large_texts import large_texts
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.picture_metrics import PictureMetrics
 from worker_node.tasks.generate.serving.pictures import check_pictures, picture_decoder, pictures_of
-from worker_node.tasks.generate.serving.prompting import Prepared, check_sampling, prepare
+from worker_node.tasks.generate.serving.prompting import Prepared, checked_sampling, prepare
 from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.sampling_defaults import completed
 from worker_node.tasks.generate.serving.schemas import schema_compiler
 
 
@@ -50,8 +49,7 @@ async def prepare_generation(
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
-    request = replace(request, sampling=completed(request.sampling, model.sampling_defaults, model.max_tokens_limit))
-    check_sampling(model, request)
+    request = replace(request, sampling=checked_sampling(model, request))
     prompt = await prepare(services.parts.of(large_texts), model, request, grammar, pixels)
     _check_amounts(model, request.sampling)
     count, wanted = prompt.count, request.sampling.max_new_tokens

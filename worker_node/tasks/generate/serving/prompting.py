@@ -11,13 +11,14 @@ from typing import Any
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import Message, TokenIds, ToolUse
+from worker_node.domain import Message, Sampling, TokenIds, ToolUse
 from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 from worker_node.tasks.generate.serving.large_texts import LargeTexts
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.pictures import picture_prompt, with_tags, without_tags
 from worker_node.tasks.generate.serving.requests import GenerationRequest
+from worker_node.tasks.generate.serving.sampling_defaults import completed
 
 _NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
 
@@ -197,14 +198,25 @@ def kept(model: GenerationModel, request: GenerationRequest) -> int | None:
     return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
 
 
-def check_sampling(model: GenerationModel, request: GenerationRequest) -> None:
-    """Raise BadRequest for stop tokens that are none of the model's, and for a least length that cannot be had."""
-    sampling = request.sampling
+def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
+    """How to sample: with the model's defaults, and where a form decides the end of the answer, without other ends.
+
+    Stop strings, stop tokens and `ignore_eos` have no effect then, and are noted as ignored: cut anywhere else, the
+    answer would not have its form. Raises BadRequest for stop tokens that are none of the model's, and for a least
+    length that cannot be had.
+    """
+    sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
     if sampling.stop_token_ids:
         model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
+    has_form = request.grammar is not None or (request.tool_use is not None and request.tool_use.forced)
+    if has_form:
+        for name in ("stop", "stop_token_ids", "ignore_eos"):
+            if getattr(sampling, name):
+                request.context.note_ignored(name)
+        sampling = replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
     if not sampling.min_tokens:
-        return
-    if request.grammar is not None or (request.tool_use is not None and request.tool_use.forced):
+        return sampling
+    if has_form:
         # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
         raise UnsupportedParameter(
             "min_tokens: a schema or a forced call decides where the answer ends; leave one of them out",
@@ -216,6 +228,7 @@ def check_sampling(model: GenerationModel, request: GenerationRequest) -> None:
             "have",
             param="min_tokens",
         )
+    return sampling
 
 
 def _names(use: ToolUse) -> frozenset[str]:

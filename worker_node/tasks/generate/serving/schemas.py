@@ -10,18 +10,18 @@ import msgspec
 
 from worker_node.domain import RequestContext
 from worker_node.errors import BadRequest, DeadlineExceeded
-from worker_node.grammars.budget import MAX_SCHEMA_BYTES
-from worker_node.grammars.form import Compiled, Form, compile_form, compile_form_if_quick
 from worker_node.preparation.cache import ResultCache
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
+from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
+from worker_node.structured_output.form import Compiled, Form, compile_form, compile_form_if_quick
 
 # Small schemas, which are almost all there are, have a process of their own and never wait for large ones.
 SMALL_BYTES = 4096
 _CACHE_BYTES = 16 * 1024 * 1024
 _QUICK = PreparationLimits(processes=1, cpu_s=1.0)
 _THOROUGH = PreparationLimits(processes=2, cpu_s=5.0)
-_MODULES = ("worker_node.grammars.form",)
+_MODULES = ("worker_node.structured_output.form",)
 
 _encoder = msgspec.msgpack.Encoder()
 

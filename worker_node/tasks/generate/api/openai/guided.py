@@ -11,7 +11,7 @@ from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.domain import AnswerSchema, GivenForm
 from worker_node.errors import BadRequest
-from worker_node.grammars.ebnf import literal
+from worker_node.structured_output.ebnf import literal
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"

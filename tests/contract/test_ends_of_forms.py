@@ -1,0 +1,123 @@
+"""Where an answer has a form, only the form ends it: neither stop strings nor ignore_eos, which the reply lists.
+
+On real weights over HTTP, with stop strings that frameworks send by default and others that occur in every answer.
+"""
+
+import json
+import re
+
+import jsonschema_rs
+import pytest
+
+from tests.contract.openai.test_generation import CAPITAL, MODEL
+from tests.support.events import sse
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 2, "maxLength": 9}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+STOPS = ["\nObservation", '"', ":", "}", "a", "e", "-"]
+CHOICES = ["heads-up", "tails-up"]
+TOOL = {"name": "note", "description": "Note it", "parameters": SCHEMA}
+
+
+def is_valid(text):
+    return jsonschema_rs.is_valid(SCHEMA, json.loads(text))
+
+
+async def chat(http, node, **fields):
+    async with http.post(
+        node.url + "/v1/chat/completions", json={"model": MODEL, "messages": CAPITAL} | fields
+    ) as reply:
+        assert reply.status == 200, await reply.text()
+        (choice,) = (await reply.json())["choices"]
+    calls = choice["message"].get("tool_calls")
+    return reply, calls[0]["function"]["arguments"] if calls else choice["message"]["content"], choice["finish_reason"]
+
+
+async def streamed(http, node, **fields):
+    body = {"model": MODEL, "messages": CAPITAL, "stream": True} | fields
+    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        choices = [json.loads(frame)["choices"][0] for frame in (await sse(reply))[:-1]]
+    return reply, "".join(one["delta"].get("content") or "" for one in choices), choices[-1]["finish_reason"]
+
+
+async def responses(http, node, **fields):
+    form = {"type": "json_schema", "name": "note", "schema": SCHEMA, "strict": True}
+    body = {"model": MODEL, "input": CAPITAL, "text": {"format": form}} | fields
+    async with http.post(node.url + "/v1/responses", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        answer = await reply.json()
+    return reply, answer["output"][0]["content"][0]["text"], "stop" if answer["status"] == "completed" else "length"
+
+
+async def ollama(http, node, **options):
+    body = {"model": MODEL, "messages": CAPITAL, "stream": False, "format": SCHEMA, "options": options}
+    async with http.post(node.url + "/api/chat", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        answer = await reply.json()
+    return reply, answer["message"]["content"], answer["done_reason"]
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "note", "schema": SCHEMA, "strict": True}}
+FORCED = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}
+# The request, its fields, and whether a text has the form.
+FORMS = {
+    "a schema": (chat, {"response_format": FORMAT}, is_valid),
+    "a schema, streamed": (streamed, {"response_format": FORMAT}, is_valid),
+    "a choice": (chat, {"guided_choice": CHOICES}, CHOICES.__contains__),
+    "an expression": (chat, {"guided_regex": "[a-e]{3}-[0-9]{2}"}, re.compile("[a-e]{3}-[0-9]{2}").fullmatch),
+    "a grammar": (chat, {"grammar": 'root ::= "-" [a-e] "-"'}, re.compile("-[a-e]-").fullmatch),
+    "a forced call": (chat, FORCED, is_valid),
+    "a response": (responses, {}, is_valid),
+    "Ollama's format": (ollama, {}, is_valid),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_stop_strings_do_not_cut_a_form(http, node, name):
+    ask, fields, fits = FORMS[name]
+    reply, text, finish = await ask(http, node, **fields, stop=STOPS)
+    assert fits(text), text
+    assert finish == ("tool_calls" if fields is FORCED else "stop")
+    assert reply.headers["X-NPU-Node-Ignored"] == "stop"
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "a response"])
+async def test_an_answer_ends_where_its_form_ends_whatever_ignore_eos_says(http, node, name):
+    ask, fields, fits = FORMS[name]
+    reply, text, finish = await ask(http, node, **fields, ignore_eos=True)
+    assert fits(text), text
+    assert finish == ("tool_calls" if fields is FORCED else "stop")
+    assert reply.headers["X-NPU-Node-Ignored"] == "ignore_eos"
+
+
+async def test_stop_tokens_do_not_cut_a_form(http, node):
+    fields = FORMS["a schema"][1] | {"stop_token_ids": list(range(20, 36))}
+    reply, text, finish = await chat(http, node, **fields)
+    assert is_valid(text), text
+    assert finish == "stop"
+    assert reply.headers["X-NPU-Node-Ignored"] == "stop_token_ids"
+
+
+async def test_options_ignore_eos_of_ollamas_dialect_goes_on_and_is_not_listed_as_ignored(http, node):
+    body = {"model": MODEL, "prompt": "Hello", "stream": False, "options": {"num_predict": 40, "ignore_eos": True}}
+    async with http.post(node.url + "/api/generate", json=body) as reply:
+        answer = await reply.json()
+    assert (answer["eval_count"], answer["done_reason"]) == (40, "length")
+    assert "X-NPU-Node-Ignored" not in reply.headers
+    body["options"]["ignore_eos"] = "yes, please"
+    async with http.post(node.url + "/api/generate", json=body) as reply:
+        assert reply.status == 400
+
+
+async def test_stop_strings_cut_free_text_beside_tools(http, node):
+    tools = [{"type": "function", "function": TOOL}]
+    _, whole, _ = await chat(http, node, tools=tools, max_tokens=16)
+    stop = whole[5:7]
+    reply, text, finish = await chat(http, node, tools=tools, max_tokens=16, stop=stop)
+    assert (text, finish) == (whole[: whole.index(stop)], "stop")
+    assert "X-NPU-Node-Ignored" not in reply.headers

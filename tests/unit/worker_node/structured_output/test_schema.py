@@ -1,0 +1,361 @@
+"""What a schema's grammar admits is valid against the schema; what cannot be enforced is refused by name."""
+
+import itertools
+import json
+
+import jsonschema_rs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.held_text import HeldText
+from tests.support.recogniser import Recogniser
+from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.structured_output.form import Compiled, compile_form
+from worker_node.structured_output.schema import compile_schema
+
+
+@pytest.fixture(scope="module")
+def held(store, tmp_path_factory):
+    return HeldText(store.get("smollm2-135m-instruct").path, tmp_path_factory.mktemp("constant"))
+
+
+def check(held, schema, count=8):
+    """Sample the schema's grammar: every text that ends is JSON and valid, and some do end."""
+    grammar = compile_schema(schema, "schema")
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    texts = [held.sample(grammar, seed) for seed in range(count)]
+    for text in texts:
+        if text is not None:
+            validator.validate(json.loads(text))
+    return texts
+
+
+def objects(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+NODE = objects(value={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})
+
+NULL = {"type": "null"}
+
+HELD = [
+    True,
+    {},
+    {"type": "null"},
+    {"type": "boolean"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": "string"},
+    {"type": "array"},
+    {"type": "object"},
+    {"type": ["integer", "null"]},
+    {"enum": ["red", 'gr"een', 1, None, {"a": [1]}]},
+    {"type": "string", "enum": ["a", 1]},
+    {"const": {"a": 1}},
+    {"type": "integer", "minimum": 5, "maximum": 7},
+    {"type": "integer", "minimum": -1234, "exclusiveMaximum": 56},
+    {"type": "integer", "exclusiveMinimum": 3},
+    {"type": "integer", "maximum": -3},
+    {"type": "integer", "minimum": 0.5, "maximum": 3.5},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "minimum": 0.5, "maximum": 0.9},
+    {"type": "number", "minimum": -2.5},
+    {"type": "number", "maximum": -0.125},
+    {"type": "string", "minLength": 3, "maxLength": 5},
+    {"type": "string", "maxLength": 100_000},
+    {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{2}$"},
+    {"type": "string", "pattern": '^\\d{2}\\w(a"|[^a]|.)$'},
+    {"type": "string", "pattern": "b+"},
+    *[{"type": "string", "format": name} for name in ("date", "time", "date-time", "uuid", "ipv4", "email", "uri")],
+    {"type": "string", "format": "hostname"},
+    {"type": "string", "format": "telephone"},
+    objects(a={"type": "string"}, b={"type": "integer"}),
+    {"type": "object", "properties": {"a": NULL, "b": NULL, "c": NULL}, "required": ["b"]},
+    {"type": "object", "properties": {"a": NULL, "b": NULL}},
+    {"type": "object", "required": ["undeclared"]},
+    {"type": "object", "properties": {'a b"c\\': {"type": "null"}}, "required": ['a b"c\\']},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
+    {"type": "object", "additionalProperties": False},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+    {"type": "array", "minItems": 2},
+    {"type": "array", "items": False},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "items": NULL, "minItems": 3},
+    {"anyOf": [{"type": "integer"}, {"type": "boolean"}], "minimum": 3},
+    {"allOf": [{"type": "integer"}, {"minimum": 100}, {"maximum": 200, "minimum": 150}]},
+    {"allOf": [objects(a={"type": "null"}), objects(b={"type": "null"})]},
+    {"oneOf": [objects(kind={"const": "a"}, x={"type": "null"}), objects(kind={"enum": ["b", "c"]})]},
+    {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    objects(list={"$ref": "#/$defs/node"}) | {"$defs": {"node": NODE}},
+    {"$ref": "#/$defs/small", "minimum": 5, "$defs": {"small": {"type": "integer", "maximum": 9}}},
+    {"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "null"}}},
+    *[{"type": "string", "format": name} for name in ("ipv6", "duration", "json-pointer", "uri-reference")],
+    {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "minProperties": 1},
+    {"type": "object", "properties": {"ab": NULL}, "additionalProperties": {"type": "integer"}, "minProperties": 1},
+    {"type": "object", "propertyNames": {"pattern": "^[a-c]{1,3}$"}, "additionalProperties": NULL, "minProperties": 1},
+    *[{"type": "integer", "multipleOf": step} for step in (2, 7, 100)],
+    {"type": "number", "multipleOf": 0.01},
+    *[{"type": "number", "multipleOf": step} for step in (0.5, 0.25)],
+    {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 5},
+    {"type": "number", "multipleOf": 0.5, "exclusiveMinimum": 0},
+    {"type": "number", "multipleOf": 1.5, "exclusiveMinimum": -3, "maximum": 3},
+    {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+    {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2},
+    {"type": "string", "pattern": "^[a-z]", "minLength": 3, "maxLength": 6},
+    {"type": "string", "format": "date", "pattern": "^2024-"},
+    {"type": "string", "format": "email", "pattern": "^[a-z]{2,5}@example\\.com$"},
+    {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
+    {"type": "object", "properties": {"a": NULL, "b": NULL}, "minProperties": 1},
+    {"oneOf": [objects(a=NULL), objects(b=NULL)]},
+    {"type": "object", "properties": {"a": NULL, "b": NULL}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{"properties": {"kind": {"const": k}, k: NULL}, "required": [k]} for k in "xyz"]},
+    {"allOf": [objects(a=NULL), {"properties": {"b": {"type": "integer"}}}], "unevaluatedProperties": False},
+    {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "boolean"}},
+    {"type": "integer", "multipleOf": 5, "minimum": -9007199254740991, "maximum": 9007199254740991},
+    {"type": "object", "$id": "root", "properties": {"t": {"$id": "T", "type": "null"}, "u": {"$ref": "T"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", HELD, ids=json.dumps)
+def test_what_is_written_is_valid(held, schema):
+    assert any(text is not None for text in check(held, schema))
+
+
+def test_a_schema_of_any_object_gives_json_objects(held):
+    texts = [held.sample(compile_schema({"type": "object"}, "schema"), seed) for seed in range(10)]
+    assert all(isinstance(json.loads(text), dict) for text in texts if text is not None)
+
+
+INTEGERS = st.integers(-2000, 2000)
+FEW = st.integers(0, 3)
+CONSTANTS = st.none() | st.text(max_size=4) | INTEGERS
+SCALARS = st.one_of(
+    st.just({"type": "null"}),
+    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, INTEGERS, INTEGERS),
+    st.builds(lambda a, b: {"type": "number", "minimum": min(a, b) / 8, "maximum": max(a, b) / 8}, INTEGERS, INTEGERS),
+    st.builds(lambda a, b: {"type": "string", "minLength": a, "maxLength": a + b}, FEW, FEW),
+    st.builds(lambda values: {"enum": values}, st.lists(CONSTANTS, min_size=1, max_size=3)),
+)
+
+
+def compound(inner):
+    names = st.text(max_size=4)
+    return st.one_of(
+        st.builds(
+            lambda parts, needed: {
+                "type": "object",
+                "properties": parts,
+                "required": [k for k in parts if k in needed],
+            },
+            st.dictionaries(names, inner, max_size=3),
+            st.sets(names),
+        ),
+        st.builds(lambda item, n: {"type": "array", "items": item, "maxItems": n}, inner, st.integers(0, 2)),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schema=st.recursive(SCALARS, compound, max_leaves=5))
+def test_any_schema_of_what_can_be_held_to(held, schema):
+    check(held, schema, count=2)
+
+
+# The keywords of a schema algebra, and others that cannot be enforced, by the place that a refusal names. What is
+# admitted where the schema is not strict, and the keyword is dropped.
+CANNOT = [
+    ("not", '"a"', {"type": "string", "not": {"pattern": "a"}}),
+    ("if", "null", {"type": "null", "if": {"pattern": "a"}}),
+    ("dependentRequired", '{"a":null}', {"properties": {"a": NULL}, "dependentRequired": {"a": ["b"]}}),
+    ("dependentSchemas", "null", {"type": "null", "dependentSchemas": {"a": {}}}),
+    ("unevaluatedItems", "[null]", {"prefixItems": [NULL], "unevaluatedItems": False}),
+    ("contains", "[]", {"type": "array", "contains": NULL}),
+    ("$dynamicRef", "null", {"type": "null", "$dynamicRef": "#a"}),
+    ("oneOf", '"a"', {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}),
+    ("oneOf", '{"a":null,"b":null}', {"oneOf": [objects(a=NULL), objects(a=NULL, b=NULL)]}),
+    ("uniqueItems", "[1,1]", {"type": "array", "uniqueItems": True}),
+    ("uniqueItems", "[1,1]", {"items": {"enum": list(range(9))}, "uniqueItems": True, "minItems": 2}),
+    ("multipleOf", "1001", {"type": "integer", "multipleOf": 7, "minimum": 1000}),
+    ("properties.n.multipleOf", '{"n":1}', objects(n={"type": "number", "multipleOf": 0.3})),
+    ("pattern", '"a"', {"type": "string", "pattern": "(?<=b)b"}),
+    ("format", '"("', {"type": "string", "format": "regex"}),
+    ("format", '"a"', {"type": "string", "format": "email", "maxLength": 20}),
+    ("patternProperties", "{}", {"type": "object", "patternProperties": {"(?<!x)": {}}}),
+    ("minProperties", "{}", {"type": "object", "minProperties": 2}),
+    ("maxProperties", '{"a":null,"b":null}', {"properties": {"a": NULL, "b": NULL}, "maxProperties": 1}),
+    ("minItems", "[1]", {"enum": [[1]], "minItems": 3}),
+    ("colour", "null", {"type": "null", "colour": "red"}),
+]
+
+
+@pytest.mark.parametrize(("place", "admitted", "schema"), CANNOT, ids=json.dumps)
+def test_what_cannot_be_enforced_is_refused_by_name_or_dropped_and_listed(place, admitted, schema):
+    with pytest.raises(UnsupportedParameter) as refusal:
+        compile_form({"answer": {"schema": schema, "where": "s"}})
+    assert refusal.value.param == f"s.{place}"
+    assert f"s.{place}: " in refusal.value.message
+    compiled = Compiled.read(compile_form({"answer": {"schema": schema, "where": "s", "strict": False}}))
+    assert compiled.dropped == (f"s.{place}",)
+    assert Recogniser(compiled.grammar).admits(admitted)
+
+
+# Choices that one value may match are held apart; what is admitted, and what the schema forbids.
+APART = [
+    (
+        {"properties": {"a": NULL, "b": NULL}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":null}', '{"b":null}'],
+        ["{}", '{"a":null,"b":null}'],
+    ),
+    (
+        {"oneOf": [{"properties": {"kind": {"const": k}, "n": {"type": "integer"}}} for k in "ab"]},
+        ['{"kind":"a"}', '{"kind":"b","n":1}'],
+        ["{}", '{"n":1}', '{"kind":"c"}', "null"],
+    ),
+    (
+        {"oneOf": [NULL, {"const": 1}, {"type": "string"}, objects(a=NULL), objects(b=NULL)]},
+        ["null", "1", '"x"', '{"a":null}', '{"b":null}'],
+        ["2", "{}", '{"a":null,"b":null}'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "admitted", "forbidden"), APART)
+def test_choices_are_held_to_what_tells_them_apart(schema, admitted, forbidden):
+    held, validator = Recogniser(compile_schema(schema, "schema")), jsonschema_rs.Draft202012Validator(schema)
+    assert [text for text in admitted if not held.admits(text) or not validator.is_valid(json.loads(text))] == []
+    assert [text for text in forbidden if held.admits(text)] == []
+
+
+def test_bounds_hold_where_a_schema_is_not_strict():
+    large = {"enum": [f"value number {i}" for i in range(10_000)]}
+    with pytest.raises(UnsupportedParameter, match="bound here"):
+        compile_form({"answer": {"schema": large, "where": "s", "strict": False}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
+        # Within an embedded schema a pointer begins there, and a name that two schemas have means neither.
+        {"properties": {"a": {"$id": "A", "properties": {"b": {"$ref": "#/properties/c"}}}}},
+        {"properties": {"a": {"$id": "A"}, "b": {"$id": "A"}, "c": {"$ref": "A"}}},
+    ],
+    ids=json.dumps,
+)
+def test_references_that_could_mean_something_else_are_refused_even_if_the_schema_is_not_strict(schema):
+    with pytest.raises(UnsupportedParameter, match=r"\$ref: only a part of this schema"):
+        compile_form({"answer": {"schema": schema, "where": "s", "strict": False}})
+
+
+def test_an_object_that_declares_no_properties_has_none():
+    recogniser = Recogniser(compile_schema({"type": "object", "properties": {}}, "schema"))
+    assert recogniser.admits("{}")
+    assert not recogniser.admits('{"value": 1}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "blah"},
+        {"type": []},
+        {"enum": []},
+        {"properties": 5},
+        {"required": "a"},
+        {"minLength": -1},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}},
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        {"type": "string", "const": 5},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        "not a schema",
+        5,
+    ],
+    ids=json.dumps,
+)
+def test_what_is_no_schema_or_admits_nothing_is_refused(schema):
+    with pytest.raises(BadRequest):
+        compile_schema(schema, "schema")
+
+
+KEYWORDS = ["type", "properties", "items", "$ref", "anyOf", "allOf", "oneOf", "enum", "const", "minimum", "pattern"]
+JSON = st.recursive(
+    CONSTANTS | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_whatever_is_sent_is_compiled_or_refused(schema):
+    try:
+        compile_schema(schema, "schema")
+    except BadRequest as refusal:
+        where = refusal.param
+    else:
+        where = "schema"
+    assert where.startswith("schema")
+
+
+def test_a_schema_may_be_deep_but_not_without_end():
+    deep = {"type": "null"}
+    for _ in range(500):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(UnsupportedParameter):
+        compile_schema(deep, "schema")
+
+
+@pytest.mark.parametrize("name", ["\x7f0", "\x7fg", "\x00ff", "\u200b7", "a\x80beef", "¡0", "é1é2"])
+def test_a_code_is_not_read_on_into_the_digits_after_it(held, name):
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "null"}},
+        "required": [name],
+        "additionalProperties": False,
+    }
+    check(held, schema)
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, None), (1, 2), (2, None), (0, 9)])
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"enum": ["a", "b", "c", "d"]}, ["a", "b", "c", "d"]),
+        ({"anyOf": [{"const": "a"}, {"type": "boolean"}]}, ["a", True, False]),
+        ({"type": "integer", "minimum": 0.5, "maximum": 3.5, "title": "n"}, [1, 2, 3]),
+    ],
+)
+def test_few_constants_without_repeats_come_in_any_order(items, values, least, most):
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": least}
+    held = Recogniser(compile_schema(schema | ({} if most is None else {"maxItems": most}), "schema"))
+    for count in range(5):
+        for chosen in itertools.product(values, repeat=count):
+            wanted = len(set(chosen)) == count and least <= count <= (most or 9)
+            assert held.admits(json.dumps(list(chosen))) == wanted, chosen
+
+
+def test_more_constants_come_in_their_own_order():
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 40}, "uniqueItems": True}
+    held = Recogniser(compile_schema(schema, "schema"))
+    assert held.admits("[1, 7, 40]")
+    assert not held.admits("[7, 7]")
+    assert not held.admits("[7, 1]")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {"type": "integer", "minimum": 1},
+        {"type": "integer", "minimum": 1, "maximum": 65},
+        {"type": "integer", "minimum": 1, "maximum": 9, "multipleOf": 2},
+        {"type": "number", "minimum": 1, "maximum": 9},
+    ],
+)
+def test_lists_without_repeats_of_other_numbers_are_refused_by_name(items):
+    with pytest.raises(UnsupportedParameter) as refused:
+        compile_schema({"type": "array", "items": items, "uniqueItems": True}, "schema")
+    assert refused.value.param == "schema.uniqueItems"
