@@ -10,9 +10,11 @@ import aiohttp
 import pytest
 from hypothesis import settings
 
+from tests.support import avx2
 from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
+avx2.use_if_wanted()
 # Dozens of nodes, engines and clients start as processes of their own: without bytecode each compiles what it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -23,14 +23,19 @@ RUN_LIMIT_S = 600
 
 def kept(name: str, make: Callable[[Path], None]) -> Path:
     """The directory `name` of the cache, made by `make` if it is not there; the test does not run if that fails."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = cache / "npu-node" / "test-environments" / name
+    directory = kept_directory() / name
     finished = directory / "finished"
     with _lock(directory.with_name(f"{name}.lock")):
         if not finished.exists():
             _make(directory, make)
             finished.touch()
     return directory
+
+
+def kept_directory() -> Path:
+    """Where `kept` has its directories."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "npu-node" / "test-environments"
 
 
 def _make(directory, make):
