@@ -1,12 +1,14 @@
-"""A vision-language model of the LLaVA form that names colours, made from SmolLM2 by splitting its graph.
+"""A vision-language model of the LLaVA form that reads colours, made from two layers of SmolLM2 by splitting its graph.
 
 It has real language weights and no vision: the "vision" graph maps the mean colour of each quarter of a picture to the
-embedding of the nearest of three colour words. It proves the wiring (pictures reach the language model, in order, as
-tokens), not that a model sees. Its one unused token, `<reponame>`, becomes `<image>`.
+embedding of the nearest of three colour words. So a picture is to the language model what `words` are, and gets the
+same answer. It proves the wiring (pictures reach the language model, in order, as tokens), not that a model sees. Its
+one unused token, `<reponame>`, becomes `<image>`.
 """
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,27 +16,34 @@ import openvino as ov
 import openvino_tokenizers
 from openvino import opset13 as op
 
+from tests.support.cut_model import cut
+from worker_node.models.manifest import MODEL_FILE
+
 # Words that are one token with a blank before them.
 COLOURS = {" red": (255, 0, 0), " green": (0, 255, 0), " blue": (0, 0, 255)}
-# What SmolLM2 answers with the colour's name on every path; it is small, and other wordings lead it astray.
-PROMPT = "What colour is it? Repeat the colour word above."
 _OLD, _NEW = b"<reponame>", b"<image>"
 _SIDE = 28
 
 
+def words(colour):
+    """The text that is to the language model what a picture of this colour is."""
+    return f" {colour}" * 4 + "\n"  # its quarters, and the line's end that GenAI adds
+
+
 def build(source, target):
     """Write the model made from the SmolLM2 directory `source` to `target`, which must not exist."""
-    target = Path(target)
     target.mkdir(parents=True)
     core = ov.Core()
     core.add_extension(str(_extension()))
     tokenizer = core.read_model(source / "openvino_tokenizer.xml")
     compiled = core.compile_model(tokenizer, "CPU")
-    words = [int(compiled([text])[0][0, -1]) for text in COLOURS]
-    model = core.read_model(source / "openvino_model.xml")
-    embedding = _split(model, target)
-    table = core.compile_model(core.read_model(target / "openvino_text_embeddings_model.xml"), "CPU")
-    vectors = np.stack([table(np.array([[word]]))[0][0, 0] for word in words])
+    tokens = [int(compiled([text])[0][0, -1]) for text in COLOURS]
+    with tempfile.TemporaryDirectory() as temporary:
+        cut(source / MODEL_FILE, Path(temporary) / MODEL_FILE)
+        embedding = _split(core.read_model(Path(temporary) / MODEL_FILE), target)
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    table = core.compile_model(core.read_model(target / "openvino_text_embeddings_model.xml"), "CPU", exact)
+    vectors = np.stack([table(np.array([[token]]))[0][0, 0] for token in tokens])
     ov.save_model(_vision(vectors), target / "openvino_vision_embeddings_model.xml", compress_to_fp16=False)
     for name in ("openvino_tokenizer", "openvino_detokenizer"):
         graph = core.read_model(source / f"{name}.xml")
