@@ -58,8 +58,13 @@ class Worker:
         except VectorSpaceMismatch as error:
             problem = error.message
         else:
-            model = self._request.model or result.model
-            return Probe(model, result.space, len(result.vector), self._excluded(client, result.model, result.space))
+            nodes = await client.npu.health()  # of all nodes: the others may be slower than the one that answered
+            excluded = tuple(
+                node.url
+                for node in nodes
+                if any(known.id == result.model and known.space not in {None, result.space} for known in node.models)
+            )
+            return Probe(self._request.model or result.model, result.space, len(result.vector), excluded)
         raise ConfigurationError(f"the nodes do not answer in the vector space of job.json: {problem}")
 
     async def begin(self, job: BulkJob) -> None:
@@ -119,11 +124,4 @@ class Worker:
             timeout=request.timeout or _TIMEOUT_S[request.kind],
             priority="batch",
             require_device=request.require_device,
-        )
-
-    def _excluded(self, client: InferenceClient, model: str, space: str) -> tuple[str, ...]:
-        return tuple(
-            node.url
-            for node in client.npu.status()
-            if any(known.id == model and known.space not in {None, space} for known in node.models)
         )

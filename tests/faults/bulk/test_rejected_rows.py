@@ -1,5 +1,6 @@
 """Bad rows are set aside exactly, whatever they do to the nodes; all others are served."""
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -124,11 +125,16 @@ async def test_a_node_in_another_space_is_excluded_and_named(source, tmp_path):
         for path in out.glob("part-*"):
             path.unlink()
         node.respond = None
+        stranger.health_respond = slowly  # and so later than the other node's first answer
         report = await run_job(request, settings_for(stranger, node))
         assert report.excluded == (stranger.url,)
         assert {row["space"] for row in rows_of(out).values()} == {"space-a"}
         for text, row in rows_of(out).items():
             assert row["embeddings"] == vectors_for([text])[0].tolist()
+
+
+async def slowly(_request):
+    await asyncio.sleep(0.3)
 
 
 def _values(request):
