@@ -1,12 +1,10 @@
 """The test doubles that users of the package get."""
 
 import asyncio
-import gc
 import os
 import socket
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from backend_client import NPUUnavailableError, StreamInterrupted
 from backend_client.sync import InferenceClient
 from backend_client.testing import FakeFleet, cut, drop, fake_vector, hang, status
+from tests.support.strictly import run_strictly
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -126,14 +125,18 @@ def test_the_plugin_gives_a_fixture(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+JUST_ACCEPTED = """
+import socket
+from backend_client.testing import FakeFleet
+
+for _ in range(10):
+    with FakeFleet(1) as fleet:
+        host, _, port = fleet[0].url.removeprefix("http://").partition(":")
+        made = [socket.create_connection((host, int(port))) for _ in range(4)]
+    for connection in made:
+        connection.close()
+"""
+
+
 def test_a_fleet_that_ends_closes_the_connections_that_it_has_just_accepted():
-    for _ in range(10):
-        with FakeFleet(1) as fleet:
-            host, _, port = fleet[0].url.removeprefix("http://").partition(":")
-            made = [socket.create_connection((host, int(port))) for _ in range(4)]
-        for connection in made:
-            connection.close()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        gc.collect()
-    assert [str(warning.message) for warning in said] == []
+    run_strictly(JUST_ACCEPTED)

@@ -242,7 +242,7 @@ async def test_many_lives_leave_no_descriptor_and_no_process():
         async with running() as engine:
             await until(engine, EngineState.READY)
     assert me.num_fds() <= before
-    assert set(me.children()) == others
+    assert set(me.children()) <= others
 
 
 @pytest.mark.parametrize("load_s", [0, 3600], ids=["while serving", "in the middle of a load"])
