@@ -54,7 +54,7 @@ def test_a_dry_run_estimates_and_writes_nothing(fleet, source, tmp_path, capsys)
     assert not (tmp_path / "out").exists()
     assert estimate["files"] == 2
     assert estimate["rows"] >= 700
-    assert estimate["seconds"] > 0
+    assert estimate["rows_per_second"] > 0
     assert estimate["cloud_cost"] == "0"
     assert sum(len(request.body["texts"]) for request in fleet.sent("/embeddings")) < 600
 
