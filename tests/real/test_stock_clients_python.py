@@ -121,10 +121,9 @@ def test_ollama_chat_and_generate(local):
 
 
 async def test_ollama_asynchronous(node):
-    client = ollama.AsyncClient(host=node.url)
-    stream = await client.generate(model=MODEL, prompt="Hello", stream=True, options={"num_predict": 8})
-    parts = [part async for part in stream]
-    await client._client.aclose()
+    async with ollama.AsyncClient(host=node.url) as client:
+        stream = await client.generate(model=MODEL, prompt="Hello", stream=True, options={"num_predict": 8})
+        parts = [part async for part in stream]
     assert parts[-1].done
     assert parts[-1].total_duration > 0
 

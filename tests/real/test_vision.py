@@ -163,16 +163,16 @@ async def test_responses_stream_and_ollama_see_the_picture_too(client, seeing):
     assert "".join(pieces) == await answer(client, text(words("blue")))
     assert sum(map(bool, pieces)) > 2
 
-    local = ollama.AsyncClient(host=seeing.url)
     green = base64.b64decode(encoded("green"))
     options = {"num_predict": 12, "top_k": 0, **SAMPLED}
-    chatted = await local.chat("colours", [{"role": "user", "content": PROMPT, "images": [green]}], options=options)
+    asked_with_image = [{"role": "user", "content": PROMPT, "images": [green]}]
+    async with ollama.AsyncClient(host=seeing.url) as local:
+        chatted = await local.chat("colours", asked_with_image, options=options)
+        generated = await local.generate("colours", PROMPT, images=[green], options=options)
+        shown = await local.show("colours")
     assert chatted.message.content == await answer(client, text(words("green")))
-    generated = await local.generate("colours", PROMPT, images=[green], options=options)
     assert generated.response == chatted.message.content
-    shown = await local.show("colours")
     assert shown.capabilities == ["completion", "vision"]
-    await local._client.aclose()
 
 
 async def test_pictures_count_in_usage(client):
