@@ -14,7 +14,7 @@ async def test_probes_do_not_wait_behind_calls(scripted):
         await release.wait()
 
     scripted.respond = wait
-    options = ClientOptions(probe=ProbeOptions(interval=0.02, timeout=0.5, retry_interval=0.01))
+    options = ClientOptions(probe=ProbeOptions(interval=0.02, timeout=10, retry_interval=0.01))
     async with NPUClient([scripted.url], options=options) as client:
         await client.health()
         calls = [asyncio.create_task(client.generate("prompt")) for _ in range(300)]

@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from backend_client import NPUClient, StreamInterrupted
+from backend_client import ClientOptions, NPUClient, StreamInterrupted
+from backend_client.options import ProbeOptions
 from tests.faults.proxy import Fault, FaultProxy
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 PROMPT = "What is the capital of France?"
+# Of hundreds of first probes one may take long on a busy machine.
+PATIENT = ClientOptions(probe=ProbeOptions(timeout=30))
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Pair:
 
         So the proxied one is asked first, however slow a probe is.
         """
-        async with NPUClient([self.proxy.url]) as client:
+        async with NPUClient([self.proxy.url], options=PATIENT) as client:
             self.proxy.fault = replace(fault, each=lambda _: client.backend.runtime.add([self.sound]))
             yield client
 
