@@ -17,6 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # The threads of numpy's matrix products spin while they wait: on busy cores that takes twenty times the CPU time of one.
 export OPENBLAS_NUM_THREADS = 1
 
+# On the CPU as it is: only the tests have an OpenVINO that can do with less, docs/contributing.md.
+PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
+
 .PHONY: help install demo serve test test-fast test-all test-ops check format docs dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
@@ -58,18 +61,18 @@ $(SUITE): tests/support/schema_suite.py | $(STAMP)
 	@touch $@
 
 test: install $(SUITE)  ## run the whole suite on real models
-	$(BIN)/python -m worker_node pull --embedded
+	$(PULL)
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0
 
 test-fast: install $(SUITE)  ## unit tests, and contract tests that need no model
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0 tests/unit tests/contract -m "not real and not slow"
 
 test-all: install $(SUITE)  ## the whole suite with its long forms (soak, fuzz, benchmarks), and coverage
-	$(BIN)/python -m worker_node pull --embedded
+	$(PULL)
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0 --long --cov --cov-report=term
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
-	$(BIN)/python -m worker_node pull --embedded
+	$(PULL)
 	$(BIN)/python -m pytest -n auto --max-worker-restart 0 $(OPS_TESTS)
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.

@@ -34,7 +34,8 @@ def use_if_wanted() -> None:
     package = Path(find_spec("openvino").origin).parent
     if package.is_relative_to(kept_directory()):
         return  # inherited from the process that started this one
-    name = f"openvino-{version('openvino')}-{isa}-{hashlib.sha256(bytes(package)).hexdigest()[:8]}"
+    digest = hashlib.sha256(bytes(package) + Path(__file__).read_bytes()).hexdigest()[:8]
+    name = f"openvino-{version('openvino')}-{isa}-{digest}"
     copy = str(kept(name, lambda directory: _make(package, directory, isa)))
     sys.path.insert(0, copy)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [copy, os.environ.get("PYTHONPATH")]))
