@@ -21,6 +21,7 @@ from worker_node.models.manifest import MODEL_FILE
 
 # Words that are one token with a blank before them.
 COLOURS = {" red": (255, 0, 0), " green": (0, 255, 0), " blue": (0, 0, 255)}
+FLATNESS = 0.2  # of the logits; at a temperature of 2 the likeliest word is still one of many
 _OLD, _NEW = b"<reponame>", b"<image>"
 _SIDE = 28
 
@@ -39,7 +40,7 @@ def build(source, target):
     compiled = core.compile_model(tokenizer, "CPU")
     tokens = [int(compiled([text])[0][0, -1]) for text in COLOURS]
     with tempfile.TemporaryDirectory() as temporary:
-        cut(source / MODEL_FILE, Path(temporary) / MODEL_FILE)
+        cut(source / MODEL_FILE, Path(temporary) / MODEL_FILE, change=_flatten)
         embedding = _split(core.read_model(Path(temporary) / MODEL_FILE), target)
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     table = core.compile_model(core.read_model(target / "openvino_text_embeddings_model.xml"), "CPU", exact)
@@ -51,6 +52,13 @@ def build(source, target):
         ov.save_model(graph, target / f"{name}.xml")
     _write_configuration(source, target, embedding)
     return target
+
+
+def _flatten(model, _directory):
+    """Make all words about as likely: what is sampled then depends on each number that reaches the model."""
+    (logits,) = (result.input_value(0).get_node() for result in model.get_results())
+    hidden = logits.input_value(0)
+    logits.input(0).replace_source_output(op.multiply(hidden, op.constant(np.float32(FLATNESS))).output(0))
 
 
 def _extension():
