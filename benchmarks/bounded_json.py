@@ -14,7 +14,7 @@ import time
 
 import jsonschema_rs
 
-from worker_node.domain import ModelKind, RequestContext, Sampling, Token
+from worker_node.core.types import ModelKind, RequestContext, Sampling, Token
 from worker_node.jobs.bounds import make_request
 from worker_node.jobs.catalog import JOBS
 from worker_node.jobs.shaping import json_object

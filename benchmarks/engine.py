@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine

@@ -51,7 +51,7 @@ def measure(path, options, limit):
     """One form in this process: loads it, answers once for warmth, and then each question."""
     import numpy as np
 
-    from worker_node.domain import Device, Message
+    from worker_node.core.types import Device, Message
     from worker_node.engines.messages import EngineSpec
     from worker_node.tasks.generate.continuous import ContinuousRunner
     from worker_node.tasks.generate.messages import GenerateJob, Step

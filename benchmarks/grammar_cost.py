@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.models.store import ModelStore
 from worker_node.structured_output import cost as bounds
 from worker_node.structured_output.scalars import FORMATS

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from worker_node import __version__
 from worker_node.commands.os_errors import sentence
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 # In the order in which a user meets them. Each module keeps its heavy imports inside `run`.
 COMMANDS = (

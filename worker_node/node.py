@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from worker_node.devices.busy import Utilisation
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.failures import RecentFailures
 from worker_node.manager.manager import ModelManager
+from worker_node.observability.failures import RecentFailures
+from worker_node.observability.metrics import Telemetry
 from worker_node.reload import Reloader
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
-from worker_node.telemetry import Telemetry
 
 
 class NodeState:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 GROUP = "npu_node.tasks"
 _OWN = "worker_node.tasks"

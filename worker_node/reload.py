@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name

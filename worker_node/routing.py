@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from worker_node.domain import Device, RouteReason
-from worker_node.errors import (
+from worker_node.core.errors import (
     ContextLengthExceeded,
     DeviceUnavailable,
     EngineUnavailable,
@@ -19,6 +18,7 @@ from worker_node.errors import (
     NodeError,
     UnsupportedParameter,
 )
+from worker_node.core.types import Device, RouteReason
 
 Obstacle = Literal["device_unavailable", "device_quarantined", "model_loading"]
 # What not every placement can do, by the name of the request's parameter.

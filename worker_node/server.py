@@ -22,15 +22,17 @@ from worker_node.api.errors import error_response
 from worker_node.api.health import node_status
 from worker_node.api.middleware import note_refusal
 from worker_node.app import make_app
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.notify import ServiceManager
+from worker_node.core.operating_system import allow_files
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
-from worker_node.errors import ConfigurationError
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
-from worker_node.notify import ServiceManager
-from worker_node.operating_system import allow_files
+from worker_node.observability.metrics import Telemetry
+from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, reload_and_log, watch_file
 from worker_node.serving.build import build_on_demand
@@ -42,9 +44,7 @@ from worker_node.serving.services import Services
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
 from worker_node.settings.reading import SettingsSource
-from worker_node.telemetry import Telemetry
 from worker_node.tls import ServerTls
-from worker_node.tracing.choice import open_tracing
 
 log = logging.getLogger(__name__)
 

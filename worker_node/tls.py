@@ -8,7 +8,7 @@ import ssl
 import time
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 

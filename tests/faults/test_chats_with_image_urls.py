@@ -15,8 +15,8 @@ from tests.support.image_server import PNG, WHERE, Server, reply
 from tests.support.scripted_engines import Machine
 from tests.support.task_models import SEER, placement, seer
 from tests.unit.worker_node.api.test_memory_of_every_task import Answering
-from worker_node.domain import Picture
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import Picture
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.serving.pictures import PictureDecoder
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.image_server import Server, allowing, fetched
-from worker_node.errors import BadRequest, PayloadTooLarge
+from worker_node.core.errors import BadRequest, PayloadTooLarge
 from worker_node.tasks.generate.api.remote_images.fetching import FetchLimits
 
 

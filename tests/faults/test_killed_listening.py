@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.speech import SPEECH
-from worker_node.errors import EngineUnavailable
+from worker_node.core.errors import EngineUnavailable
 from worker_node.tasks.transcribe.serving.decoder import AudioDecoder
 from worker_node.tasks.transcribe.serving.voice import Voice
 from worker_node.tasks.transcribe.voice.regions import VoiceRules

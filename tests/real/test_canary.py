@@ -7,10 +7,10 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import until
 from tests.support.services import services_of
-from worker_node.domain import Device, Message, RequestContext, Sampling, Token
+from worker_node.core.errors import DeviceUnavailable
+from worker_node.core.types import Device, Message, RequestContext, Sampling, Token
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
-from worker_node.errors import DeviceUnavailable
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement

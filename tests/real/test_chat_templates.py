@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.support.directories import exported_smollm
-from worker_node.domain import Message
-from worker_node.errors import BadRequest, ConfigurationError
+from worker_node.core.errors import BadRequest, ConfigurationError
+from worker_node.core.types import Message
 from worker_node.models.directory import read_directory
 from worker_node.models.in_place import open_directory
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer

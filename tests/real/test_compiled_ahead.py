@@ -18,9 +18,9 @@ from openvino import opset13 as op
 from tests.support.inference import ask
 from tests.support.nodes import start_node
 from tests.support.warm_start import run_warm
+from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulation import StandInCounter
-from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.embed.runners import StaticEmbeddingRunner

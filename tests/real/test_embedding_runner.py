@@ -11,8 +11,8 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from worker_node.core.types import Device, ModelKind
 from worker_node.devices.cores import usable_cores
-from worker_node.domain import Device, ModelKind
 from worker_node.encoders.packing import packed_encoder
 from worker_node.engines.messages import VECTOR_DTYPE, EngineSpec, results_of
 from worker_node.tasks.embed.messages import EmbedJob

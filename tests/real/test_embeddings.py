@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.steps import BLOCK_TOKENS

@@ -15,8 +15,8 @@ from backend_client import NPUClient, RequestRejected
 from backend_client.observability import Metrics, instrument
 from tests.support.nodes import start_node
 from worker_node import server
+from worker_node.observability.spans import SpanTracing
 from worker_node.settings import NodeSettings
-from worker_node.tracing.spans import SpanTracing
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(240)]
 

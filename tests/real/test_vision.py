@@ -29,7 +29,7 @@ from tests.support.colour_vision import words
 from tests.support.foreign import kept
 from tests.support.later import Later
 from tests.support.nodes import start_node
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.messages import EngineSpec
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step

@@ -12,10 +12,10 @@ from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
+from worker_node.observability.tracing import OFF
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tracing.base import OFF
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
 
 
 def echo(value):

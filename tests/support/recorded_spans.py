@@ -4,7 +4,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from worker_node.tracing.spans import SpanTracing
+from worker_node.observability.spans import SpanTracing
 
 
 class Recorded:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.recogniser import Recogniser
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.structured_output.schema import compile_schema
 
 # The source distribution of the validator `jsonschema` carries the suite; a wheel does not.

@@ -4,10 +4,10 @@ import pytest
 
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
+from worker_node.observability.metrics import Telemetry
 from worker_node.serving.parts import TaskParts
 from worker_node.serving.services import Services
 from worker_node.settings import NodeSettings
-from worker_node.telemetry import Telemetry
 
 
 def manager_of(models=(), store=None):

@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.scheduling.admission import Admission, AdmissionLimits

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from worker_node.operating_system import end_with_parent
+from worker_node.core.operating_system import end_with_parent
 
 FILES = Path("/proc/self/fd")
 

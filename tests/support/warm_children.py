@@ -22,9 +22,9 @@ import threading
 import time
 from pathlib import Path
 
-from worker_node.environment import native_environment
+from worker_node.core.environment import native_environment
+from worker_node.core.operating_system import end_with_parent, start_module
 from worker_node.hosting import link
-from worker_node.operating_system import end_with_parent, start_module
 from worker_node.preparation import process as preparation
 
 # What becomes a child is imported by it, as its __main__; what it needs is there.

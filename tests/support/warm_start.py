@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.support import warm_children
-from worker_node.operating_system import end_with_parent
+from worker_node.core.operating_system import end_with_parent
 
 IMPORTED = ("worker_node.server", "worker_node.sidecar", "worker_node.commands.welcome", "uvloop")
 _LENGTH = 4
@@ -224,8 +224,8 @@ def _become(told, descriptors, found):
     `found` are this machine's devices: a node need not ask again if its environment tells OpenVINO the same.
     """
     from worker_node import server
+    from worker_node.core.environment import native_environment
     from worker_node.devices.probe import DeviceInfo, Probe
-    from worker_node.environment import native_environment
 
     async def probe():
         return Probe(tuple(DeviceInfo(**device) for device in found["devices"]), found["openvino"])

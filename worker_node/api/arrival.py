@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from worker_node.api.keys import STATE
-from worker_node.errors import BadRequest, DeadlineExceeded, RequestTimeout
+from worker_node.core.errors import BadRequest, DeadlineExceeded, RequestTimeout
 
 _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 

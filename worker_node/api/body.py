@@ -14,7 +14,7 @@ from worker_node.api.keys import STATE
 from worker_node.api.leniency import Ignored, Table, sift
 from worker_node.api.problems import explain
 from worker_node.api.structure import check_structure
-from worker_node.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
+from worker_node.core.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
 from worker_node.node import Node
 
 # Of a list whose one item may stand without a list around it.

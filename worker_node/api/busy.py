@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker_node.domain import Finished
+from worker_node.core.types import Finished
 
 
 def busy_time(ends: Iterable[Finished]) -> int | None:

@@ -23,7 +23,7 @@ from aiohttp.web_protocol import RequestHandler
 from worker_node.api.connection_limits import ConnectionLimits
 from worker_node.api.context import SERVER, new_request_id, request_id
 from worker_node.api.dialects import Renderer
-from worker_node.errors import BadRequest, NodeError, Overloaded, RequestTimeout
+from worker_node.core.errors import BadRequest, NodeError, Overloaded, RequestTimeout
 
 log = logging.getLogger(__name__)
 

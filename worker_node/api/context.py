@@ -14,8 +14,8 @@ from aiohttp import web
 from worker_node.api.arrival import deadline_of
 from worker_node.api.body import limited
 from worker_node.api.keys import STATE
-from worker_node.domain import Device, Priority, RequestContext, Route
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import Device, Priority, RequestContext, Route
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.

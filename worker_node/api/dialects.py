@@ -15,7 +15,7 @@ from worker_node.api.ollama.errors import ollama_error_response
 from worker_node.api.ollama.table import OPTIONS
 from worker_node.api.openai.accounting import ACCOUNTING
 from worker_node.api.openai.errors import openai_error_response
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.

@@ -7,7 +7,7 @@ import math
 import orjson
 from aiohttp import web
 
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 
 def error_body(error: NodeError) -> bytes:

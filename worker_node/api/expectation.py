@@ -8,7 +8,7 @@ from aiohttp import web
 
 from worker_node.api.dialects import renderer
 from worker_node.api.middleware import note_failure
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -12,9 +12,9 @@ from aiohttp import web
 from worker_node import __version__
 from worker_node.api.authorization import API_KEYS
 from worker_node.api.keys import NODE
+from worker_node.core.types import Device
 from worker_node.devices.emulation import EMULATED_NAME
 from worker_node.devices.npu_counters import Reading
-from worker_node.domain import Device
 from worker_node.engines.base import CanaryProof, EngineState
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel

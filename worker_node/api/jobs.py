@@ -11,7 +11,7 @@ from worker_node.api.body import read_bytes
 from worker_node.api.errors import retry_headers
 from worker_node.api.middleware import Handler, inference
 from worker_node.bounded.service import JobService
-from worker_node.errors import NodeError, RouteNotFound
+from worker_node.core.errors import NodeError, RouteNotFound
 from worker_node.jobs.bounds import parse_request
 from worker_node.jobs.catalog import JOBS, MAX_INPUT_CHARACTERS
 

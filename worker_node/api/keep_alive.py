@@ -11,7 +11,7 @@ from aiohttp import web
 
 from worker_node.api.arrival import deadline_of
 from worker_node.api.keys import STATE
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.manager.served import ServedModel
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")

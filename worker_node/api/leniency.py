@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from worker_node.api.dialects import Renderer
 from worker_node.api.keys import IGNORED_NAMES, NODE, STATE, RequestState
 from worker_node.api.leniency import labels
 from worker_node.api.task import known_fields
-from worker_node.errors import (
+from worker_node.core.errors import (
     BadRequest,
     Draining,
     InternalError,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from worker_node.api.middleware import Check, HeadHook
-from worker_node.errors import BadRequest, Forbidden
+from worker_node.core.errors import BadRequest, Forbidden
 from worker_node.settings import NodeSettings, is_loopback
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")

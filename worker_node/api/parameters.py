@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from worker_node.domain import Sampling
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import Sampling
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256

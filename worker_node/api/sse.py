@@ -12,7 +12,7 @@ from aiohttp import web
 
 from worker_node.api.keys import STATE
 from worker_node.api.middleware import note_failure
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 _COMMENT = b": still here\n\n"
 

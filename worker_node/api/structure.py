@@ -6,7 +6,7 @@ minute of the event loop, in which no other request is served.
 
 from __future__ import annotations
 
-from worker_node.errors import PayloadTooLarge
+from worker_node.core.errors import PayloadTooLarge
 
 MAX_VALUES = 50_000
 # Token ids are read in one go, and there may honestly be many: so many of them in a row count as one value.

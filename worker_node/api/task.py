@@ -15,8 +15,8 @@ from aiohttp import web
 from worker_node.api.dialects import SHARED_FIELDS, Renderer, renderer
 from worker_node.api.operation import ApiOperation
 from worker_node.node import Node
+from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks
-from worker_node.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

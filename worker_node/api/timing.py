@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_node.domain import Timing
+from worker_node.core.types import Timing
 
 
 def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:

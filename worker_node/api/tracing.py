@@ -7,7 +7,7 @@ from aiohttp.typedefs import Middleware
 
 from worker_node.api.keys import STATE
 from worker_node.api.middleware import Handler, is_inference
-from worker_node.tracing.base import Tracing
+from worker_node.observability.tracing import Tracing
 
 
 def traced(tracing: Tracing) -> Middleware:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from worker_node.errors import EngineUnavailable
-from worker_node.operating_system import try_lock
+from worker_node.core.errors import EngineUnavailable
+from worker_node.core.operating_system import try_lock
 
 _POLL_S = 0.02
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings, default_compile_cache
 
 ADDRESS = "127.0.0.1"

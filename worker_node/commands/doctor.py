@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from worker_node.environment import native_environment
+from worker_node.core.environment import native_environment
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from worker_node.errors import InternalError, NodeError
+from worker_node.core.errors import InternalError, NodeError
 
 if TYPE_CHECKING:
     from worker_node.bounded.service import JobService

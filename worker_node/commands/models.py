@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from worker_node.commands.tables import megabytes, table
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.catalog import CatalogEntry
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from worker_node.errors import ConfigurationError, NodeError
+from worker_node.core.errors import ConfigurationError, NodeError
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 URL_VARIABLE = "NPU_NODE_URL"

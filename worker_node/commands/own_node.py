@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from worker_node.commands.node_client import NodeClient
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.tether import tethered
 
 _STOP_S = 10.0

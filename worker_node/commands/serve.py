@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     # now and while the node serves.
     gc.disable()
     served = start()
-    from worker_node.operating_system import event_loop_factory
+    from worker_node.core.operating_system import event_loop_factory
 
     loop_factory = event_loop_factory()
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _node(args: argparse.Namespace) -> _Start:
-    from worker_node.settings.npu_proxy import notices
+    from worker_node.settings.reading import notices
 
     source = settings_source(args)
     settings = source.read()
@@ -99,7 +99,7 @@ def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
     """Return the settings of the bounded profile from flags and environment; errors as `load_settings`."""
     from worker_node.bounded.settings import BoundedSettings
     from worker_node.settings import InvalidSettings
-    from worker_node.settings.variables import check_variables
+    from worker_node.settings.reading import check_variables
 
     if getattr(args, "config", None) or getattr(args, "model_store", None):
         raise ConfigurationError("the bounded profile takes neither --config nor --model-store; it has OV_GENAI_NPU_*")

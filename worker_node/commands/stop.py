@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from worker_node.operating_system import lock, unlock
+from worker_node.core.operating_system import lock, unlock
 
 # `NPUW_DEVICES` names one device only: with "NPU,CPU" the CPU would take over in silence. Dynamic quantisation is an
 # optimisation for the real device that triples the CPU's time per token and changes neither shapes nor limits.

@@ -11,7 +11,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 
-from worker_node.environment import native_environment
+from worker_node.core.environment import native_environment
 
 PROBE_TIMEOUT_S = 60.0
 

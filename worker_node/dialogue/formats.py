@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worker_node.core.types import Message, Tool, ToolCall
 from worker_node.dialogue.tools import OPENING, BareCalls, CallsOrAnswer, OneCall, Parser, TaggedCalls
-from worker_node.domain import Message, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

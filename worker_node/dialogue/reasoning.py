@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from worker_node.core.types import Piece, Reasoning, Token
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import Piece, Reasoning, Token
 
 OPENING, CLOSING = "<think>", "</think>"
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Collection
 from typing import Protocol
 
+from worker_node.core.types import Piece, Token, ToolCallArguments, ToolCallStarted
 from worker_node.dialogue.call import CallScanner
-from worker_node.domain import Piece, Token, ToolCallArguments, ToolCallStarted
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from worker_node.core.types import Device
 from worker_node.devices.cores import usable_cores
-from worker_node.domain import Device
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import DynamicEncoderOptions
 from worker_node.engines.base import Inbox, Outbox

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le, Len
 
-from worker_node.domain import Device
-from worker_node.options.blobs import BlobOptions
-from worker_node.options.declaration import EngineOptions, Option
+from worker_node.core.types import Device
+from worker_node.settings.declaration import BlobOptions, EngineOptions, Option
 
 
 @dataclass(frozen=True, kw_only=True)

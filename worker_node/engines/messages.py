@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 
 # Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers: NumPy's names of these types,
 # since importing NumPy takes longer than starting all else of an engine that does without.
@@ -182,7 +182,7 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """One job failed; the engine lives on. `code` is that of an error in `worker_node.errors`."""
+    """One job failed; the engine lives on. `code` is that of an error in `worker_node.core.errors`."""
 
     id: int
     code: str

@@ -10,9 +10,9 @@ from typing import Generic, Self
 
 import msgspec
 
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.engines.base import R
 from worker_node.engines.messages import Cancel, Job
-from worker_node.errors import DeadlineExceeded, EngineUnavailable
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.sinks import JobSink
 

@@ -19,6 +19,7 @@ import traceback
 
 import msgspec
 
+from worker_node.core.operating_system import end_with_parent, lower_priority
 from worker_node.engines.base import DeviceBroken, Runner
 from worker_node.engines.messages import (
     Broken,
@@ -35,7 +36,6 @@ from worker_node.engines.messages import (
     results_of,
 )
 from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
-from worker_node.operating_system import end_with_parent, lower_priority
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
+from worker_node.core.operating_system import Stoppable, continue_process, stop_process
 from worker_node.engines.messages import Job
-from worker_node.operating_system import Stoppable, continue_process, stop_process
 
 # Yielding processes stay stopped until they have this credit. Measured (docs/performance.md): with shorter turns the
 # caches are lost too often, with longer ones all stutter.

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.engines.messages import EngineSpec, Heartbeat, Job, NativeCall, Result
-from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import BY_ITSELF, OnBoard, Standing, Suspects, fingerprint
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 
-from worker_node.errors import DeadlineExceeded
+from worker_node.core.errors import DeadlineExceeded
 from worker_node.hosting.suspicion import Standing
 from worker_node.hosting.trials import Trials, Visit
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import EngineSpec, Loaded
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
 from worker_node.hosting.growth import GrowthLimits
 from worker_node.hosting.link import EngineLink, LoadRefused
 from worker_node.hosting.liveness import LivenessLimits

@@ -14,7 +14,9 @@ import subprocess
 import time
 from typing import cast
 
-from worker_node import errors
+from worker_node.core import errors
+from worker_node.core.errors import EngineUnavailable, NodeError
+from worker_node.core.operating_system import start_module
 from worker_node.engines.messages import (
     Broken,
     Command,
@@ -31,7 +33,6 @@ from worker_node.engines.messages import (
     Shutdown,
     submission,
 )
-from worker_node.errors import EngineUnavailable, NodeError
 from worker_node.hosting.cpu_turns import ALONE, CpuPlace
 from worker_node.hosting.held import HeldJobs, engine_died
 from worker_node.hosting.killing import KillWatch
@@ -40,7 +41,6 @@ from worker_node.hosting.loading import stopped
 from worker_node.hosting.sinks import JobSink
 from worker_node.hosting.suspicion import Blame, Suspects
 from worker_node.hosting.wire import CorruptFrame, FrameBuffer, decode_event, encode
-from worker_node.operating_system import start_module
 
 _ERRORS: dict[str, type[NodeError]] = {
     cls.code: cls

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from worker_node.core.errors import NodeError
 from worker_node.engines.messages import Result
-from worker_node.errors import NodeError
 
 
 class JobSink:

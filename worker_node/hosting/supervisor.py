@@ -15,10 +15,10 @@ from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 
+from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.base import EngineState, EngineStatus, R
 from worker_node.engines.messages import EngineSpec, EngineStats, Job
-from worker_node.errors import EngineUnavailable
 from worker_node.hosting.calls import JobResults
 from worker_node.hosting.cpu_turns import ALONE, CpuPlace
 from worker_node.hosting.killing import KillWatch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.jobs.catalog import ALIASES, JOBS, MAX_INPUT_CHARACTERS, MAX_NEW_TOKENS, BoundedJob
 
 # Control and format characters, as zero-width ones are, and marks that need a character before them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from worker_node.domain import Message
+from worker_node.core.types import Message
 from worker_node.jobs import examples, schemas, shaping
 from worker_node.jobs.schemas import Schema
 from worker_node.structured_output.schema import compile_schema

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from worker_node.domain import RequestContext
+from worker_node.core.types import RequestContext
 
 
 @dataclass(slots=True)

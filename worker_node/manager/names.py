@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from worker_node.errors import ModelNotFound
+from worker_node.core.errors import ModelNotFound
 from worker_node.manager.served import ServedModel
 from worker_node.models.catalog import Catalog, normalise_name
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from worker_node.errors import EngineUnavailable, ModelNotFound, NodeError
+from worker_node.core.errors import EngineUnavailable, ModelNotFound, NodeError
 from worker_node.manager.names import Names
 from worker_node.manager.reading import FileReading, InThread
 from worker_node.manager.removals import Removals

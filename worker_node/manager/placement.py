@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import Device
+from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
+from worker_node.core.types import Device
 from worker_node.engines.base import Engine, EngineState
-from worker_node.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.hosting.isolation import Isolation
 from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.residency import Residency

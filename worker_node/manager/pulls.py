@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from worker_node.errors import DownloadFailed, NodeError, Overloaded
+from worker_node.core.errors import DownloadFailed, NodeError, Overloaded
 from worker_node.models.progress import Progress
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, NodeError, Overloaded
 
 log = logging.getLogger(__name__)
 

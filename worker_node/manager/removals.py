@@ -7,7 +7,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 
-from worker_node.errors import InsufficientStorage
+from worker_node.core.errors import InsufficientStorage
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.store import ModelStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 CANARY_FILE = "canary.json"
 

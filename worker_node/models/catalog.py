@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.models.canary import GenerationCanary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_GRAPH = "openvino_tokenizer.xml"

@@ -10,8 +10,8 @@ from typing import IO
 
 import msgspec
 
-from worker_node.environment import native_environment
-from worker_node.errors import ConversionFailed
+from worker_node.core.environment import native_environment
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
 from worker_node.models.progress import Progress
 from worker_node.models.tether import tethered

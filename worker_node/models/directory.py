@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import ModelKind
 from worker_node.models.chat_template import TOKENIZER_CONFIG, find_template, read_config
 from worker_node.models.generation_defaults import GENERATION_CONFIG
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, read_model, sizes

@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from worker_node.environment import tool_environment
-from worker_node.errors import DownloadFailed, HashMismatch
+from worker_node.core.environment import tool_environment
+from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.progress import Progress
 from worker_node.models.tether import tethered

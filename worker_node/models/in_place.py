@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError, ModelError
+from worker_node.core.errors import ConfigurationError, ModelError
+from worker_node.core.types import ModelKind
 from worker_node.models import staging
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.chat_template import read_config

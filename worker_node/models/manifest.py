@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import ModelKind
 from worker_node.models.canary import Canary, GenerationCanary, read_embedding_canary
 
 MANIFEST_FILE = "npu-node.json"

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import msgspec
 
-from worker_node.environment import tool_environment
-from worker_node.errors import (
+from worker_node.core.environment import tool_environment
+from worker_node.core.errors import (
     BadRequest,
     ConversionFailed,
     DownloadFailed,
@@ -25,13 +25,13 @@ from worker_node.errors import (
     NodeError,
     SourceRejected,
 )
+from worker_node.core.operating_system import end_with_parent
 from worker_node.models.preparation import Wish
 from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import storage_problem
 from worker_node.models.sources.reference import LocalReference, UrlReference
 from worker_node.models.sources.web import check_hash_given
 from worker_node.models.store import ModelStore
-from worker_node.operating_system import end_with_parent
 
 
 class Stage(msgspec.Struct, tag="stage"):

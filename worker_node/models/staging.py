@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from worker_node.operating_system import lock, try_lock
+from worker_node.core.operating_system import lock, try_lock
 
 _LOCKS = ".locks"
 _DOWNLOADS = ".downloads"

@@ -10,9 +10,9 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from worker_node.domain import ModelKind
-from worker_node.environment import cache_home
-from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
+from worker_node.core.environment import cache_home
+from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, DownloadFailed, ModelNotFound
+from worker_node.core.types import ModelKind
 from worker_node.models import staging
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
 from worker_node.models.directory import has_manifest, read_directory

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from worker_node.operating_system import end_with_parent
+from worker_node.core.operating_system import end_with_parent
 
 
 def tethered(command: Sequence[str]) -> list[str]:

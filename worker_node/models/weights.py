@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.manifest import MANIFEST_FILE
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 
 @dataclass(slots=True)

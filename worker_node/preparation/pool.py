@@ -9,8 +9,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node import errors
-from worker_node.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, NodeError, Overloaded
+from worker_node.core import errors
+from worker_node.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EngineUnavailable,
+    InternalError,
+    NodeError,
+    Overloaded,
+)
 from worker_node.preparation.messages import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, frame
 from worker_node.preparation.process import PreparationProcess, ProcessEnded
 

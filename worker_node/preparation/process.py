@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from worker_node.operating_system import call_when_ended, start_module
+from worker_node.core.operating_system import call_when_ended, start_module
 from worker_node.preparation.messages import LENGTH, Reply, replies
 
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worker_node.errors import NodeError
-from worker_node.operating_system import end_with_parent, limit_memory
+from worker_node.core.errors import NodeError
+from worker_node.core.operating_system import end_with_parent, limit_memory
 from worker_node.preparation.messages import (
     LENGTH,
     Call,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from worker_node.errors import DeadlineExceeded, Overloaded
+from worker_node.core.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.backlog import Backlog, Capacity
 from worker_node.scheduling.sequences import AdmittedJob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worker_node.errors import ModelNotFound
+from worker_node.core.errors import ModelNotFound
 from worker_node.hosting.life import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel

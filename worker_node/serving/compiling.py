@@ -8,19 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from worker_node.core.errors import ConfigurationError, EngineUnavailable
+from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
 from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
-from worker_node.domain import Device
 from worker_node.engines.base import EngineState
-from worker_node.errors import ConfigurationError, EngineUnavailable
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.weights import check_weights
-from worker_node.options.blobs import BlobOptions
-from worker_node.options.declaration import engine_for
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.declaration import BlobOptions, engine_for
 
 
 async def compile_ahead(

@@ -6,18 +6,17 @@ import contextlib
 import logging
 from dataclasses import replace
 
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.in_place import apparent_kind
 from worker_node.models.store import ModelStore
 from worker_node.models.weights import check_weights
-from worker_node.options.declaration import declarations, options_of
-from worker_node.options.pooling import VectorOptions
 from worker_node.serving.build import build_model
 from worker_node.serving.installed import installed_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import VectorOptions, declarations, options_of
 
 log = logging.getLogger(__name__)
 

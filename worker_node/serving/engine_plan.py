@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
+from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
 from worker_node.devices.npu_source import NpuSource
-from worker_node.domain import Device
 from worker_node.models.manifest import InstalledModel
-from worker_node.options.declaration import declarations, engine_for, engines, options_of
 from worker_node.serving.task import EnginePlan, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.declaration import declarations, engine_for, engines, options_of
 from worker_node.settings.options import engine_options, select
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.models.in_place import open_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
-from worker_node.options.pooling import VectorOptions
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.settings.declaration import VectorOptions
 
 PREPARED = "prepared"
 

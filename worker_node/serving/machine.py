@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worker_node.core.types import Device
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.domain import Device
 from worker_node.hosting.cpu_turns import CpuTurns
 from worker_node.hosting.slots import LoadingSlots
 from worker_node.settings import NodeSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
 from worker_node.devices.probe import Probe
-from worker_node.domain import Device
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.task import EnginePlan, served_task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.registry import task_of

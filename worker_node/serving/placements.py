@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import Device
 from worker_node.devices import compile_cache
-from worker_node.domain import Device
 from worker_node.engines.messages import EngineSpec
-from worker_node.errors import ConfigurationError
 from worker_node.hosting.cpu_turns import CpuPlace, CpuRole
 from worker_node.hosting.life import Canary, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
@@ -20,8 +20,6 @@ from worker_node.hosting.suspicion import Suspects
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.options.blobs import BlobOptions
-from worker_node.options.declaration import EngineOptions
 from worker_node.scheduling.admission import Admission
 from worker_node.serving.engine_plan import plan_engine
 from worker_node.serving.limits import admission_limits, growth_limits
@@ -29,6 +27,7 @@ from worker_node.serving.machine import Machine
 from worker_node.serving.memory import estimate_bytes, memory_pool
 from worker_node.serving.task import EnginePlan, ServedTask
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.declaration import BlobOptions, EngineOptions
 
 log = logging.getLogger(__name__)
 

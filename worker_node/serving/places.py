@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from worker_node.domain import RequestContext, Route
+from worker_node.core.errors import DeadlineExceeded, NodeError, Overloaded
+from worker_node.core.types import RequestContext, Route
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, NodeError, Overloaded
 from worker_node.manager.placement import Placement, first_change
 from worker_node.routing import Candidate, Decision
 from worker_node.serving.verdict import Demand, Refused, Verdict, WaitsFor, judge

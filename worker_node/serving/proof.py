@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from worker_node.domain import Device, RequestContext, Route
-from worker_node.errors import NpuNotProven
+from worker_node.core.errors import NpuNotProven
+from worker_node.core.types import Device, RequestContext, Route
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from contextlib import (
 from dataclasses import replace
 from functools import partial
 
-from worker_node.domain import RequestContext, Route
+from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
+from worker_node.core.types import RequestContext, Route
 from worker_node.engines.base import EngineState, R, ResultStream
 from worker_node.engines.messages import Job
-from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.hosting.suspicion import Standing, fingerprint
 from worker_node.hosting.trials import Visit
 from worker_node.manager.placement import Placement, first_change

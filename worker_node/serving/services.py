@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker_node.manager.manager import ModelManager
+from worker_node.observability.metrics import Telemetry
+from worker_node.observability.tracing import OFF, Tracing
 from worker_node.serving.parts import TaskParts
-from worker_node.telemetry import Telemetry
-from worker_node.tracing.base import OFF, Tracing
 
 
 @dataclass(frozen=True, slots=True)

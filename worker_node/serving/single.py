@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from worker_node.domain import RequestContext, Route, Timing
+from worker_node.core.types import RequestContext, Route, Timing
 from worker_node.engines.messages import Job, JobResult
 from worker_node.manager.placement import Placement
+from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
 from worker_node.serving.places import Place, errors_of, select_placement
 from worker_node.serving.proof import Proof
 from worker_node.serving.rerun import Runs, run_for_one_result
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand
-from worker_node.tracing.base import Operation
 
 
 class SingleResult(JobResult, Protocol):

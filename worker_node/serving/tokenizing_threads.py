@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded
+from worker_node.core.errors import BadRequest, DeadlineExceeded, Overloaded
 
 R = TypeVar("R")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker_node.domain import Device, RequestContext, Route
-from worker_node.errors import DeviceUnavailable, EngineUnavailable, InsufficientMemory, ModelLoading, NodeError
+from worker_node.core.errors import DeviceUnavailable, EngineUnavailable, InsufficientMemory, ModelLoading, NodeError
+from worker_node.core.types import Device, RequestContext, Route
 from worker_node.manager.placement import Placement
 from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
 

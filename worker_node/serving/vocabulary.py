@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 
 def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> None:

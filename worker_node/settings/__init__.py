@@ -1,10 +1,8 @@
 """Every setting of a node: defaults, then a TOML file, then `NPU_NODE_*` in the environment, then flags."""
 
-from worker_node.settings.hosts import is_loopback
 from worker_node.settings.model import ModelSettings, PlacementSettings
-from worker_node.settings.node import EMBEDDED_MODELS, NodeSettings, default_compile_cache
-from worker_node.settings.problems import InvalidSettings, SettingProblem
-from worker_node.settings.reading import SettingsSource, parse_settings
+from worker_node.settings.node import EMBEDDED_MODELS, NodeSettings, default_compile_cache, is_loopback
+from worker_node.settings.reading import InvalidSettings, SettingProblem, SettingsSource, parse_settings
 
 __all__ = [
     "EMBEDDED_MODELS",

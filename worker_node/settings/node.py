@@ -1,20 +1,91 @@
-"""The settings of the node itself: the top level of the file, `NPU_NODE_*` in the environment."""
+"""Host names and origins in settings."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from worker_node.environment import cache_home
+from worker_node.core.environment import cache_home
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
-from worker_node.settings.hosts import is_host_name, is_loopback, is_origin
-from worker_node.settings.image_hosts import ImageHost
 from worker_node.settings.model import ModelSettings
 from worker_node.settings.options import custom_error
+
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
+
+
+def is_host_name(name: str) -> bool:
+    """Whether it is a name or an address, `*.example` for all names below one, or `*` for all."""
+    return _HOST_NAME.fullmatch(name) is not None
+
+
+def is_origin(origin: str) -> bool:
+    """Whether it is scheme, host and port as browsers send them."""
+    return _ORIGIN.fullmatch(origin) is not None
+
+
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket that is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# The hosts that images may be fetched from, as settings name them. Pure.
+
+_ENTRY = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<host>\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?"
+)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHost:
+    """One entry: a scheme, a host (`*.example` for all names below one, `*` for all) and the port, if it is named."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, entry: str) -> ImageHost:
+        """Read `images.example`, `*.example`, `images.example:8443`, `http://[fd00::1]:8080`. Raises ValueError."""
+        found = _ENTRY.fullmatch(entry)
+        port = None if found is None or found["port"] is None else int(found["port"])
+        if found is None or (port is not None and not 0 < port < 65536):
+            raise ValueError(
+                f"{entry!r} is no host of images: write images.example, *.example, images.example:8443 or "
+                "http://images.example:8080"
+            )
+        return cls(found["scheme"] or "https", found["host"].lower().strip("[]"), port)
+
+    def covers(self, scheme: str, host: str, port: int) -> bool:
+        """Whether an address is meant: its scheme, host (lower case) and port."""
+        if scheme != self.scheme or port != (self.port or DEFAULT_PORTS[scheme]):
+            return False
+        if self.host.startswith("*"):
+            return host.endswith(self.host[1:])
+        return host == self.host
+
+    @property
+    def may_be_private(self) -> bool:
+        """Whether addresses that are not public are meant, too: only one host with its port is so explicit."""
+        return self.port is not None and not self.host.startswith("*")
+
+
+# The settings of the node itself: the top level of the file, `NPU_NODE_*` in the environment.
 
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 

@@ -1,28 +1,279 @@
-"""Reads all settings of a node: the TOML file, then `NPU_NODE_*` in the environment, then flags.
-
-Everything is parsed and validated before anything is returned, so that a node can read its settings again while it
-serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong.
-"""
+"""What to say about a key that no setting has: the nearest known name, or our name for another server's option."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from worker_node.settings import npu_proxy
-from worker_node.settings.model import Origin
+from worker_node.core.errors import ConfigurationError
+from worker_node.settings.model import ModelSettings, Origin, PlacementSettings
 from worker_node.settings.node import NodeSettings
-from worker_node.settings.problems import Given, InvalidSettings, SettingProblem, explain
-from worker_node.settings.toml_lines import error_line
-from worker_node.settings.variables import check_variables, given_variables
+from worker_node.settings.options import known_options
+from worker_node.settings.toml_lines import error_line, known_part, line_of
+
+# Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
+_OF_THE_NODE: Mapping[str, str] = {
+    "allowed_origins": "cors_origins",
+    "api_key": "api_keys (a list)",
+    "api_key_file": "api_keys_file",
+    "bind": "host",
+    "cache_dir": "compile_cache",
+    "model_config_list": "[[models]], one table for each model",
+    "model": "[[models]], one table for each model",
+    "model_path": "path in [[models]]",
+    "models_path": "path in [[models]]",
+    "base_path": "path in [[models]]",
+    "model_repository_path": "model_store",
+    "ollama_host": "host and ollama_port",
+    "ollama_models": "model_store",
+    "rest_bind_address": "host",
+    "rest_port": "port",
+    "timeout": "request_timeout_s",
+    "workers": "nothing: one process serves, and every model has a process of its own",
+}
+_OF_A_MODEL: Mapping[str, str] = {
+    "base_path": "path",
+    "batch_size": "max_num_seqs (generation) or max_batch_tokens (embedding)",
+    "block_size": "nothing: OpenVINO chooses the size of a cache block",
+    "cache_dir": "compile_cache",
+    "device": 'placements, for example placements = ["NPU", "CPU"]',
+    "dtype": "precision (embedding) or kv_cache_precision (generation)",
+    "gpu_memory_utilization": "cache_size_gb",
+    "keep_alive": "idle_unload_s, in seconds",
+    "kv_cache_dtype": "kv_cache_precision",
+    "max_batch_requests": "max_outstanding",
+    "max_concurrent_requests": "max_outstanding",
+    "max_model_len": "max_prompt_len and min_response_len (NPU); other devices take the model's own context",
+    "max_num_seq": "max_num_seqs",
+    "model": "name, or path for a directory",
+    "model_name": "name",
+    "model_path": "path",
+    "models_path": "path",
+    "num_ctx": "max_prompt_len and min_response_len (NPU); a request may send num_ctx",
+    "num_parallel": "max_num_seqs",
+    "plugin_config": 'a placement: placements = [{ device = "NPU", plugin_config = { … } }]',
+    "served_model_name": "aliases, a list",
+    "target_device": 'placements, for example placements = ["NPU", "CPU"]',
+}
+_SIMILAR = 0.6
+
+
+def advice(key: str, known: Collection[str], *, of_a_model: bool = False) -> str:
+    """What the user may have meant by `key`; an empty string when nothing is near."""
+    name = key.strip().lower().replace("-", "_")
+    theirs = _OF_A_MODEL if of_a_model else _OF_THE_NODE
+    if name not in known and (ours := theirs.get(name)) is not None:
+        return f"here that is {ours}"
+    near = difflib.get_close_matches(name, known, 1, _SIMILAR)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+# What is wrong with settings: each problem with the place that it comes from.
+
+# Lists whose items are tables of their own.
+_TABLES = frozenset({"models", "models.placements"})
+
+
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """One wrong setting. `source` is the file, the environment variable or the flag; `line` counts from 1."""
+
+    source: str
+    line: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return ": ".join(part for part in (where, self.key, self.message) if part)
+
+
+class InvalidSettings(ConfigurationError):
+    """The settings cannot be used; `problems` has every problem that was found."""
+
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
+        super().__init__("the settings are wrong:\n  " + "\n  ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given where: the file's text and values (`file` None: there is none), the environment, the flags.
+
+    `variables` maps the names of settings to those of environment variables.
+    """
+
+    file: str | None
+    text: str
+    document: Mapping[str, Any]
+    variables: Mapping[str, str]
+    flags: Mapping[str, Any]
+
+    def place(self, path: Sequence[str | int]) -> tuple[str, int | None]:
+        """The source of the setting at `path`, and its line in the file."""
+        top = str(path[0]) if path else ""
+        if top in self.flags:
+            return "--" + top.replace("_", "-"), None
+        if top in self.variables:
+            return self.variables[top], None
+        if self.file is None:
+            return "settings", None
+        known = known_part(self.document, path)
+        return self.file, line_of(self.text, known) if known else None
+
+
+def explain(error: ValidationError, given: Given, known: Sequence[str]) -> list[SettingProblem]:
+    """Every problem of a failed validation of NodeSettings, whose fields are `known`."""
+    details = error.errors(include_input=False, include_url=False)
+    paths = [detail["loc"] for detail in details]
+    # Pydantic counts a list's wrong items as missing from it, too.
+    details = [detail for detail in details if detail["type"] != "too_short" or not _has_below(detail["loc"], paths)]
+    return [
+        SettingProblem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known, given.document))
+        for detail in details
+    ]
+
+
+def _value(document: Any, path: Sequence[str | int]) -> Any:
+    for element in path:
+        try:
+            document = document[element]
+        except (LookupError, TypeError):
+            return None
+    return document
+
+
+def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) -> bool:
+    return any(len(other) > len(path) and tuple(other[: len(path)]) == tuple(path) for other in paths)
+
+
+def _key(path: Sequence[str | int]) -> str:
+    """`models[1].placements[0].device`."""
+    return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in path).lstrip(".")
+
+
+def _message(detail: ErrorDetails, node: Sequence[str], document: Mapping[str, Any]) -> str:
+    path = detail["loc"]
+    if detail["type"] == "tuple_type":
+        name = ".".join(element for element in path if isinstance(element, str))
+        if name in _TABLES and isinstance(_value(document, path), dict):
+            return f"is a list of tables: write [[{name}]], with two brackets, instead of [{name}]"
+        return "should be a list"
+    if detail["type"] != "extra_forbidden":
+        return detail["msg"].removeprefix("Value error, ")
+    names: Mapping[tuple[str, ...], Sequence[str]] = {
+        (): node,
+        ("models",): [*(ModelSettings.model_fields.keys() - {"options"}), *known_options()],
+        ("models", "placements"): list(PlacementSettings.model_fields),
+    }
+    table = tuple(element for element in path[:-1] if isinstance(element, str))
+    hint = advice(str(path[-1]), names.get(table, ()), of_a_model="models" in table)
+    return f"unknown key; {hint}" if hint else f"unknown key; known are {', '.join(sorted(names.get(table, ())))}"
+
+
+# The environment variables of a node: which ones count, and what is said about one that nothing reads.
+
+PREFIX = "NPU_NODE_"
+# Read by the commands that talk to a running node, not by the node.
+OF_COMMANDS = frozenset({"NPU_NODE_URL", "NPU_NODE_API_KEY"})
+# Kubernetes gives every container of a namespace such variables for a service that is called npu-node.
+_SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+
+
+def given_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that set something, by the name of the setting; upper and lower case count alike."""
+    names = {(PREFIX + field).upper(): field for field in NodeSettings.model_fields}
+    return {names[name.upper()]: name for name in environment if name.upper() in names}
+
+
+def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
+    """One problem for each variable that begins like ours and sets nothing."""
+    known = {(PREFIX + field).upper() for field in NodeSettings.model_fields} | OF_COMMANDS
+    problems = []
+    for name in sorted(environment):
+        if not name.upper().startswith(PREFIX) or name.upper() in known:
+            continue
+        key = name[len(PREFIX) :]
+        if _SERVICE_LINK.fullmatch(key.upper()):
+            continue
+        hint = advice(key, list(NodeSettings.model_fields))
+        problems.append(SettingProblem(name, None, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
+    return problems
+
+
+def _as_variable(hint: str) -> str:
+    """The advice on a key, as advice on a variable."""
+    near = re.fullmatch(r"did you mean (\w+)\?", hint)
+    return f"did you mean {PREFIX}{near[1].upper()}?" if near else hint
+
+
+# The environment variables of npu-proxy: those that mean the same here are taken over, the others are answered.
+#
+# They count for less than anything that is said in this node's own words (docs/coming-from.md).
+
+NPU_PROXY_PREFIX = "NPU_PROXY_"
+# What means the same in the same unit.
+_SAME = {
+    "HOST": "host",
+    "PORT": "port",
+    "TOKEN_LIMIT": "npu_token_limit",
+    "COMPILE_CACHE_DIR": "compile_cache",
+    "ALLOWED_HOSTS": "allowed_hosts",
+    "INFERENCE_TIMEOUT": "request_timeout_s",
+    "LOAD_TIMEOUT": "load_timeout_s",
+    "EMBEDDING_CACHE_SIZE": "embedding_cache",
+}
+_INSTEAD = {
+    "DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "PREFERRED_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "FALLBACK_DEVICE": 'placements = ["NPU", "CPU"] of a model, in their order',
+    "EMBEDDING_DEVICE": 'placements = ["NPU"] of the embedding model',
+    "EMBEDDING_MODEL": "[[models]] with its name, after npu-node pull NAME",
+    "MAX_PROMPT_LEN": "max_prompt_len in the settings of a model",
+    "REAL_INFERENCE": "nothing: a node never makes answers up",
+    "EMBEDDING_FALLBACK_MODE": "nothing: a node never makes vectors up",
+    "LOG_LEVEL": "npu-node serve --log-level",
+    "MODEL_DIR": "NPU_NODE_MODEL_STORE, after npu-node convert DIRECTORY for each model",
+}
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Variable and value by the name of the setting, for those that are taken over; empty values set nothing."""
+    return {
+        setting: (NPU_PROXY_PREFIX + name, value)
+        for name, setting in _SAME.items()
+        if (value := environment.get(NPU_PROXY_PREFIX + name, ""))
+    }
+
+
+def notices(environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable of npu-proxy: what it became, or what to write instead."""
+    lines = []
+    for name in sorted(environment):
+        if not name.startswith(NPU_PROXY_PREFIX) or not environment[name]:
+            continue
+        key = name.removeprefix(NPU_PROXY_PREFIX)
+        if key in _SAME:
+            lines.append(f"{name} is npu-proxy's; it is understood as NPU_NODE_{_SAME[key].upper()}: rename it")
+        else:
+            lines.append(f"{name} is npu-proxy's and has no effect; here it is {_INSTEAD.get(key, 'not needed')}")
+    return lines
+
+
+# Reads all settings of a node: the TOML file, then `NPU_NODE_*` in the environment, then flags.
+#
+# Everything is parsed and validated before anything is returned, so that a node can read its settings again while it
+# serves (`SettingsSource.read`) and go on with the old ones when the new ones are wrong.
 
 _FIELD = re.compile(r'field "(\w+)"')
 _NO_FLAGS: Mapping[str, Any] = {}
@@ -59,7 +310,7 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
     variables = given_variables(os.environ)
     taken = {
         name: found
-        for name, found in npu_proxy.inherited(os.environ).items()
+        for name, found in inherited(os.environ).items()
         if not (name in document or name in variables or name in flags)
     }
     variables |= {name: variable for name, (variable, _) in taken.items()}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
 from worker_node.structured_output.cost import MAX_DEPTH, Budget
 from worker_node.structured_output.keywords import (
     COMBINING,

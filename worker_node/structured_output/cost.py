@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
 from worker_node.structured_output.ebnf import JSON_RULES
 
 MAX_DEPTH = 64

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.cost import MAX_STEPS, QUICK_STEPS, Budget, OutOfSteps, check_cost
 from worker_node.structured_output.ebnf import AS_IT_IS, Rules, json_literal, literal
 from worker_node.structured_output.grammar import MAX_EXPRESSION_CHARACTERS, GrammarRefused, grammar_expression

@@ -14,7 +14,7 @@ from tests.faults.hosting.test_engine_faults import QUICK, no_canary
 from tests.support import scripted_runner
 from tests.support.scripted_runner import ScriptedRunner, die
 from worker_node.app import make_app
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.supervisor import SupervisedEngine

@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
+from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
-from worker_node.domain import Device, ModelKind, RequestContext
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
-from worker_node.domain import Device, ModelKind
+from worker_node.core.errors import EngineUnavailable
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
-from worker_node.errors import EngineUnavailable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.restart import RestartLimits

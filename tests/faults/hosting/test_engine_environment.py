@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from tests.faults.hosting.test_engine_faults import running, until
+from worker_node.core.environment import native_environment, tool_environment
+from worker_node.core.operating_system import start_module
 from worker_node.engines.base import EngineState
-from worker_node.environment import native_environment, tool_environment
-from worker_node.operating_system import start_module
 
 SECRET = "c0ffee-secret"
 SECRETS = ("NPU_NODE_API_KEYS", "OTEL_EXPORTER_OTLP_HEADERS", "HF_TOKEN", "DATABASE_URL", "OPENAI_API_KEY")

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
-from worker_node.domain import Device, ModelKind
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.hosting.life import CanaryFailed, HostingLimits
 from worker_node.hosting.link import EngineLink
 from worker_node.hosting.liveness import LivenessLimits

@@ -16,7 +16,7 @@ from tests.faults.hosting.test_engine_faults import QUICK, no_canary, until
 from tests.support.task_models import MODELS, SEER, placement, request, said
 from tests.support.task_runner import RUNNER
 from worker_node.app import make_app
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits

@@ -7,8 +7,8 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, running, until
 from tests.support.scripted_runner import STALL
+from worker_node.core.errors import EngineUnavailable
 from worker_node.engines.base import EngineState
-from worker_node.errors import EngineUnavailable
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 

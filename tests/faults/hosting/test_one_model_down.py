@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import RUNNER, no_canary, until
 from worker_node.app import make_app
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.base import EngineState
 from worker_node.engines.messages import EngineSpec
 from worker_node.hosting.life import HostingLimits

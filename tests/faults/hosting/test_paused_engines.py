@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary, spec, until
+from worker_node.core.errors import DeadlineExceeded, Retryable
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, Retryable
 from worker_node.hosting.cpu_turns import CpuPlace, CpuRole, CpuTurns
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.liveness import LivenessLimits

@@ -14,10 +14,10 @@ import pytest
 from tests.faults.hosting.rerun_model import serving
 from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary
 from tests.support.scripted_runner import STALL
+from worker_node.core.errors import DeadlineExceeded, EngineDied
+from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.domain import Device
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, EngineDied
 from worker_node.hosting.growth import GrowthLimits
 from worker_node.hosting.life import HostingLimits
 

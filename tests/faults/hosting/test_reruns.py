@@ -9,10 +9,10 @@ import pytest
 from tests.faults.hosting.rerun_model import holding, serving
 from tests.faults.hosting.test_engine_faults import until
 from tests.support.scripted_runner import EATER
+from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
+from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.domain import Device
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.restart import RestartLimits
 from worker_node.serving import rerun

@@ -14,9 +14,9 @@ import pytest
 from tests.faults.hosting.rerun_model import Model, serving
 from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, until
 from tests.support.scripted_runner import WEDGE
-from worker_node.domain import Device
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
+from worker_node.core.types import Device
 from worker_node.engines.base import EngineState
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
 from worker_node.hosting.life import HostingLimits
 from worker_node.hosting.liveness import LivenessLimits
 from worker_node.hosting.suspicion import Standing

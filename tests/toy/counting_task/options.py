@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from counting_task.task import KIND
-from worker_node.domain import Device
-from worker_node.options.declaration import EngineOptions, Option, declare
+from worker_node.core.types import Device
+from worker_node.settings.declaration import EngineOptions, Option, declare
 
 
 @declare

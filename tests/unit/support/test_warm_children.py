@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import warm_children
 from tests.support.nodes import engine_processes
-from worker_node import operating_system
+from worker_node.core import operating_system
 
 CHILD = "tests.support.telling_child"
 

@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 
 from worker_node import registry
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.registry import Task, task_of, tasks
 
 ANOTHER = Task(kind="another", verb="do", capability="another", serving="nowhere:NOTHING")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import Device
-from worker_node.errors import (
+from worker_node.core.errors import (
     ContextLengthExceeded,
     DeviceUnavailable,
     EngineUnavailable,
@@ -15,6 +14,7 @@ from worker_node.errors import (
     NodeError,
     UnsupportedParameter,
 )
+from worker_node.core.types import Device
 from worker_node.routing import Candidate, Decision, choose
 
 NPU = Candidate(Device.NPU, prompt_limit=1024, total_limit=1152)

@@ -5,8 +5,8 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from worker_node.domain import Device
-from worker_node.tallies import Distribution, Tally
+from worker_node.core.types import Device
+from worker_node.observability.metrics import Distribution, Tally
 
 LABELS = ("model", "device")
 BOUNDS = (0.001, 0.5, 1, 30)

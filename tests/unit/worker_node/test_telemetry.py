@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from worker_node.api.task import task_apis
-from worker_node.domain import Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.serving.metrics import count_embedding
 from worker_node.tasks.embed.serving.requests import EmbeddingReply
 from worker_node.tasks.generate.serving.metrics import count_generation, token_counter
-from worker_node.telemetry import Telemetry
 
 LABELS = {"model": "m", "device": "NPU"}
 
@@ -113,7 +113,7 @@ async def test_the_lag_is_read_seldom_while_nothing_is_served(telemetry, monkeyp
         if len(slept) == 3:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("worker_node.telemetry.asyncio.sleep", sleep)
+    monkeypatch.setattr("worker_node.observability.metrics.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await telemetry.watch_event_loop(lambda: serving)
     assert slept == [period_s] * 3

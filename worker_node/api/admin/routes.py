@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.keys import NODE
-from worker_node.errors import BadRequest, ConfigurationError, NotOffered
+from worker_node.core.errors import BadRequest, ConfigurationError, NotOffered
 
 
 def routes() -> list[web.RouteDef]:

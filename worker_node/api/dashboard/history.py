@@ -14,7 +14,7 @@ from worker_node.api.dashboard.events import EventLog, engines_of
 from worker_node.api.dashboard.usage import usage
 from worker_node.devices.busy import Utilisation
 from worker_node.node import Node
-from worker_node.telemetry import Telemetry
+from worker_node.observability.metrics import Telemetry
 
 PERIOD_S = 1.0
 SAMPLES = 120

@@ -23,7 +23,7 @@ from worker_node.api.dashboard.events import EventLog
 from worker_node.api.dashboard.history import Histories, keep
 from worker_node.api.dashboard.state import node_state
 from worker_node.api.keys import NODE
-from worker_node.errors import BadRequest, ConfigurationError
+from worker_node.core.errors import BadRequest, ConfigurationError
 
 HISTORIES = web.AppKey("histories", Histories)
 EVENTS = web.AppKey("events", EventLog)

@@ -17,7 +17,7 @@ from worker_node.api.body import Body, read_body
 from worker_node.api.errors import describe
 from worker_node.api.keys import NODE
 from worker_node.api.sse import EventStream
-from worker_node.errors import InternalError, NodeError, ResponseNotFound
+from worker_node.core.errors import InternalError, NodeError, ResponseNotFound
 from worker_node.manager.manager import ModelManager
 
 _KEPT = 100

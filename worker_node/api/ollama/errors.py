@@ -6,7 +6,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.api.errors import retry_headers
-from worker_node.errors import ModelNotFound, NodeError, Overloaded
+from worker_node.core.errors import ModelNotFound, NodeError, Overloaded
 
 BUSY = "server busy, please try again. maximum pending requests exceeded"
 

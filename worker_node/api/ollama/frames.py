@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from worker_node.api.busy import busy_fields
-from worker_node.domain import Finished, FinishReason
+from worker_node.core.types import Finished, FinishReason
 
 _NS_PER_MS = 1e6
 

@@ -17,8 +17,8 @@ from worker_node.api.ollama import OLLAMA_API_VERSION
 from worker_node.api.ollama.errors import message, not_found
 from worker_node.api.ollama.residents import served
 from worker_node.api.sse import LineStream
-from worker_node.domain import Device
-from worker_node.errors import BadRequest, ModelNotFound, NodeError, NotOffered
+from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
+from worker_node.core.types import Device
 from worker_node.models.manifest import InstalledModel
 
 _NEVER = "2318-01-01T00:00:00Z"

@@ -11,8 +11,8 @@ from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.ollama.table import OPTIONS
 from worker_node.api.parameters import RepetitionPenalty
-from worker_node.domain import AnswerSchema, Sampling
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
+from worker_node.core.types import AnswerSchema, Sampling
 
 _NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 

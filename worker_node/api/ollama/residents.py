@@ -8,8 +8,8 @@ from worker_node.api.arrival import deadline_of
 from worker_node.api.keys import NODE
 from worker_node.api.ollama.errors import not_found
 from worker_node.api.ollama.frames import Loading
-from worker_node.domain import RequestContext
-from worker_node.errors import ModelNotFound
+from worker_node.core.errors import ModelNotFound
+from worker_node.core.types import RequestContext
 from worker_node.manager.served import ServedModel
 
 

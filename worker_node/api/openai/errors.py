@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.api.errors import describe, error_response
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 _CODES = {"overloaded": "rate_limit_exceeded"}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.errors import ConversionFailed, ModelError
+from worker_node.core.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
 from worker_node.models.conversion.result import Converted

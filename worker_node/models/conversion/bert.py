@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS, finish, i64, name_port, pool
 from worker_node.models.conversion.sentence_config import BertConfig, SentenceConfig
 

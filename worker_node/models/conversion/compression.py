@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openvino import Input, Node
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
 
 # The smallest group that the NPU path accepts; one scale a row ruins the answers of a 135M model.

@@ -10,8 +10,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
+from worker_node.core.types import ModelKind
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.bert import build_encoder

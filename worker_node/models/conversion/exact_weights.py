@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from openvino import Input, Node, Output, passes
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.gguf_file import GgufFile
 from worker_node.models.conversion.mapped_pages import note_mapped
 

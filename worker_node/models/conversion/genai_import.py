@@ -13,7 +13,7 @@ from pathlib import Path
 import openvino as ov
 import openvino_genai
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 
 TOKENIZER_FILES = (
     "openvino_tokenizer.xml",

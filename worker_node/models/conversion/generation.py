@@ -11,8 +11,8 @@ from typing import TypeVar
 import openvino as ov
 import openvino_genai
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
+from worker_node.core.types import ModelKind
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.compression import compress

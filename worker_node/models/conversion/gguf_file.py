@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, ReaderField, ReaderTensor, dequantize
 from numpy.typing import NDArray
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.mapped_pages import note_mapped
 
 # Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.

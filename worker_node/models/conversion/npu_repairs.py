@@ -6,7 +6,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 
 _GROUPED_QUERY_RANK = 5
 

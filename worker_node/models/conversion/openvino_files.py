@@ -12,8 +12,8 @@ import openvino as ov
 from openvino import Output
 from openvino import opset13 as op
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError, ConversionFailed
+from worker_node.core.errors import ConfigurationError, ConversionFailed
+from worker_node.core.types import ModelKind
 from worker_node.models.conversion.embedding import finish_embedding_model
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS, finish, pool

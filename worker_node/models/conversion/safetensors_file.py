@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 

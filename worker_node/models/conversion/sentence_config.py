@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import Pooling
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -6,7 +6,7 @@ import fnmatch
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worker_node.errors import ConversionFailed, SourceRejected
+from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.download import file_sha256
 from worker_node.models.files import ModelFiles, recognised, special_file

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from worker_node.core.errors import DownloadFailed
 from worker_node.devices.memory import available_memory
-from worker_node.errors import DownloadFailed
 from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
 from worker_node.models.manifest import WEIGHTS_FILE, sizes
 from worker_node.models.preparation import Wish

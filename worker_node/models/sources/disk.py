@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from worker_node.errors import DownloadFailed
+from worker_node.core.errors import DownloadFailed
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node.errors import SourceRejected
+from worker_node.core.errors import SourceRejected
 
 # Enough for the metadata that precedes the tokenizer in files of every common writer.
 HEADER_BYTES = 64 << 10

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from worker_node.errors import DownloadFailed, HashMismatch
+from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.models.download import file_sha256
 from worker_node.models.progress import Progress
 from worker_node.models.sources.hub_errors import explain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from worker_node.errors import DownloadFailed, ModelError
+from worker_node.core.errors import DownloadFailed, ModelError
 from worker_node.models.sources.disk import disk_full
 from worker_node.models.sources.reference import HubReference
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker_node.core.errors import ConversionFailed
 from worker_node.devices.memory import available_memory
-from worker_node.errors import ConversionFailed
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.sources.disk import in_gigabytes, require_space
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry, normalise_name
 
 ACCEPTED = "a name of the catalog, ORG/REPO[@REVISION][:QUANTIZATION], https://…/model.gguf#sha256=…, or a local path"

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from worker_node.errors import SourceRejected
+from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.directory import GENERATION_FILES
 from worker_node.models.files import files_of_task

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from worker_node.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
+from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
 from worker_node.models.download import file_sha256
 from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import disk_full, in_gigabytes, require_space

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from worker_node.domain import ModelKind
+from worker_node.core.types import ModelKind
 from worker_node.encoders.options import StaticEncoderOptions
-from worker_node.options.declaration import Option, declare
+from worker_node.settings.declaration import Option, declare
 
 
 @declare

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_node.domain import ModelKind
+from worker_node.core.types import ModelKind
 from worker_node.registry import Task
 
 TASK = Task(
@@ -10,7 +10,7 @@ TASK = Task(
     verb="embed",
     capability="embedding",
     options=(
-        "worker_node.options.pooling",
+        "worker_node.settings.declaration",
         "worker_node.tasks.embed.dynamic_options",
         "worker_node.tasks.embed.static_options",
     ),

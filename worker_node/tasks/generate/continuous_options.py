@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from worker_node.domain import Device, ModelKind
-from worker_node.options.declaration import EngineOptions, Option, declare
+from worker_node.core.types import Device, ModelKind
+from worker_node.settings.declaration import EngineOptions, Option, declare
 
 
 @declare

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
-from worker_node.domain import ModelKind
-from worker_node.options.declaration import Option, Options, declare
+from worker_node.core.types import ModelKind
+from worker_node.settings.declaration import Option, Options, declare
 
 
 @declare

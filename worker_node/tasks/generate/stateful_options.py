@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt
 
-from worker_node.domain import Device, ModelKind
-from worker_node.options.blobs import BlobOptions
-from worker_node.options.declaration import Option, declare
+from worker_node.core.types import Device, ModelKind
+from worker_node.settings.declaration import BlobOptions, Option, declare
 
 MaxPromptLen = Annotated[
     int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_node.domain import ModelKind
+from worker_node.core.types import ModelKind
 from worker_node.registry import Task
 
 TASK = Task(

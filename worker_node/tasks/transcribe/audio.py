@@ -19,7 +19,7 @@ from av.audio.resampler import AudioResampler
 from av.container import InputContainer
 from av.error import FFmpegError
 
-from worker_node.errors import BadRequest, InsufficientStorage
+from worker_node.core.errors import BadRequest, InsufficientStorage
 
 RATE = 16_000
 _FILE = "file"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worker_node.errors import ConfigurationError, ConversionFailed
+from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import ModelFiles

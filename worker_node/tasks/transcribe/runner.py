@@ -18,9 +18,9 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.core.types import Device
 from worker_node.devices.busy import Busy
 from worker_node.devices.npu_properties import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.domain import Device
 from worker_node.engines.base import DeviceBroken, Inbox, Outbox
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall
 from worker_node.scheduling.jobs import JobQueue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from worker_node.errors import ConfigurationError, ConversionFailed, SourceRejected
+from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.models.chat_template import find_template, read_config
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from worker_node.domain import Device
-from worker_node.options.declaration import EngineOptions, declare
+from worker_node.core.types import Device
+from worker_node.settings.declaration import EngineOptions, declare
 from worker_node.tasks.generate.stateful_options import MaxPromptLen, MinResponseLen
 from worker_node.tasks.vision.kind import VISION
 

@@ -13,8 +13,8 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.core.types import Device
 from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.domain import Device
 from worker_node.engines.base import DeviceBroken
 from worker_node.engines.messages import EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture

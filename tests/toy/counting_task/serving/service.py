@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from counting_task.messages import Counted, CountJob
 from counting_task.serving.building import CountingModel
 from counting_task.task import KIND
-from worker_node.domain import RequestContext, Route, Timing, Usage
-from worker_node.errors import ContextLengthExceeded
+from worker_node.core.errors import ContextLengthExceeded
+from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
 from worker_node.serving.places import reject_if_full

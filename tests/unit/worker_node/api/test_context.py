@@ -7,8 +7,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from worker_node.api.context import request_context
 from worker_node.api.keys import STATE, RequestState
-from worker_node.domain import Device
-from worker_node.errors import BadRequest, DeadlineExceeded
+from worker_node.core.errors import BadRequest, DeadlineExceeded
+from worker_node.core.types import Device
 from worker_node.settings import NodeSettings
 
 

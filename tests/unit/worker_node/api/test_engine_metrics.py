@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from worker_node.api.engine_metrics import EngineMetrics, process_footprint
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.base import CanaryProof, EngineState, EngineStatus
 from worker_node.engines.messages import EngineStats
 from worker_node.hosting.growth import Recycle

@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 
-from worker_node.errors import EngineUnavailable, ModelNotFound
-from worker_node.failures import RecentFailures
+from worker_node.core.errors import EngineUnavailable, ModelNotFound
+from worker_node.observability.failures import RecentFailures
 
 
 def died(model="m", device="NPU"):

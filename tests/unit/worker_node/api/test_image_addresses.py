@@ -3,7 +3,7 @@
 import pytest
 
 from worker_node.settings import NodeSettings
-from worker_node.settings.image_hosts import ImageHost
+from worker_node.settings.node import ImageHost
 from worker_node.tasks.generate.api.remote_images.addresses import is_public
 
 

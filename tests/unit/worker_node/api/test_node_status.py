@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.api.health import node_status, status_reason
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.node import NodeState
 from worker_node.tasks.embed.serving.model import EmbeddingModel

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from worker_node.api.leniency import Ignored, sift
 from worker_node.api.ollama.options import OllamaOptions
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
 
 # What Ollama itself would do without being asked.
 DEFAULTS = {

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer, make_mocked_request
 
 from worker_node.api.middleware import before_each_head, errors_as
 from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
-from worker_node.errors import BadRequest, Forbidden
+from worker_node.core.errors import BadRequest, Forbidden
 from worker_node.settings import NodeSettings
 
 

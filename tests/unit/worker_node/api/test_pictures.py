@@ -5,8 +5,8 @@ import time
 import pytest
 
 from tests.support.application import application, built_models
-from worker_node.domain import Picture, RequestContext
-from worker_node.errors import BadRequest, PayloadTooLarge
+from worker_node.core.errors import BadRequest, PayloadTooLarge
+from worker_node.core.types import Picture, RequestContext
 from worker_node.tasks.generate.api.ollama.generation import OllamaChatBody, _conversation
 from worker_node.tasks.generate.api.openai.chat import ChatBody
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody

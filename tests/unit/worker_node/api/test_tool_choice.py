@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from worker_node.domain import RequestContext
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import RequestContext
 from worker_node.tasks.generate.api.openai.chat import ChatBody
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from worker_node.bounded.device_lock import DeviceLock
-from worker_node.errors import EngineUnavailable
+from worker_node.core.errors import EngineUnavailable
 
 
 async def test_two_jobs_never_hold_it_at_once_and_take_turns(tmp_path):

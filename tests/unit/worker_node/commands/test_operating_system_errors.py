@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.cli import main
-from worker_node.errors import DownloadFailed
+from worker_node.core.errors import DownloadFailed
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow

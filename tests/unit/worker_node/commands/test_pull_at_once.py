@@ -8,7 +8,7 @@ import uvloop
 
 from worker_node.cli import main
 from worker_node.commands import pull as pull_command
-from worker_node.errors import DownloadFailed
+from worker_node.core.errors import DownloadFailed
 from worker_node.models import pulling
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore

@@ -6,7 +6,7 @@ import numpy as np
 import openvino_genai as genai
 import pytest
 
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.base import DeviceBroken
 from worker_node.engines.messages import EngineSpec, EngineStats, Failed, NativeCall
 from worker_node.tasks.generate import stateful

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from worker_node.domain import Device, ModelKind
+from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.messages import EngineSpec, EngineStats, Heartbeat, NativeCall, Result
-from worker_node.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.hosting.held import HeldJobs
 from worker_node.hosting.suspicion import Standing, Suspects, fingerprint
 from worker_node.tasks.generate.messages import GenerateJob

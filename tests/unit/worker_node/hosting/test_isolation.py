@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from worker_node.errors import DeadlineExceeded
+from worker_node.core.errors import DeadlineExceeded
 from worker_node.hosting import isolation
 from worker_node.hosting.isolation import Isolation
 from worker_node.hosting.suspicion import Standing

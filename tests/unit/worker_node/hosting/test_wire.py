@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.messages import (
     Cancel,
     EngineSpec,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.jobs.bounds import make_request, parse_request
 from worker_node.jobs.catalog import JOBS
 

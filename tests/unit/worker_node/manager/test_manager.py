@@ -11,7 +11,14 @@ import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from tests.support.services import manager_of
-from worker_node.errors import DownloadFailed, InsufficientStorage, ModelError, ModelInUse, ModelNotFound, Overloaded
+from worker_node.core.errors import (
+    DownloadFailed,
+    InsufficientStorage,
+    ModelError,
+    ModelInUse,
+    ModelNotFound,
+    Overloaded,
+)
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
 from worker_node.manager.removals import WhileInUse

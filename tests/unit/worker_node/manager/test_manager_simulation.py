@@ -11,9 +11,7 @@ import pytest
 
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from worker_node.domain import Device, RequestContext
-from worker_node.engines.base import EngineState
-from worker_node.errors import (
+from worker_node.core.errors import (
     DeadlineExceeded,
     DeviceUnavailable,
     EngineUnavailable,
@@ -21,6 +19,8 @@ from worker_node.errors import (
     ModelLoading,
     Overloaded,
 )
+from worker_node.core.types import Device, RequestContext
+from worker_node.engines.base import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.serving.places import select_placement

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.services import manager_of
-from worker_node.domain import ModelKind
-from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.core.errors import BadRequest, ModelNotFound
+from worker_node.core.types import ModelKind
 from worker_node.manager.names import Names
 from worker_node.models.catalog import Catalog
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
-from worker_node.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
+from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.reading import FileReading
 from worker_node.manager.served import FailedModel

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scripted_hub import ScriptedHub
 from tests.support.tiny_encoder import write_encoder
-from worker_node.errors import ConversionFailed, ModelError
+from worker_node.core.errors import ConversionFailed, ModelError
 from worker_node.models import in_place, preparation
 from worker_node.models.conversion.__main__ import perform
 from worker_node.models.store import STORE_VARIABLE

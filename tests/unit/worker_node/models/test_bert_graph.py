@@ -7,7 +7,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.bert import build_encoder
 from worker_node.models.conversion.safetensors_file import read_tensors
 from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.conversion import generation
 

@@ -7,7 +7,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.bert import build_encoder
 from worker_node.models.conversion.compression import compress, compress_encoder, quantise

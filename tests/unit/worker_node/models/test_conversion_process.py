@@ -7,7 +7,7 @@ import threading
 import psutil
 import pytest
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models import convert as convert_module
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore

@@ -3,8 +3,8 @@
 import openvino_genai
 import pytest
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
+from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import MANIFEST_FILE

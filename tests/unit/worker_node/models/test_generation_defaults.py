@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.generation_defaults import sampling_defaults
 
 

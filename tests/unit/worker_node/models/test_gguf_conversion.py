@@ -7,7 +7,7 @@ import openvino as ov
 import pytest
 from gguf import GGMLQuantizationType
 
-from worker_node.errors import ConversionFailed, SourceRejected
+from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.conversion import exact_weights, genai_import
 from worker_node.models.conversion.exact_logits import exact_logits
 from worker_node.models.conversion.exact_weights import restore_exact_weights

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Catalog, HubSource, PackageSource, Quantization, SourceFormat
 from worker_node.registry import tasks
 from worker_node.tasks.transcribe.files import VOICE_MODEL

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import ModelKind
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import ModelKind
 from worker_node.models.canary import (
     CANARY_FILE,
     EmbeddingCanary,

@@ -11,7 +11,7 @@ import zipfile
 import psutil
 import pytest
 
-from worker_node.errors import DownloadFailed, HashMismatch
+from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.download import bytes_in, fetch_package
 from worker_node.models.progress import Silent

@@ -5,8 +5,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
+from worker_node.core.types import Device
 from worker_node.devices.emulation import StandInCounter
-from worker_node.domain import Device
 from worker_node.encoders.packing import CannotPack, packed_encoder
 from worker_node.engines.messages import EngineSpec, NativeCall
 from worker_node.models.conversion.bert import build_encoder

@@ -11,7 +11,7 @@ from tests.support.cross_encoders import task_job, write_tiny
 from tests.support.cut_model import cut
 from tests.support.tiny_decoder import TinyRanker, ranking_prompt
 from tests.support.tiny_encoder import wordpiece_tokenizer, write_json
-from worker_node.errors import ConfigurationError, ContextLengthExceeded, ConversionFailed
+from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, ConversionFailed
 from worker_node.models.files import recognised
 from worker_node.models.in_place import open_directory
 from worker_node.settings import ModelSettings

@@ -8,8 +8,8 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
-from worker_node.domain import ModelKind
-from worker_node.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound, SourceRejected
+from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound, SourceRejected
+from worker_node.core.types import ModelKind
 from worker_node.models.canary import CANARY_TEXTS
 from worker_node.models.catalog import Quantization
 from worker_node.models.store import ModelStore

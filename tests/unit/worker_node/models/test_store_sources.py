@@ -9,8 +9,7 @@ from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from tests.support.tiny_decoder import TinyRanker
 from worker_node.cli import main
-from worker_node.domain import ModelKind
-from worker_node.errors import (
+from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
     ConversionFailed,
@@ -18,6 +17,7 @@ from worker_node.errors import (
     ModelNotFound,
     SourceRejected,
 )
+from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.in_place import open_directory
 from worker_node.models.pulling import requested

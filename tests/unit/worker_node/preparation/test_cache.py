@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from worker_node.errors import EngineUnavailable, UnsupportedParameter
+from worker_node.core.errors import EngineUnavailable, UnsupportedParameter
 from worker_node.preparation.cache import ResultCache
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support import prepared
-from worker_node.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, Overloaded
+from worker_node.core.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, Overloaded
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 
 pytestmark = pytest.mark.slow

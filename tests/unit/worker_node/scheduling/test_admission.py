@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.errors import DeadlineExceeded, Overloaded
+from worker_node.core.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
 from worker_node.scheduling.backlog import Capacity
 from worker_node.scheduling.lengths import AnswerLengths

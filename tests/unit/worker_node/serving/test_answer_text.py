@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import Sampling
+from worker_node.core.types import Sampling
 from worker_node.tasks.generate.serving.answer_text import AnswerText
 from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer
 

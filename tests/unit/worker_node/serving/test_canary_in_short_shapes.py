@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.support.task_engine import TaskEngine
+from worker_node.core.errors import ConfigurationError
 from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.errors import ConfigurationError
 from worker_node.hosting.life import CanaryFailed
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine

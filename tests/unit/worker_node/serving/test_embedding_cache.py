@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.tasks.embed.serving.cache import EmbeddingCache
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
 from worker_node.devices.npu_source import NpuSource
-from worker_node.domain import Device, ModelKind
 from worker_node.encoders.static import bucket_for
-from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving import engine_plan
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options

@@ -10,9 +10,18 @@ import pytest
 
 from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import (
+    AnswerSchema,
+    Message,
+    RequestContext,
+    Sampling,
+    Token,
+    Tool,
+    ToolCallStarted,
+    ToolUse,
+)
 from worker_node.dialogue.formats import tool_format
-from worker_node.domain import AnswerSchema, Message, RequestContext, Sampling, Token, Tool, ToolCallStarted, ToolUse
-from worker_node.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.form import Compiled, compile_form, compile_form_if_quick
 from worker_node.tasks.generate.serving.forms import answer_form
 from worker_node.tasks.generate.serving.requests import GenerationRequest

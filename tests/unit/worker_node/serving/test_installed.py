@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from worker_node.cli import build_parser
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.store import ModelStore
 from worker_node.serving.installed import installed_model
 from worker_node.settings import ModelSettings, NodeSettings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from worker_node.domain import Message, Rendering, ToolCall
-from worker_node.errors import BadRequest, ContextLengthExceeded
+from worker_node.core.errors import BadRequest, ContextLengthExceeded
+from worker_node.core.types import Message, Rendering, ToolCall
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate.serving import large_texts, tokenizing
 from worker_node.tasks.generate.serving.large_texts import LargeTexts

@@ -2,8 +2,8 @@
 
 import pytest
 
+from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
-from worker_node.domain import Device
 from worker_node.hosting.growth import default_growth
 from worker_node.serving.engine_plan import EnginePlan
 from worker_node.serving.limits import admission_limits, growth_limits

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.support.application import built_models
-from worker_node.domain import Message
-from worker_node.errors import ContextLengthExceeded
+from worker_node.core.errors import ContextLengthExceeded
+from worker_node.core.types import Message
 
 
 def test_more_messages_than_the_context_has_tokens_are_refused_unrendered(store):

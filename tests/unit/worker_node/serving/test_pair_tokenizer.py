@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.support.cross_encoders import write_tiny
-from worker_node.errors import ContextLengthExceeded
+from worker_node.core.errors import ContextLengthExceeded
 from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
 
 LIMIT = 16

@@ -12,7 +12,7 @@ from PIL.GifImagePlugin import GifImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.tasks.generate.serving.picture_decoding import decode
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine
-from worker_node.domain import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
+from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.base import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
+from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.serving.model import EmbeddingModel
@@ -22,7 +23,6 @@ from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import generate
-from worker_node.tracing.base import Operation, Tracing
 
 
 class Tokenizer:

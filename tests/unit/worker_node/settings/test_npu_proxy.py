@@ -3,9 +3,15 @@
 import pytest
 
 from worker_node.settings.node import NodeSettings
-from worker_node.settings.npu_proxy import _INSTEAD, _SAME, PREFIX, inherited, notices
-from worker_node.settings.problems import InvalidSettings
-from worker_node.settings.reading import parse_settings
+from worker_node.settings.reading import (
+    _INSTEAD,
+    _SAME,
+    NPU_PROXY_PREFIX,
+    InvalidSettings,
+    inherited,
+    notices,
+    parse_settings,
+)
 
 
 def test_what_means_the_same_is_taken_over(monkeypatch):
@@ -45,4 +51,4 @@ def test_each_variable_gets_one_notice():
 def test_every_setting_that_is_named_exists():
     assert set(_SAME.values()) <= set(NodeSettings.model_fields)
     assert not _SAME.keys() & _INSTEAD.keys()
-    assert inherited({PREFIX + "HOST": ""}) == {}
+    assert inherited({NPU_PROXY_PREFIX + "HOST": ""}) == {}

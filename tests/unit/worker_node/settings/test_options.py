@@ -10,14 +10,20 @@ import pytest
 from annotated_types import Gt
 from pydantic import ValidationError
 
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu_source import NpuSource
-from worker_node.domain import Device, ModelKind
-from worker_node.errors import ConfigurationError
 from worker_node.models.manifest import InstalledModel
-from worker_node.options import declaration
-from worker_node.options.declaration import EngineOptions, Option, declare, engine_for
 from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
-from worker_node.settings import InvalidSettings, ModelSettings, NodeSettings, PlacementSettings, parse_settings
+from worker_node.settings import (
+    InvalidSettings,
+    ModelSettings,
+    NodeSettings,
+    PlacementSettings,
+    declaration,
+    parse_settings,
+)
+from worker_node.settings.declaration import EngineOptions, Option, declare, engine_for
 from worker_node.settings.options import engine_options
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.model_options import GenerationOptions

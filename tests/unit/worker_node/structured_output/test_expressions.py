@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.structured_output.form import compile_form
 
 SUMS = r"""

@@ -20,7 +20,7 @@ from tests.support.recogniser import Recogniser
 from tests.support.sampler import Sampler
 from tests.support.schema_suite import groups
 from tests.support.user_schemas import framework_schemas, javascript_schemas, pydantic_schemas
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.structured_output.keywords import comparable
 from worker_node.structured_output.schema import compile_schema
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
 from tests.support.sampler import Sampler
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.schema import compile_schema
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.form import Compiled, compile_form
 from worker_node.structured_output.schema import compile_schema
 

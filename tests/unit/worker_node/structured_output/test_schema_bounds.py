@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recogniser import Recogniser
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.cost import MAX_COST, MAX_STEPS, MAX_WIDTH, Budget, grammar_cost
 from worker_node.structured_output.form import compile_form_if_quick
 from worker_node.structured_output.schema import compile_schema

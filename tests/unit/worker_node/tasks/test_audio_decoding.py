@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 
-from worker_node.errors import BadRequest, InsufficientStorage
+from worker_node.core.errors import BadRequest, InsufficientStorage
 from worker_node.tasks.transcribe.audio import decode_audio
 
 TONE = (np.sin(np.arange(16_000 * 3) / 10) * 12_000).astype(np.int16)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from worker_node.errors import InsufficientStorage
+from worker_node.core.errors import InsufficientStorage
 from worker_node.tasks.transcribe.api.routes import described_form, scratch_directory
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from worker_node.errors import ConfigurationError, ConversionFailed, SourceRejected
+from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.tasks.vision.files import _NEEDED, FILES
 from worker_node.tasks.vision.serving.rules import picture_rules
 

@@ -6,7 +6,7 @@ import pytest
 from multidict import MultiDict
 
 from tests.support.services import manager_of
-from worker_node.errors import BadRequest, ConfigurationError, UnsupportedParameter
+from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.models.store import ModelStore
 from worker_node.serving.task import ModelParts
 from worker_node.settings import ModelSettings, NodeSettings

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from worker_node.errors import ConfigurationError
-from worker_node.tracing.choice import open_tracing
+from worker_node.core.errors import ConfigurationError
+from worker_node.observability.tracing import open_tracing
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "worker_node.tracing.export", raising=False)
+    monkeypatch.delitem(sys.modules, "worker_node.observability.spans", raising=False)
     monkeypatch.setitem(sys.modules, EXPORTER, None)
     with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[tracing\]'"):
         open_tracing(enabled=True)

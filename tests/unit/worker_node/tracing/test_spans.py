@@ -11,16 +11,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from tests.support.recorded_spans import Recorded
-from worker_node.domain import Device, Message, RequestContext, Route, Sampling, Usage
-from worker_node.errors import EngineUnavailable
+from worker_node.core.errors import EngineUnavailable
+from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
+from worker_node.observability.spans import SpanTracing
+from worker_node.observability.tracing import OFF, Operation, WallClock, open_tracing
 from worker_node.tasks.embed.serving.requests import EmbeddingRequest
 from worker_node.tasks.embed.serving.tracing import trace_embedding
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.tracing import trace_generation
-from worker_node.tracing.base import OFF, Operation
-from worker_node.tracing.choice import open_tracing
-from worker_node.tracing.clock import WallClock
-from worker_node.tracing.spans import SpanTracing
 
 SECRET = "an unlikely secret"
 CONTEXT = RequestContext("req_1", arrived=0.0, deadline=1e9)
@@ -231,7 +229,7 @@ def test_off_is_one_object_that_takes_everything():
 def test_a_node_that_does_not_trace_imports_nothing_of_it():
     program = (
         "import sys, worker_node.server, worker_node.app\n"
-        "from worker_node.tracing.choice import open_tracing\n"
+        "from worker_node.observability.tracing import open_tracing\n"
         "open_tracing(enabled=False)\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.pooling import i64
 
 _LAYER_NORM_EPSILON = 1e-5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.safetensors_file import read_tensors
 from worker_node.models.conversion.sentence_config import read_json
 from worker_node.models.conversion.whisper.checkpoint import Tensors

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 
 # In the order of their tokens, which follow <|startoftranscript|>.
 _LANGUAGES = (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.whisper.checkpoint import Tensors, read_checkpoint
 from worker_node.models.conversion.whisper.configuration import write_configuration
 from worker_node.models.conversion.whisper.decoder import build_decoder

@@ -13,7 +13,7 @@ from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.timing import timing_ms
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import rows_json
 from worker_node.tasks.embed.serving.requests import EmbeddingReply, EmbeddingRequest

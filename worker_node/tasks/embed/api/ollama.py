@@ -16,8 +16,8 @@ from worker_node.api.middleware import inference
 from worker_node.api.ollama.frames import Loading
 from worker_node.api.ollama.options import OllamaOptions
 from worker_node.api.ollama.residents import served
-from worker_node.domain import RequestContext
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import RequestContext
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import rows_json
 from worker_node.tasks.embed.serving.requests import EmbeddingReply, EmbeddingRequest

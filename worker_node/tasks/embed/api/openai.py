@@ -14,7 +14,7 @@ from worker_node.api.keys import STATE
 from worker_node.api.leniency import Table, Unsupported, hints
 from worker_node.api.middleware import inference
 from worker_node.api.openai.accounting import ACCOUNTING
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.tasks.embed.api.headers import embedding_headers
 from worker_node.tasks.embed.api.vectors import embedding_objects
 from worker_node.tasks.embed.serving.forms import INPUT_TYPES

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import EmbeddingCanary
 from worker_node.models.manifest import InstalledModel
-from worker_node.options.declaration import EngineOptions
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes, no_canary
 from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.embed.serving.canary import embedding_canary
 from worker_node.tasks.embed.serving.model import EmbeddingModel
 from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer

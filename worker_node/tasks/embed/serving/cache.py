@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.settings import NodeSettings
 
 Key = tuple[str, Device, tuple[int, ...]]

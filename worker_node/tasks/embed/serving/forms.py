@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.tasks.embed.serving.model import EmbeddingModel
 
 # What a text is, by the names that callers use for it.

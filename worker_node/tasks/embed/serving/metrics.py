@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from worker_node.domain import Route
-from worker_node.tallies import Tally
+from worker_node.core.types import Route
+from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.tasks.embed.serving.requests import EmbeddingReply
-from worker_node.telemetry import Telemetry
 
 
 class EmbeddingMetrics:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import RequestContext, Route, Timing, Usage
+from worker_node.core.types import RequestContext, Route, Timing, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import RequestContext, Route, Timing, Usage
+from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.serving.places import reject_if_full, select_placement
 from worker_node.serving.proof import Proof
@@ -23,7 +24,6 @@ from worker_node.tasks.embed.serving.metrics import count_cached, count_embeddin
 from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
 from worker_node.tasks.embed.serving.requests import EmbeddingReply, EmbeddingRequest
 from worker_node.tasks.embed.serving.tracing import trace_embedding
-from worker_node.tracing.base import Operation
 
 
 async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tokenizers
 
-from worker_node.errors import ContextLengthExceeded
+from worker_node.core.errors import ContextLengthExceeded
 from worker_node.serving.tokenizing_threads import (
     CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,

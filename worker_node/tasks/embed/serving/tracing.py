@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from worker_node.observability.tracing import Operation, Tracing
 from worker_node.tasks.embed.serving.requests import EmbeddingRequest
-from worker_node.tracing.base import Operation, Tracing
 
 
 def trace_embedding(tracing: Tracing, request: EmbeddingRequest) -> AbstractContextManager[Operation]:

@@ -16,8 +16,8 @@ from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.sse import EventStream
 from worker_node.api.timing import timing_ms
-from worker_node.domain import Finished, Message, Route, Token
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
+from worker_node.core.types import Finished, Message, Route, Token
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import GenerationRun, generate
 

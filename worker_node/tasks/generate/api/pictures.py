@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from worker_node.domain import Picture
-from worker_node.errors import BadRequest, PayloadTooLarge
+from worker_node.core.errors import BadRequest, PayloadTooLarge
+from worker_node.core.types import Picture
 from worker_node.tasks.generate.serving.picture_rules import FORMATS, MAX_PICTURE_BYTES, PICTURE_TYPES
 
 _HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)

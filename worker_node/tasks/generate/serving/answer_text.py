@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker_node.domain import Sampling
+from worker_node.core.types import Sampling
 from worker_node.tasks.generate.serving.detokenize import StopMatcher
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 

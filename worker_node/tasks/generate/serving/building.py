@@ -7,19 +7,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import Device, Message
+from worker_node.core.types import Device, Message
 from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.hosting.life import Canary
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import InstalledModel
-from worker_node.options.declaration import EngineOptions
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
 from worker_node.serving.parts import TaskParts
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
 from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.generate.continuous_options import ContinuousOptions
 from worker_node.tasks.generate.model_options import GenerationOptions
 from worker_node.tasks.generate.serving.canary import generation_canary

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from worker_node.domain import Message
+from worker_node.core.types import Message
 from worker_node.engines.base import Engine
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from worker_node.domain import Finished, Piece, Route, Sampling
+from worker_node.core.types import Finished, Piece, Route, Sampling
 from worker_node.serving.places import Explained, Explanation
 from worker_node.serving.services import Services
 from worker_node.tasks.generate.serving.requests import GenerationRequest

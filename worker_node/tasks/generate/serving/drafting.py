@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import Device, ModelKind
-from worker_node.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.types import Device, ModelKind
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore

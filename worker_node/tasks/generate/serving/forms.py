@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from worker_node.core.types import AnswerSchema, GivenForm, Tool
 from worker_node.dialogue.formats import tool_format
 from worker_node.dialogue.tools import CLOSING, OPENING
-from worker_node.domain import AnswerSchema, GivenForm, Tool
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from worker_node.domain import Finished, Route
-from worker_node.tallies import Distribution, Tally
+from worker_node.core.types import Finished, Route
+from worker_node.observability.metrics import LATENCY, Distribution, Tally, Telemetry
 from worker_node.tasks.generate.serving.picture_metrics import PictureMetrics
-from worker_node.telemetry import LATENCY, Telemetry
 
 _TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 

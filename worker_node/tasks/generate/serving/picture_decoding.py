@@ -9,7 +9,7 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from PIL import Image

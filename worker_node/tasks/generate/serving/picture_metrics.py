@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from worker_node.domain import Picture
-from worker_node.tallies import Tally
+from worker_node.core.types import Picture
+from worker_node.observability.metrics import Tally
 
 
 class PictureMetrics:

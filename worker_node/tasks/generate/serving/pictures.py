@@ -6,8 +6,8 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from worker_node.domain import Message, Picture, TokenIds
-from worker_node.errors import BadRequest, NodeError, UnsupportedParameter
+from worker_node.core.errors import BadRequest, NodeError, UnsupportedParameter
+from worker_node.core.types import Message, Picture, TokenIds
 from worker_node.manager.manager import ModelManager
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from worker_node.core.types import Piece, Reasoning, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import Piece, Reasoning, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
 
 
 class PieceReader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker_node.domain import Device
+from worker_node.core.types import Device
 from worker_node.settings import ModelSettings
 
 HINT = "INFERENCE_PRECISION_HINT"

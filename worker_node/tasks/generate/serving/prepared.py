@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from worker_node.domain import Picture, Sampling
+from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError
+from worker_node.core.types import Picture, Sampling
 from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.errors import BadRequest, ContextLengthExceeded, NodeError
 from worker_node.routing import Candidate, Feature
 from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services

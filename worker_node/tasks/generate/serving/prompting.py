@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from worker_node.core.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
+from worker_node.core.types import Message, Sampling, TokenIds, ToolUse
 from worker_node.dialogue.formats import ToolFormat, declaration, tool_format, with_instructions
 from worker_node.dialogue.reasoning import ReasoningFirst
 from worker_node.dialogue.tools import Parser
-from worker_node.domain import Message, Sampling, TokenIds, ToolUse
-from worker_node.errors import BadRequest, ContextLengthExceeded, UnsupportedParameter
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 from worker_node.tasks.generate.serving.large_texts import LargeTexts
 from worker_node.tasks.generate.serving.model import GenerationModel

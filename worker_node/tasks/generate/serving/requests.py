@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker_node.domain import AnswerSchema, GivenForm, Message, Rendering, RequestContext, Sampling, TokenIds, ToolUse
+from worker_node.core.types import (
+    AnswerSchema,
+    GivenForm,
+    Message,
+    Rendering,
+    RequestContext,
+    Sampling,
+    TokenIds,
+    ToolUse,
+)
 
 
 @dataclass(frozen=True, slots=True)

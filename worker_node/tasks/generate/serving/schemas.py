@@ -8,8 +8,8 @@ import time
 
 import msgspec
 
-from worker_node.domain import RequestContext
-from worker_node.errors import BadRequest, DeadlineExceeded
+from worker_node.core.errors import BadRequest, DeadlineExceeded
+from worker_node.core.types import RequestContext
 from worker_node.preparation.cache import ResultCache
 from worker_node.preparation.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from worker_node.domain import Finished, FinishReason, Piece, Route, Timing, TokenLogprob, Usage
+from worker_node.core.types import Finished, FinishReason, Piece, Route, Timing, TokenLogprob, Usage
 from worker_node.manager.placement import Placement
+from worker_node.observability.metrics import Telemetry
+from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.places import Place, errors_of, select_placement
 from worker_node.serving.proof import Proof, after_first
@@ -23,8 +25,6 @@ from worker_node.tasks.generate.serving.pieces import PieceReader
 from worker_node.tasks.generate.serving.prepared import PreparedGeneration, generate_job, prepare_generation
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.tracing import trace_generation
-from worker_node.telemetry import Telemetry
-from worker_node.tracing.base import Operation
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker_node.domain import Message, Rendering
-from worker_node.errors import BadRequest, ConfigurationError, ContextLengthExceeded
+from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
+from worker_node.core.types import Message, Rendering
 from worker_node.models.chat_template import ChatTemplate, find_template
 from worker_node.serving.vocabulary import check_ids
 from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer

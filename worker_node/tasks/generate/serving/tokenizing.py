@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from worker_node.domain import Message, Rendering
+from worker_node.core.types import Message, Rendering
 from worker_node.engines.messages import TOKEN_DTYPE
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 

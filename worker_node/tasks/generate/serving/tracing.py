@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from worker_node.domain import TokenIds
+from worker_node.core.types import TokenIds
+from worker_node.observability.tracing import Operation, Tracing
 from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tracing.base import Operation, Tracing
 
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:

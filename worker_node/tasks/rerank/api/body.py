@@ -8,7 +8,7 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"
 _TEXT_ONLY = "models here rank texts and give scores alone"

@@ -12,7 +12,7 @@ from worker_node.api.context import request_context, route_headers
 from worker_node.api.errors import describe, retry_headers
 from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 from worker_node.tasks.rerank.api.body import Document, RerankBody
 from worker_node.tasks.rerank.serving.model import RerankReply, RerankRequest
 from worker_node.tasks.rerank.serving.service import rerank

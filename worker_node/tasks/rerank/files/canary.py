@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.canary import CANARY_FILE
 
 # Short and different in script, length and match, so that a device which ignores a part of its input cannot pass.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openvino import Node, Output
 from openvino import opset13 as op
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS, Pooling, i64, name_port, pool
 from worker_node.tasks.rerank.names import LOGITS
 

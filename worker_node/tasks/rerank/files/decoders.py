@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import openvino as ov
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.manifest import MODEL_FILE

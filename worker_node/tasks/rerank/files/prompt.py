@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from worker_node.errors import ConfigurationError, ConversionFailed
+from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
 
 PROMPT_FILE = "rerank_prompt.json"

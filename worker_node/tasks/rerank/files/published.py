@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from worker_node.errors import SourceRejected
+from worker_node.core.errors import SourceRejected
 from worker_node.models.conversion.job import ConversionJob
 from worker_node.models.conversion.result import Converted
 from worker_node.models.files import ModelFiles

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from worker_node.tallies import Tally
+from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.tasks.rerank.serving.model import RerankReply
-from worker_node.telemetry import Telemetry
 
 
 class RerankMetrics:

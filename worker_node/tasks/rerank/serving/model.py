@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.domain import RequestContext, Route, Timing, Usage
+from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.rerank.options import RerankOptions
 from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer

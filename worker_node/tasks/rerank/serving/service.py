@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 
-from worker_node.domain import Usage
-from worker_node.errors import BadRequest, EngineUnavailable
+from worker_node.core.errors import BadRequest, EngineUnavailable
+from worker_node.core.types import Usage
+from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.models import model_of
 from worker_node.serving.places import reject_if_full
@@ -18,7 +19,6 @@ from worker_node.tasks.rerank.kind import RERANK
 from worker_node.tasks.rerank.messages import Scored, rerank_job
 from worker_node.tasks.rerank.serving.metrics import RerankMetrics
 from worker_node.tasks.rerank.serving.model import RerankModel, RerankReply, RerankRequest, log_odds
-from worker_node.tracing.base import Operation
 
 
 async def rerank(services: Services, request: RerankRequest) -> RerankReply:

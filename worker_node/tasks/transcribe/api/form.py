@@ -16,7 +16,7 @@ from multidict import MultiDict
 from worker_node.api.arrival import arrival, silence
 from worker_node.api.keys import STATE
 from worker_node.api.leniency import Ignored
-from worker_node.errors import BadRequest, InsufficientStorage, PayloadTooLarge, UnsupportedParameter
+from worker_node.core.errors import BadRequest, InsufficientStorage, PayloadTooLarge, UnsupportedParameter
 from worker_node.tasks.transcribe.api import voice
 from worker_node.tasks.transcribe.serving.service import TranscriptionRequest
 

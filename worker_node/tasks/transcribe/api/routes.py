@@ -21,7 +21,7 @@ from worker_node.api.operation import ApiOperation
 from worker_node.api.replies import Reply
 from worker_node.api.sse import EventStream
 from worker_node.api.task import TaskApi
-from worker_node.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge
+from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge
 from worker_node.tasks.transcribe.api.form import UploadForm, read_form
 from worker_node.tasks.transcribe.messages import Span
 from worker_node.tasks.transcribe.options import AudioOptions

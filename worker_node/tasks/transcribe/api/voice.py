@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from multidict import MultiDict
 
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.tasks.transcribe.serving.voice import VoiceChoice
 
 _STRATEGY, _FILTER = "chunking_strategy", "vad_filter"

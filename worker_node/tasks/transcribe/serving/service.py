@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.domain import RequestContext, Route, Timing, Usage
-from worker_node.errors import UnsupportedParameter
+from worker_node.core.errors import UnsupportedParameter
+from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.observability.tracing import Operation
 from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Work
 from worker_node.serving.models import model_of
@@ -29,7 +30,6 @@ from worker_node.tasks.transcribe.serving.metrics import SpeechMetrics
 from worker_node.tasks.transcribe.serving.voice import Voice, VoiceChoice, find_voice
 from worker_node.tasks.transcribe.task import KIND
 from worker_node.tasks.transcribe.windows import RATE, Window
-from worker_node.tracing.base import Operation
 
 # A passage whose loudest tenth of a second stays below this (of 32,768, −84 dB) has no sound: no more than the noise of
 # rounding to 16 bits. Models invent words for it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
+from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.files import VOICE_FILE, VOICE_MODEL

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from worker_node.domain import Device
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import Device
 from worker_node.hosting.cpu_turns import CpuRole
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import InstalledModel
-from worker_node.options.declaration import EngineOptions
 from worker_node.routing import Feature
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 from worker_node.tasks.vision.options import VisionNpuOptions

@@ -3,7 +3,7 @@
 import gguf
 import pytest
 
-from worker_node.errors import SourceRejected
+from worker_node.core.errors import SourceRejected
 from worker_node.models.sources.gguf_header import HEADER_BYTES, parse_header, require_known_architecture
 
 

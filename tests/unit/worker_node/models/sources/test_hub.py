@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
-from worker_node.errors import DownloadFailed, HashMismatch, SourceRejected
+from worker_node.core.errors import DownloadFailed, HashMismatch, SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.progress import Silent
 from worker_node.models.sources import disk

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_node.errors import BadRequest, ModelNotFound
+from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry
 from worker_node.models.sources.reference import (
     HubReference,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_node.errors import SourceRejected
+from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.sources.listing import Listing, RemoteFile
 from worker_node.models.sources.selection import quantization_of, select

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from worker_node.errors import BadRequest, DownloadFailed, HashMismatch
+from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch
 from worker_node.models.progress import Silent
 from worker_node.models.sources import disk
 from worker_node.models.sources.reference import UrlReference

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny_whisper
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.whisper.checkpoint import read_checkpoint
 from worker_node.models.conversion.whisper.dimensions import Dimensions
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.support import tiny_whisper
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.whisper.decoder import build_decoder
 from worker_node.models.conversion.whisper.dimensions import Dimensions
 from worker_node.models.conversion.whisper.encoder import build_encoder

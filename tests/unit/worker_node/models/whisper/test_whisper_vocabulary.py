@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from worker_node.errors import ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.models.conversion.whisper.configuration import alignment_heads
 from worker_node.models.conversion.whisper.dimensions import Dimensions
 from worker_node.models.conversion.whisper.vocabulary import read_tiktoken, read_tokenizer_json

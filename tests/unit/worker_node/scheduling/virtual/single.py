@@ -7,7 +7,7 @@ from unittest.mock import patch
 import openvino_genai as genai
 
 from tests.unit.worker_node.scheduling.virtual.world import Run, World
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.messages import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.backlog import Capacity

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from tests.unit.worker_node.scheduling.virtual.world import Run, World
-from worker_node.domain import Device, ModelKind
+from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.dynamic import _Slot
 from worker_node.engines.messages import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from worker_node.api.ollama.frames import Loading, ending, frame
-from worker_node.domain import Finished, Piece, Reasoning, Token, ToolCallArguments, ToolCallStarted
+from worker_node.core.types import Finished, Piece, Reasoning, Token, ToolCallArguments, ToolCallStarted
 
 
 class Frames(ABC):

@@ -20,8 +20,8 @@ from worker_node.api.ollama.frames import Loading, frame
 from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
 from worker_node.api.ollama.residents import resident, served
 from worker_node.api.sse import LineStream
-from worker_node.domain import Finished, Message, Picture, Rendering, RequestContext, Tool, ToolCall, ToolUse
-from worker_node.errors import BadRequest, NodeError
+from worker_node.core.errors import BadRequest, NodeError
+from worker_node.core.types import Finished, Message, Picture, Rendering, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.api.ollama.answers import Chatted, Frames, Generated
 from worker_node.tasks.generate.api.ollama.table import CHAT, GENERATE

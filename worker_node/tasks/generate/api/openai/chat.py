@@ -14,8 +14,8 @@ from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.domain import RequestContext, ToolUse
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import RequestContext, ToolUse
 from worker_node.tasks.generate.api.openai.chat_chunks import ChatChunks, whole_message
 from worker_node.tasks.generate.api.openai.fields import NumberOf, SamplingFields
 from worker_node.tasks.generate.api.openai.logprobs import chat_logprobs, known_alternatives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker_node.domain import Finished, Piece, Reasoning, Token, ToolCallStarted
+from worker_node.core.types import Finished, Piece, Reasoning, Token, ToolCallStarted
 from worker_node.tasks.generate.api.openai.logprobs import chat_logprobs
 from worker_node.tasks.generate.api.openai.reply import WholeAnswer, new_id
 

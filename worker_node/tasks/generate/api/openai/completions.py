@@ -16,8 +16,8 @@ from worker_node.api.keep_alive import keeping
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
 from worker_node.api.middleware import inference
-from worker_node.domain import Finished, FinishReason, Piece, RequestContext, Token, TokenIds, Usage
-from worker_node.errors import BadRequest, UnsupportedParameter
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import Finished, FinishReason, Piece, RequestContext, Token, TokenIds, Usage
 from worker_node.tasks.generate.api.openai.fields import SamplingFields
 from worker_node.tasks.generate.api.openai.logprobs import completion_logprobs, known_alternatives
 from worker_node.tasks.generate.api.openai.reply import Envelope, collect, json_response, new_id, usage

@@ -10,7 +10,7 @@ from pydantic import Field
 from worker_node.api.body import DialectBody
 from worker_node.api.keep_alive import KeepAlive
 from worker_node.api.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
-from worker_node.domain import Priority, RequestContext
+from worker_node.core.types import Priority, RequestContext
 from worker_node.tasks.generate.api.openai.guided import GuidedFields
 from worker_node.tasks.generate.api.openai.stream import UsageOfChunks
 

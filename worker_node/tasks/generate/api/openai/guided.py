@@ -9,8 +9,8 @@ from pydantic import Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.domain import AnswerSchema, GivenForm
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, GivenForm
 from worker_node.structured_output.ebnf import literal
 
 _NO_LAZY = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker_node.domain import Piece, Reasoning, Token, ToolCallArguments, ToolCallStarted
+from worker_node.core.types import Piece, Reasoning, Token, ToolCallArguments, ToolCallStarted
 from worker_node.tasks.generate.api.openai.reply import new_id
 
 Event = tuple[str, dict[str, Any]]

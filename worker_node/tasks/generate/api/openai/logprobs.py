@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worker_node.domain import TokenLogprob
+from worker_node.core.types import TokenLogprob
 
 
 def known_alternatives(temperature: float | None) -> int:

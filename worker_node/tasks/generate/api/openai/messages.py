@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
 from worker_node.api.leniency import Table
-from worker_node.domain import Message, Picture, ToolCall
+from worker_node.core.types import Message, Picture, ToolCall
 from worker_node.tasks.generate.api.openai.kinds import only_text, text_or_image
 from worker_node.tasks.generate.api.openai.table import MESSAGE
 from worker_node.tasks.generate.api.pictures import picture_of_url

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from worker_node.api.busy import busy_time
 from worker_node.api.context import route_headers
-from worker_node.domain import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
+from worker_node.core.types import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
 from worker_node.tasks.generate.serving.choices import Choices
 
 

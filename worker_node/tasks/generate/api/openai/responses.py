@@ -16,8 +16,8 @@ from worker_node.api.keys import NODE
 from worker_node.api.middleware import inference
 from worker_node.api.openai.errors import describe_error
 from worker_node.api.sse import EventStream
-from worker_node.domain import Finished, FinishReason, Route
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
+from worker_node.core.types import Finished, FinishReason, Route
 from worker_node.tasks.generate.api.openai.items import Items
 from worker_node.tasks.generate.api.openai.reply import new_id
 from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody

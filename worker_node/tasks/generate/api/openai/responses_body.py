@@ -11,8 +11,8 @@ from worker_node.api import parameters
 from worker_node.api.body import Body, DialectBody
 from worker_node.api.leniency import Table
 from worker_node.api.parameters import RepetitionPenalty
-from worker_node.domain import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.api.openai.fields import NumberOf, Penalty
 from worker_node.tasks.generate.api.openai.kinds import only_functions, only_text, text_or_image
 from worker_node.tasks.generate.api.openai.messages import past_arguments

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from worker_node.api.authorization import API_KEYS
 from worker_node.api.body import note_ignored
-from worker_node.errors import BadRequest, ResponseNotFound, UnsupportedParameter
+from worker_node.core.errors import BadRequest, ResponseNotFound, UnsupportedParameter
 from worker_node.tasks.generate.api.openai.reply import new_id
 from worker_node.tasks.generate.api.openai.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.api.openai.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody

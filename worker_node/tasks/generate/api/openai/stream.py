@@ -12,8 +12,8 @@ from worker_node.api.busy import busy_fields
 from worker_node.api.context import route_headers
 from worker_node.api.openai.errors import describe_error
 from worker_node.api.sse import EventStream
-from worker_node.domain import Finished, Piece
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
+from worker_node.core.types import Finished, Piece
 from worker_node.tasks.generate.api.openai.reply import Envelope, token_usage, usage
 from worker_node.tasks.generate.serving.choices import Choices
 

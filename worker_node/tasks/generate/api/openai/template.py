@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from worker_node.domain import Rendering
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import Rendering
 
 _MAX_BYTES = 8192
 _MAX_DEPTH = 4

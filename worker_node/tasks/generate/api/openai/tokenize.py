@@ -12,7 +12,7 @@ from worker_node.api.body import DialectBody, read_body
 from worker_node.api.context import request_context
 from worker_node.api.keys import NODE
 from worker_node.api.leniency import Table
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
 from worker_node.tasks.generate.api.openai.messages import ChatMessage, conversation
 from worker_node.tasks.generate.api.openai.table import TOKENIZE
 from worker_node.tasks.generate.api.openai.template import rendering

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from worker_node.api.body import DialectBody
-from worker_node.domain import AnswerSchema, Tool, ToolUse
-from worker_node.errors import BadRequest
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, Tool, ToolUse
 from worker_node.tasks.generate.api.openai.kinds import only_functions
 
 MAX_TOOLS = 128

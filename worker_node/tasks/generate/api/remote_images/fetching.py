@@ -24,9 +24,9 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from worker_node.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
+from worker_node.core.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
 from worker_node.settings import NodeSettings
-from worker_node.settings.image_hosts import ImageHost
+from worker_node.settings.node import ImageHost
 from worker_node.tasks.generate.api.remote_images.addresses import is_public
 from worker_node.tasks.generate.api.remote_images.framing import BoundedConnector
 from worker_node.tasks.generate.serving.picture_rules import FORMATS, PICTURE_TYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.api.remote_images.fetching import ImageFetcher

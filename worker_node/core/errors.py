@@ -36,8 +36,7 @@
 Each error knows its HTTP status, its stable `code`, the `param` at fault where there is one, and, when another
 try may help, `retry_after` in seconds. Where an error is one of a placement, it also knows the `model` and the
 `device`. The message says what happened, on which model or device, and what to do
-next; it never holds a prompt or a key.
-"""
+next; it never holds a prompt or a key."""
 
 from __future__ import annotations
 

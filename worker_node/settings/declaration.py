@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from worker_node.domain import Device
+from worker_node.core.types import Device, ModelKind
 from worker_node.registry import import_options
 
 
@@ -124,3 +124,52 @@ def _declared(owner: type[Options]) -> Mapping[str, Declared]:
         if marks:
             found[field.name] = Declared(field.name, marks[0], hints[field.name], field.default)
     return found
+
+
+# Options of engines that can load what was compiled ahead of time.
+
+# They say where something is, not what is compiled.
+_NOT_COMPILED_IN = frozenset({"engine", "cache_dir", "blobs", "export_blobs", "busy_counter", "stand_in"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlobOptions(EngineOptions):
+    """The engine loads the blobs in `blobs`, or writes what it compiles to `export_blobs`, which only the node sets."""
+
+    blobs: Annotated[
+        str | None,
+        Option(
+            "directory that `npu-node compile` made; the model is loaded from there instead of being compiled, and is "
+            "rejected if it was made for another model, driver, OpenVINO or other settings",
+            default="compile when it is loaded",
+        ),
+    ] = None
+    export_blobs: str | None = None
+
+    def compiled_in(self) -> dict[str, Any]:
+        """The options that a blob depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}
+
+
+# Options of encoders whose directories are served in place: what their files leave open (`models.in_place`).
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(Options):
+    """How token vectors become the vector of a text."""
+
+    title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
+    task: ClassVar[str] = ModelKind.EMBEDDING
+
+    pooling: Annotated[
+        Literal["mean", "cls", "last"] | None,
+        Option(
+            "the mean of the token vectors, the first one, or the last one (Qwen3-Embedding)",
+            default="as the directory's modules.json says",
+        ),
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Option("scale vectors to length 1", default="as modules.json says; true with pooling", also=("normalise",)),
+    ] = None

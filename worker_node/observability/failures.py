@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from worker_node.errors import NodeError
+from worker_node.core.errors import NodeError
 
 _KEPT = 50
 

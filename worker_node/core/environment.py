@@ -1,8 +1,7 @@
 """Environments of child processes, and the directories of caches.
 
 The node's own environment may hold its API keys and other secrets of its service. Native code, crash reports and
-`/proc/<pid>/environ` of a child must not: engines get only the variables that runtimes, loaders and drivers read.
-"""
+`/proc/<pid>/environ` of a child must not: engines get only the variables that runtimes, loaders and drivers read."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker_node.errors import ConfigurationError
+from worker_node.core.errors import ConfigurationError
 
 _NAMES = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}

@@ -1,8 +1,7 @@
 """The services of the operating system beyond Python's own: all Linux-specific code of the node.
 
 Supporting another system means another version of this file; docs/install.md lists what is missing for Windows. The
-readers of /proc and /sys are elsewhere: where these are missing they return nothing, and the node serves without.
-"""
+readers of /proc and /sys are elsewhere: where these are missing they return nothing, and the node serves without."""
 
 from __future__ import annotations
 
@@ -16,12 +15,13 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from worker_node.environment import native_environment
+from worker_node.core.environment import native_environment
 
 if TYPE_CHECKING:
     import asyncio
     import subprocess
     from collections.abc import Callable
+
 
 _PR_SET_PDEATHSIG = 1
 

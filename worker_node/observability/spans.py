@@ -7,34 +7,43 @@
           └─ prefill, decode
 
 An engine process has no tracer of its own: it tells when it took a job up, when it had each token and how long it
-ran, by the clock that all processes of a machine share, and the edge process makes the spans from that.
-"""
+ran, by the clock that all processes of a machine share, and the edge process makes the spans from that."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from worker_node.domain import RequestContext, Route, Usage
+from worker_node import __version__
+from worker_node.core.errors import NodeError
+from worker_node.core.types import RequestContext, Route, Usage
 from worker_node.engines.base import Engine
-from worker_node.errors import NodeError
-from worker_node.tracing.attributes import (
+from worker_node.observability.tracing import (
     ENGINE,
+    NOTHING,
     Attributes,
+    Operation,
+    ServerRequest,
+    Tracing,
+    WallClock,
     of_answer,
     of_busy_time,
     of_operation,
     of_route,
 )
-from worker_node.tracing.base import NOTHING, Operation, ServerRequest, Tracing
-from worker_node.tracing.clock import WallClock
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -214,3 +223,26 @@ class _TracedOperation(Operation):
             span = self._tracer.start_span(self._stage, parent, start_time=self._clock.at(self._since))
             span.end(self._clock.at(max(at, self._since)))
         self._stage, self._since = stage, at
+
+
+# Spans to a collector by OTLP over HTTP, as the standard `OTEL_*` environment says.
+
+# A collector that accepts and never answers must not hold up the node's end.
+_FLUSH_S = 2.0
+
+
+def otlp_tracing() -> SpanTracing:
+    """Tracing to `OTEL_EXPORTER_OTLP_ENDPOINT` (http://localhost:4318), sampled by `OTEL_TRACES_SAMPLER` (all).
+
+    The service's name is `OTEL_SERVICE_NAME`, else npu-node.
+    """
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "npu-node"), "service.version": __version__}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+    def flush() -> None:
+        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(_FLUSH_S)
+
+    return SpanTracing(provider.get_tracer("worker_node", __version__), flush)

@@ -1,0 +1,362 @@
+"""Models, devices, and where a request runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+
+class Device(StrEnum):
+    """Where a model can run."""
+
+    NPU = "NPU"
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class ModelKind(StrEnum):
+    """Kinds of model that the node itself must tell apart. A kind is any string: tasks bring theirs (`registry`)."""
+
+    EMBEDDING = "embedding"
+    GENERATION = "generation"
+
+
+RouteReason = Literal[
+    "preferred",
+    "context_exceeds_npu",
+    "unsupported_on_npu",
+    "device_unavailable",
+    "device_quarantined",
+    "device_required",
+    "model_loading",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The decision where a request runs, and why. `token_count` is the prompt's.
+
+    `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
+    `parts` say where each part of the model runs, if not all of it runs on `device`.
+    """
+
+    model: str
+    device: Device
+    reason: RouteReason
+    token_count: int
+    emulated: bool = False
+    unproven: bool = False
+    parts: Mapping[str, Device] = field(default_factory=dict, compare=False)
+
+
+# What every request and every reply carries, whatever its task.
+#
+# Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine, so an absolute
+# deadline may travel to an engine process. Durations in replies are milliseconds; busy times microseconds.
+
+
+class Priority(StrEnum):
+    """`interactive` work goes before `batch` work."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What every request carries, whatever its dialect.
+
+    `arrived` and `deadline` are absolute monotonic times; `require_device` forbids every other placement. A generation
+    needs room for `min_new_tokens` after its prompt. For an engine that is started at start-up or after a crash, and
+    for memory, it waits at most `restart_wait_s` seconds (None: until its deadline). With `own_proof` the caller holds
+    the NPU that it requires and reads its counter, so nothing is run again. With `dry_run` nothing is loaded or run:
+    the routing decision is all that is wanted. `note_ignored` is called with the place of each part of the request that
+    has no effect, `note_limited` with a field of which less can be had than was asked for, and how much that is.
+    """
+
+    request_id: str
+    arrived: float
+    deadline: float
+    priority: Priority = Priority.INTERACTIVE
+    require_device: Device | None = None
+    min_new_tokens: int = 1
+    restart_wait_s: float | None = None
+    own_proof: bool = False
+    dry_run: bool = False
+    note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
+    note_limited: Callable[[str, int], None] = field(default=lambda _name, _most: None, compare=False, repr=False)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether it goes before batch work."""
+        return self.priority is Priority.INTERACTIVE
+
+    def restart_by(self, now: float) -> float:
+        """Until when a request that begins to wait at `now` waits for an engine that no request has loaded."""
+        return self.deadline if self.restart_wait_s is None else min(self.deadline, now + self.restart_wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of each stage. `total` and `first_token` count from the request's arrival.
+
+    `inference` is the time on the device: the batches that held an embedding's texts, or a generation from its start in
+    the engine to its end.
+    """
+
+    queue: float
+    tokenize: float
+    inference: float
+    total: float
+    first_token: float | None = None
+
+
+# Text that is generated: how it is sampled, the forms it is held to, and the events of an answer.
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 means greedy, `top_k` 0 all tokens.
+
+    `min_p` leaves out tokens less likely than this share of the likeliest. `presence_penalty` and `frequency_penalty`
+    are subtracted from the logits of tokens that the answer holds already, once and once per occurrence;
+    `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
+    token's probability. `choices` is how many answers the caller wants to the one prompt, of which this is one.
+    Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do; with
+    `include_stop` what ended it is part of its text. Without `skip_special_tokens` special tokens are text too.
+
+    `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
+    dialect has `dialect_defaults` (docs/models.md).
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    choices: int = 1
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    open_fields: frozenset[str] = field(default=frozenset(), compare=False)
+    dialect_defaults: Mapping[str, Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenized already, with the model's own tokenizer."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """The JSON schema that an answer must match, not checked yet, and its place in the request; `strict` as in Tool."""
+
+    schema: Any
+    where: str
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GivenForm:
+    """A regular expression that the whole answer must match, or a grammar as llama.cpp takes it; not checked yet."""
+
+    kind: Literal["regex", "grammar"]
+    source: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token as it was generated, and the natural logarithm of its probability."""
+
+    text: str
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of the answer's text, as soon as it is known to be part of it.
+
+    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back.
+    """
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    """The model calls a tool; `call` numbers the calls of one answer from 0."""
+
+    call: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    call: int
+    text: str
+
+
+Piece = Token | Reasoning | ToolCallStarted | ToolCallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+    npu_busy_delta_us: int | None = None
+    npu_busy_shared: bool = False
+    stop_sequence: str | None = None
+
+
+# Conversations: messages, tools and how they become a prompt.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made in an earlier turn."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture within a message as it was sent: the base64 form of an image file, not decoded yet, or its remote URL.
+
+    `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
+    """
+
+    base64: str = field(repr=False)
+    at: int
+    where: str
+    url: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is system, user, assistant or tool.
+
+    A tool's message is its result; `tool_name` says whose it is, where that is known. `pictures` are in the order of
+    their places in `content`.
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str | None = None
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask to be called; `parameters` is the JSON schema of its arguments.
+
+    `path` is its place in the request. Where it is not `strict`, keywords that cannot be enforced are dropped.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    path: str = "tools"
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request. With `forced` the answer is a call of one of them, and the engine is held to that.
+
+    With `single` only the first call of an answer counts.
+    """
+
+    tools: tuple[Tool, ...]
+    forced: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation becomes a prompt. `variables` are the caller's own for the model's chat template.
+
+    The prompt ends where an answer begins, unless without `answer_prompt`; with `continue_last` it ends with the last
+    message, which the answer continues.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    answer_prompt: bool = True
+    continue_last: bool = False
+
+
+# What the parts of the node say to each other: plain frozen data, no I/O, no HTTP.
+
+__all__ = [
+    "AnswerSchema",
+    "Device",
+    "FinishReason",
+    "Finished",
+    "GivenForm",
+    "Message",
+    "ModelKind",
+    "Picture",
+    "Piece",
+    "Priority",
+    "Reasoning",
+    "Rendering",
+    "RequestContext",
+    "Route",
+    "RouteReason",
+    "Sampling",
+    "Timing",
+    "Token",
+    "TokenIds",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallStarted",
+    "ToolUse",
+    "Usage",
+]
