@@ -8,9 +8,9 @@ import time
 import numpy as np
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.tasks.embed import calls
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 

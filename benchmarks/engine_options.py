@@ -52,7 +52,7 @@ def measure(path, options, limit):
     import numpy as np
 
     from worker_node.core.types import Device, Message
-    from worker_node.engines.messages import EngineSpec
+    from worker_node.engines.protocol import EngineSpec
     from worker_node.tasks.generate.continuous import ContinuousRunner
     from worker_node.tasks.generate.messages import GenerateJob, Step
     from worker_node.tasks.generate.serving.tokenization import ChatTokenizer

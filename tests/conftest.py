@@ -114,9 +114,9 @@ def _set_level(logger, level):
 def warm_engines():
     """Engines of the tests' own process are forked from one that has imported what they need."""
     from tests.support.warm_children import start_engine
-    from worker_node.hosting import link
+    from worker_node.engines import process
 
-    link.start_module = start_engine
+    process.start_module = start_engine
 
 
 @pytest.fixture(scope="session")

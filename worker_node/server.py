@@ -25,8 +25,8 @@ from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
 from worker_node.core.operating_system import allow_files
-from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import probe
+from worker_node.devices.source import npu_source
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore

@@ -9,10 +9,9 @@ from tests.faults.hosting.test_engine_faults import until
 from tests.support.services import services_of
 from worker_node.core.errors import DeviceUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Sampling, Token
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits

@@ -20,8 +20,8 @@ from tests.support.nodes import start_node
 from tests.support.warm_start import run_warm
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
-from worker_node.devices.emulation import StandInCounter
-from worker_node.engines.messages import EngineSpec
+from worker_node.devices.emulated_npu import StandInCounter
+from worker_node.engines.protocol import EngineSpec
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.embed.runners import StaticEmbeddingRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.tasks.embed.calls import embed
 from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Device
-from worker_node.engines.messages import EngineSpec
+from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.steps import BLOCK_TOKENS
 from worker_node.tasks.generate.continuous import ContinuousRunner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Device
-from worker_node.engines.messages import EngineSpec, Failed
+from worker_node.engines.protocol import EngineSpec, Failed
 from worker_node.models.store import ModelStore
 from worker_node.tasks.generate.continuous import ContinuousRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step

@@ -26,7 +26,7 @@ from backend_client import NPUClient
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH, pcm, reference_words, word_errors
 from worker_node.core.types import Device
-from worker_node.engines.messages import EngineSpec
+from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.files import VOICE_MODEL
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob

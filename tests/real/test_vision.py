@@ -30,7 +30,7 @@ from tests.support.foreign import kept
 from tests.support.later import Later
 from tests.support.nodes import start_node
 from worker_node.core.types import Device
-from worker_node.engines.messages import EngineSpec
+from worker_node.engines.protocol import EngineSpec
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step
 from worker_node.tasks.vision.runner import VisionRunner

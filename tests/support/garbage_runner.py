@@ -6,7 +6,7 @@ Options: `after`, the number of jobs that it echoes rightly before it begins to;
 import numpy as np
 
 from tests.support.scripted_runner import ScriptedRunner
-from worker_node.engines.base import DeviceBroken
+from worker_node.engines.protocol import DeviceBroken
 
 GARBAGE = 1
 

@@ -23,7 +23,7 @@ def engine_processes(pid):
     found = set()
     for child in children(pid):
         with contextlib.suppress(OSError):
-            if b"worker_node.hosting.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"worker_node.engines.child" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.add(child)
     return found
 

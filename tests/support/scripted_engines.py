@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.activity import Activity
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency

@@ -23,7 +23,7 @@ import time
 from array import array
 from pathlib import Path
 
-from worker_node.engines.messages import EngineStats, Loaded, NativeCall
+from worker_node.engines.protocol import EngineStats, Loaded, NativeCall
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 

@@ -4,8 +4,7 @@ from contextlib import aclosing
 
 import numpy as np
 
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE
+from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineState
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
 
 

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from worker_node.core.environment import native_environment
 from worker_node.core.operating_system import end_with_parent, start_module
-from worker_node.hosting import link
-from worker_node.preparation import process as preparation
+from worker_node.engines import process
+from worker_node.sandbox import pool as preparation
 
 # What becomes a child is imported by it, as its __main__; what it needs is there.
-MODULES = ("worker_node.hosting.child", "worker_node.preparation.worker")
+MODULES = ("worker_node.engines.child", "worker_node.sandbox.worker")
 ENGINES = (
     "worker_node.structured_output.form",
     "worker_node.tasks.embed.runners",
@@ -115,7 +115,7 @@ def fork_children_of_this_process():
         return  # not reached: a child ends with SystemExit
     theirs.close()
     atexit.register(_end, ours, lambda: os.kill(pid, signal.SIGKILL), lambda: os.waitpid(pid, 0))
-    link.start_module = preparation.start_module = Forker(ours).start_module
+    process.start_module = preparation.start_module = Forker(ours).start_module
 
 
 def start_engine(module, *arguments):
@@ -193,7 +193,7 @@ def _become(told, descriptors, middle):
     os.chdir(told["directory"])
     os.sched_setaffinity(0, told["cores"])
     arguments = told["arguments"]
-    if told["module"] == "worker_node.preparation.worker":
+    if told["module"] == "worker_node.sandbox.worker":
         # Its limit is of address space, of which the imports of engines have taken some.
         arguments[0] = str(int(arguments[0]) + max(0, _address_space() - _USUAL_BYTES))
     sys.argv = [told["module"], str(own), str(told["parent"]), *arguments]

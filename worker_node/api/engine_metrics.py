@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from worker_node.core.types import Device, Priority
 from worker_node.devices.memory import resident_memory
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 

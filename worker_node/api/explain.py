@@ -19,7 +19,7 @@ from worker_node.api.keys import STATE, DryRun
 from worker_node.api.middleware import Handler, is_inference
 from worker_node.core.errors import BadRequest
 from worker_node.manager.placement import Placement
-from worker_node.routing import Candidate
+from worker_node.scheduling.routing import Candidate
 from worker_node.serving.places import Explained, Explanation
 from worker_node.serving.verdict import Demand
 

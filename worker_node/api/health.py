@@ -13,9 +13,9 @@ from worker_node import __version__
 from worker_node.api.authorization import API_KEYS
 from worker_node.api.keys import NODE
 from worker_node.core.types import Device
-from worker_node.devices.emulation import EMULATED_NAME
-from worker_node.devices.npu_counters import Reading
-from worker_node.engines.base import CanaryProof, EngineState
+from worker_node.devices.emulated_npu import EMULATED_NAME
+from worker_node.devices.npu import Reading
+from worker_node.engines.protocol import CanaryProof, EngineState
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node

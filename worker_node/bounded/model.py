@@ -9,8 +9,8 @@ from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.settings import PROMPT_TOKENS, bounded_model
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import ModelKind
-from worker_node.engines.base import Engine
-from worker_node.hosting.life import Canary
+from worker_node.engines.process import Canary
+from worker_node.engines.protocol import Engine
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore

@@ -13,9 +13,9 @@ from worker_node.bounded.device_lock import DeviceLock
 from worker_node.bounded.model import Choice
 from worker_node.core.errors import ContextLengthExceeded, EngineUnavailable
 from worker_node.core.types import Device, Finished, RequestContext, Sampling, Token
-from worker_node.devices.npu_counters import Reading
-from worker_node.devices.npu_source import NpuSource
-from worker_node.engines.base import CanaryProof, EngineState
+from worker_node.devices.npu import Reading
+from worker_node.devices.source import NpuSource
+from worker_node.engines.protocol import CanaryProof, EngineState
 from worker_node.jobs.bounds import JobRequest
 from worker_node.jobs.examples import repeats
 from worker_node.jobs.fitting import fit

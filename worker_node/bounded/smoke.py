@@ -11,7 +11,7 @@ from typing import Any
 
 from worker_node.bounded.service import JobService
 from worker_node.core.errors import EngineUnavailable
-from worker_node.devices.npu_users import npu_users
+from worker_node.devices.npu import npu_users
 from worker_node.jobs.bounds import JobRequest
 
 # How long the counter is watched while nothing of ours runs: whatever moves it then is somebody else's.

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level="WARNING", format="%(message)s")
     # What it says of an engine that cannot be loaded is the error of this command.
-    logging.getLogger("worker_node.hosting").setLevel("CRITICAL")
+    logging.getLogger("worker_node.engines.process").setLevel("CRITICAL")
     settings = load_settings(args)
     installed, wanted = _model(args, settings)
     record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))

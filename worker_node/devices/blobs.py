@@ -3,17 +3,21 @@
 A directory holds one blob for each compiled shape, and `blobs.json`. A blob fits one model, one kind of device, one
 driver and compiler, one OpenVINO and the settings that it was compiled with. The engine that loads it compares all of
 them first, then the hash of each file, so that the native code that reads blobs is given only what was written here.
-That protects against mistakes and damage, not against whoever can write to the directory: a blob is code.
-"""
+That protects against mistakes and damage, not against whoever can write to the directory: a blob is code."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import openvino as ov
+
+from worker_node.devices.emulated_npu import EMULATED_NAME, NPU_ON_CPU, StandInWriter
+from worker_node.devices.npu import BusyMeter, SysfsCounter
 
 RECORD_FILE = "blobs.json"
 VERSION = 1
@@ -135,3 +139,125 @@ def sha256(*paths: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+# The properties with which something is compiled for the NPU, real or emulated.
+
+NPU = "NPU"
+
+
+def npu_properties(
+    *, emulated: bool, cache_dir: str | None, plugin_config: Mapping[str, Any], **named: Any
+) -> dict[str, Any]:
+    """Merge the named properties (None: left to OpenVINO) with the user's own; what emulation needs comes last."""
+    properties = {key: value for key, value in named.items() if value is not None}
+    if cache_dir is not None:
+        properties["CACHE_DIR"] = cache_dir
+    properties |= plugin_config
+    return properties | NPU_ON_CPU if emulated else properties
+
+
+def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
+    """The device's full name and the version of its driver, each as far as it can be read."""
+    if emulated:
+        return EMULATED_NAME, None
+    return str(read_property(core, "FULL_DEVICE_NAME") or NPU), read_property(core, "NPU_DRIVER_VERSION")
+
+
+def require_npu(core: ov.Core, *, emulated: bool) -> None:
+    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated."""
+    if not emulated and NPU not in core.available_devices:
+        raise RuntimeError(
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
+            "check driver, firmware and the render group, or set NPU_NODE_NPU_EMULATION=1"
+        )
+
+
+def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
+    """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
+    path = Path(counter or "/nonexistent")
+    return BusyMeter(StandInWriter(path) if stand_in else SysfsCounter(path))
+
+
+def brief(error: Exception) -> str:
+    """The last line of what OpenVINO says, without its source positions."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+def read_property(core: ov.Core, name: str) -> str | None:
+    """A property of the NPU as text; None where it cannot be read."""
+    try:
+        return str(core.get_property(NPU, name))
+    except RuntimeError:
+        return None
+
+
+# Blobs in an engine process: compile and write them for the NPU, real or emulated, or check those that are given.
+
+# The form without the weights where the compiler can leave them out: they are read from the model's own file.
+SMALL = {"CACHE_MODE": "OPTIMIZE_SIZE"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBlobs:
+    """The blobs `names` of the model in `directory`.
+
+    `settings` are the engine's options that are compiled in, `genai` the version of GenAI where it is used.
+    """
+
+    model_id: str
+    directory: Path
+    names: Sequence[str]
+    settings: Mapping[str, Any]
+    emulated: bool
+    genai: str | None = None
+
+    @property
+    def weights(self) -> Path:
+        """The file of the model's weights, which blobs without weights need."""
+        return self.directory / "openvino_model.bin"
+
+    def written(self, core: ov.Core, target: Path) -> None:
+        """Describe the blobs that were written to `target`. Raises OSError."""
+        write_record(target, self._origin(core), self.names)
+
+    def checked(self, core: ov.Core, source: Path) -> dict[str, Any]:
+        """Return the properties to import the blobs in `source` with. Raises BlobRejected."""
+        check_blobs(source, self._origin(core), self.names)
+        return {"WEIGHTS_PATH": str(self.weights)} | (NPU_ON_CPU if self.emulated else {})
+
+    def _origin(self, core: ov.Core) -> BlobOrigin:
+        def known(name: str) -> str | None:
+            return None if self.emulated else read_property(core, name)
+
+        return BlobOrigin(
+            model=self.model_id,
+            model_sha256=sha256(self.directory / "openvino_model.xml", self.weights),
+            device=f"{NPU}-emulated" if self.emulated else NPU,
+            architecture=known("DEVICE_ARCHITECTURE"),
+            driver=known("NPU_DRIVER_VERSION"),
+            compiler=known("NPU_COMPILER_VERSION"),
+            openvino=ov.get_version(),
+            genai=self.genai,
+            # As it is read back: without tuples.
+            settings=msgspec.json.decode(msgspec.json.encode(self.settings)),
+        )
+
+
+def unusable(source: Path, error: Exception) -> BlobRejected:
+    """What the failed import of checked blobs is reported as."""
+    return BlobRejected(f"the blobs in {source} cannot be loaded ({brief(error)}); compile again")
+
+
+def import_encoder(core: ov.Core, path: Path, properties: Mapping[str, Any], shape: Sequence[int]) -> ov.CompiledModel:
+    """Load one compiled shape of an encoder. Raises BlobRejected when it cannot be loaded, or has another shape."""
+    try:
+        compiled = core.import_model(path.read_bytes(), NPU, dict(properties))
+        shapes = {port.any_name: list(port.shape) for port in compiled.inputs}
+    # A damaged name in a blob fails in Python, with another error than OpenVINO's own.
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise unusable(path, error) from None
+    if any(found != list(shape) for found in shapes.values()):
+        raise BlobRejected(f"{path} takes inputs of the shapes {shapes}, and should take {list(shape)}; compile again")
+    return compiled

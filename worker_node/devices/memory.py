@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.devices.kernel_files import read_kernel_file
+from worker_node.devices.npu import read_kernel_file
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -130,3 +130,20 @@ def _statistic(path: str, name: bytes) -> int | None:
         return None
     value = content.partition(b"\n" + name + b" ")[2].partition(b"\n")[0]
     return int(value) if value else None
+
+
+# Processor cores that this process may use.
+
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def usable_cores(cpus: Path = _CPUS) -> int:
+    """Cores of this process's affinity mask; threads of one core count as one, if the kernel tells."""
+    return len({_siblings(cpus, cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _siblings(cpus: Path, cpu: int) -> bytes:
+    try:
+        return read_kernel_file(f"{cpus}/cpu{cpu}/topology/thread_siblings_list")
+    except OSError:
+        return b"%d" % cpu

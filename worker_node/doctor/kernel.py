@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from worker_node.devices.accel import find_npu
+from worker_node.devices.npu import find_npu
 from worker_node.doctor.finding import Finding, error, ok, warning
 from worker_node.doctor.machine import ExaminedMachine
 

@@ -19,11 +19,10 @@ import numpy.typing as npt
 import openvino as ov
 
 from worker_node.core.types import Device
-from worker_node.devices.cores import usable_cores
+from worker_node.devices.memory import usable_cores
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import DynamicEncoderOptions
-from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, Outcome, Together
+from worker_node.engines.protocol import EngineSpec, EngineStats, Failed, Inbox, Loaded, Outbox, Outcome, Together
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
 # Measured (docs/performance.md): on a CPU, batches of about 500 tokens stay in the caches and larger ones are slower,

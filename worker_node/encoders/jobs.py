@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
-from worker_node.scheduling.deadlines import Deadlines
+from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
+from worker_node.scheduling.prompts import Deadlines
 from worker_node.scheduling.texts import BatchLimits, PackingLimits, TextQueue, Waiting
 
 

@@ -17,12 +17,30 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from worker_node.devices.npu_blobs import SMALL, ModelBlobs, import_encoder
-from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.devices.blobs import (
+    NPU,
+    SMALL,
+    ModelBlobs,
+    brief,
+    busy_meter,
+    describe_npu,
+    import_encoder,
+    npu_properties,
+    require_npu,
+)
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
 from worker_node.encoders.options import StaticEncoderOptions
-from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall, Outcome
+from worker_node.engines.protocol import (
+    DeviceBroken,
+    EngineSpec,
+    EngineStats,
+    Failed,
+    Inbox,
+    Loaded,
+    NativeCall,
+    Outbox,
+    Outcome,
+)
 from worker_node.scheduling.texts import BatchLimits, PackingLimits, Waiting
 
 

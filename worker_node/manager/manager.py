@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from worker_node.core.errors import BadRequest, ConfigurationError, ModelError, ModelInUse, ModelNotFound, NodeError
 from worker_node.devices.memory import resident_memory
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.keeping import Keeping
 from worker_node.manager.names import Names
 from worker_node.manager.on_demand import Build, OnDemand

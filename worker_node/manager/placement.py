@@ -12,12 +12,11 @@ from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import Device
-from worker_node.engines.base import Engine, EngineState
-from worker_node.hosting.isolation import Isolation
-from worker_node.hosting.suspicion import Suspects
+from worker_node.engines.isolation import Isolation, Suspects
+from worker_node.engines.protocol import Engine, EngineState
 from worker_node.manager.residency import Residency
-from worker_node.routing import NOTHING, Candidate, Feature, Obstacle
 from worker_node.scheduling.admission import Admission
+from worker_node.scheduling.routing import NOTHING, Candidate, Feature, Obstacle
 
 _OBSTACLES: dict[EngineState, Obstacle] = {
     EngineState.UNLOADED: "model_loading",

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 

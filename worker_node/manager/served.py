@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.activity import Activity
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import normalise_name

@@ -30,7 +30,7 @@ from opentelemetry.util.types import AttributeValue
 from worker_node import __version__
 from worker_node.core.errors import NodeError
 from worker_node.core.types import RequestContext, Route, Usage
-from worker_node.engines.base import Engine
+from worker_node.engines.protocol import Engine
 from worker_node.observability.tracing import (
     ENGINE,
     NOTHING,

@@ -10,7 +10,7 @@ from opentelemetry.util.types import AttributeValue
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import RequestContext, Route, Usage
-from worker_node.engines.base import Engine
+from worker_node.engines.protocol import Engine
 
 # What the rooms of the node tell of a request's stages, whether or not anybody traces.
 #

@@ -1,8 +1,7 @@
 """Admission control of an engine: grant a permit or reject immediately.
 
 Overload is answered with 429 and a Retry-After from the estimated wait; a request whose deadline would pass in the
-queue is refused now rather than served late.
-"""
+queue is refused now rather than served late."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from worker_node.core.errors import DeadlineExceeded, Overloaded
-from worker_node.scheduling.backlog import Backlog, Capacity
-from worker_node.scheduling.sequences import AdmittedJob
+from worker_node.scheduling.wait_estimate import AdmittedJob, Backlog, Capacity
 
 _UNKNOWN_RATE_RETRY_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0

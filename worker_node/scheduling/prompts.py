@@ -2,12 +2,13 @@
 
 The prompt with the fewest pieces left goes first, so that a short one never waits for a long one to end. A piece is
 what one step computes; prompts with equally many pieces go in order of arrival. That alone would starve long prompts
-under endless short work, so the oldest is guaranteed a share of the tokens.
-"""
+under endless short work, so the oldest is guaranteed a share of the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import sys
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -100,3 +101,153 @@ class PromptLine(Generic[J]):
             self._earned = max(0, self._earned - _OTHERS_WEIGHT * tokens)
         elif self._prompts:
             self._earned += tokens
+
+
+# Weighted service of two priorities: interactive work first, and a guaranteed share of the tokens for batch work.
+
+# Of ten tokens that an engine serves while both kinds of work wait, at least one is batch work's.
+INTERACTIVE_WEIGHT = 9
+BATCH_SHARE = 1 / (INTERACTIVE_WEIGHT + 1)
+# A generation that runs cannot be interrupted, so batch work never holds all sequences where there are several.
+_BATCH_SEQUENCES = 0.75
+
+
+def batch_sequences(sequences: int) -> int:
+    """How many of the sequences of an engine batch work may hold."""
+    return max(1, int(sequences * _BATCH_SEQUENCES))
+
+
+@dataclass(slots=True)
+class BatchCredit:
+    """The credit of waiting batch work, which goes first once the credit pays for its next piece of work.
+
+    Work done while nothing else waits costs no credit. `balance` is in interactive tokens, of which INTERACTIVE_WEIGHT
+    pay for one of batch work.
+    """
+
+    balance: int = 0
+
+    def interactive_served(self, tokens: int) -> None:
+        """Record that interactive work got so many tokens while batch work was waiting."""
+        self.balance += tokens
+
+    def pays_for(self, tokens: int) -> bool:
+        """Whether batch work of this size goes before interactive work now."""
+        return self.balance >= tokens * INTERACTIVE_WEIGHT
+
+    def charge(self, tokens: int) -> None:
+        """Charge batch work of this size that went before interactive work; a negative number refunds unused tokens."""
+        self.balance -= tokens * INTERACTIVE_WEIGHT
+
+    def nothing_waits(self) -> None:
+        """Record that no batch work waits any more: its credit is dropped, its debt is kept."""
+        self.balance = min(self.balance, 0)
+
+
+# Finds waiting jobs whose deadline has passed, in O(log n) a job.
+
+_SLACK = 64
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """A heap of deadlines. Jobs that stopped waiting stay in it until they are due or outnumber the others."""
+
+    _heap: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, job_id: int, deadline: float) -> None:
+        """Add a job that waits; `deadline` is on the caller's clock."""
+        heapq.heappush(self._heap, (deadline, job_id))
+
+    def due(self, now: float, waiting: Container[int]) -> list[int]:
+        """Remove and return the ids of the jobs in `waiting` whose deadline has passed, earliest first."""
+        late: list[int] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, job_id = heapq.heappop(self._heap)
+            # A job that was put back is in the heap twice, and comes out of it twice in a row.
+            if job_id in waiting and late[-1:] != [job_id]:
+                late.append(job_id)
+        return late
+
+    def compact(self, waiting: Container[int], count: int) -> None:
+        """Forget the jobs that are not in `waiting`, which has `count` of them, if they are the most."""
+        if len(self._heap) > 2 * count + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1] in waiting]
+            heapq.heapify(self._heap)
+
+
+# The queue of prompts before a generation engine: two priorities, weighted service. No device, no clock of its own.
+
+
+@dataclass(slots=True)
+class JobQueue(Generic[J]):
+    """Jobs whose prompt is not computed: interactive ones first, the shortest rest first within a priority."""
+
+    credit: BatchCredit = field(default_factory=BatchCredit)
+    _interactive: PromptLine[J] = field(default_factory=PromptLine)
+    _batch: PromptLine[J] = field(default_factory=PromptLine)
+    _deadlines: Deadlines = field(default_factory=Deadlines)
+    _arrivals: int = 0
+
+    def __len__(self) -> int:
+        return len(self._interactive) + len(self._batch)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._interactive or job_id in self._batch
+
+    def add(self, job: J) -> None:
+        """Add a job that waits."""
+        self._arrivals += 1
+        self._line(job).add(Prompt(job, self._arrivals, job.prompt_tokens))
+        self._deadlines.add(job.id, job.deadline)
+
+    def remove(self, job_id: int) -> Prompt[J] | None:
+        """Remove a job whose prompt is computed or whose caller has left; None if it is not queued."""
+        prompt = self._interactive.remove(job_id) or self._batch.remove(job_id)
+        if prompt is not None:
+            if not self._batch:
+                self.credit.nothing_waits()
+            self._deadlines.compact(self, len(self))
+        return prompt
+
+    def expired(self, now: float) -> list[Prompt[J]]:
+        """Take out and return all jobs whose deadline has passed."""
+        late = [self.remove(job_id) for job_id in self._deadlines.due(now, self)]
+        return [prompt for prompt in late if prompt is not None]
+
+    def ranked(self, step_tokens: int) -> list[Prompt[J]]:
+        """All prompts, the one to compute first at the front; one step computes `step_tokens` of it.
+
+        A batch prompt is at the very front, and marked as owed, where the share of batch work pays for its next step.
+        """
+        return self._ranked(step_tokens, due=step_tokens)
+
+    def next(self, piece_tokens: int = WHOLE_PROMPT_PIECE) -> Prompt[J] | None:
+        """Remove and return the job to run next, alone and to its end; None if none waits."""
+        first = next(iter(self._ranked(piece_tokens, due=sys.maxsize)), None)
+        if first is not None:
+            self.remove(first.job.id)
+        return first
+
+    def _ranked(self, piece_tokens: int, due: int) -> list[Prompt[J]]:
+        interactive, batch = self._interactive.ranked(piece_tokens, due), self._batch.ranked(piece_tokens, due)
+        if not batch or not interactive:
+            return interactive or batch
+        first = batch[0]
+        first.owed = self.credit.pays_for(min(due, first.left))
+        return [first, *interactive, *batch[1:]] if first.owed else [*interactive, *batch]
+
+    def computed(self, prompt: Prompt[J], tokens: int) -> None:
+        """Record that so many tokens of a prompt were computed."""
+        self._line(prompt.job).computed(prompt, tokens)
+        self.generated(prompt, tokens)
+
+    def generated(self, prompt: Prompt[J], tokens: int) -> None:
+        """Record that the answer to a prompt got so many tokens."""
+        if prompt.owed:
+            self.credit.charge(tokens)
+        elif prompt.job.interactive and self._batch:
+            self.credit.interactive_served(tokens)
+
+    def _line(self, job: J) -> PromptLine[J]:
+        return self._interactive if job.interactive else self._batch

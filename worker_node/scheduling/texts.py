@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from worker_node.scheduling.shares import BatchCredit
+from worker_node.scheduling.prompts import BatchCredit
 
 # Shorter texts are rare: even a single word has three tokens, a question has 8 to 24.
 _LEAST_TEXT_TOKENS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worker_node.core.errors import ModelNotFound
-from worker_node.hosting.life import Canary
+from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel

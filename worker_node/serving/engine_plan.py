@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
-from worker_node.devices.npu_source import NpuSource
+from worker_node.devices.source import NpuSource
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.task import EnginePlan, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
-from worker_node.hosting.growth import GrowthLimits, default_growth
+from worker_node.engines.restart import GrowthLimits, default_growth
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import EnginePlan, served_task
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker_node.core.types import Device
-from worker_node.devices.npu_source import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.hosting.cpu_turns import CpuTurns
-from worker_node.hosting.slots import LoadingSlots
+from worker_node.devices.source import NpuSource
+from worker_node.engines.cpu_share import CpuTurns
+from worker_node.engines.process import LoadingSlots
 from worker_node.settings import NodeSettings
 
 

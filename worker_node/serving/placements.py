@@ -10,13 +10,13 @@ from pathlib import Path
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.devices import compile_cache
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.cpu_turns import CpuPlace, CpuRole
-from worker_node.hosting.life import Canary, HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.restart import RestartLimits
-from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.hosting.suspicion import Suspects
+from worker_node.engines.cpu_share import CpuPlace, CpuRole
+from worker_node.engines.isolation import Suspects
+from worker_node.engines.process import Canary, HostingLimits
+from worker_node.engines.protocol import EngineSpec
+from worker_node.engines.restart import RestartLimits
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import Placement
 from worker_node.manager.residency import Residency
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from worker_node.core.errors import DeadlineExceeded, NodeError, Overloaded
 from worker_node.core.types import RequestContext, Route
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement, first_change
-from worker_node.routing import Candidate, Decision
+from worker_node.scheduling.routing import Candidate, Decision
 from worker_node.serving.verdict import Demand, Refused, Verdict, WaitsFor, judge
 
 

@@ -23,13 +23,11 @@ from functools import partial
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, RequestBreaksEngine
 from worker_node.core.types import RequestContext, Route
-from worker_node.engines.base import EngineState, R, ResultStream
-from worker_node.engines.messages import Job
-from worker_node.hosting.suspicion import Standing, fingerprint
-from worker_node.hosting.trials import Visit
+from worker_node.engines.isolation import Standing, Visit, fingerprint
+from worker_node.engines.protocol import EngineState, Job, R, ResultStream
 from worker_node.manager.placement import Placement, first_change
-from worker_node.routing import Candidate
 from worker_node.scheduling.admission import Permit
+from worker_node.scheduling.routing import Candidate
 from worker_node.serving.places import Place
 from worker_node.serving.verdict import Demand
 

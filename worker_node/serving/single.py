@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from worker_node.core.types import RequestContext, Route, Timing
-from worker_node.engines.messages import Job, JobResult
+from worker_node.engines.protocol import Job, JobResult
 from worker_node.manager.placement import Placement
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Permit, Work

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from worker_node.core.types import Device
-from worker_node.hosting.cpu_turns import CpuRole
-from worker_node.hosting.life import Canary
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import load, task_of
-from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.serving.parts import TaskParts
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.settings.declaration import EngineOptions, options_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from worker_node.core.errors import DeviceUnavailable, EngineUnavailable, InsufficientMemory, ModelLoading, NodeError
 from worker_node.core.types import Device, RequestContext, Route
 from worker_node.manager.placement import Placement
-from worker_node.routing import NOTHING, Candidate, Decision, Feature, choose
+from worker_node.scheduling.routing import NOTHING, Candidate, Decision, Feature, choose
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from tests.support import scripted_runner
 from tests.support.scripted_runner import ScriptedRunner, die
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.server import Profile, configured_models, running_node
 from worker_node.settings import ModelSettings, NodeSettings
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.hosting.suspicion import Suspects
+from worker_node.engines.isolation import Suspects
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.places import select_placement

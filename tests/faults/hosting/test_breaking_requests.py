@@ -11,9 +11,9 @@ from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, until
 from tests.support.scripted_runner import BREAK, HANG, POISON
 from worker_node.core.errors import EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.watchdog import LivenessLimits
 from worker_node.serving.rerun import MAX_RUNS
 
 

@@ -11,13 +11,11 @@ import pytest
 from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, collect, no_canary, until
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import CanaryFailed, HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.restart import RestartLimits
-from worker_node.hosting.slots import LoadingSlots
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import CanaryFailed, HostingLimits, LoadingSlots
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.restart import RestartLimits
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits
 
 QUESTION = (5, 6, 7)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.hosting.test_engine_faults import running, until
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.operating_system import start_module
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 
 SECRET = "c0ffee-secret"
 SECRETS = ("NPU_NODE_API_KEYS", "OTEL_EXPORTER_OTLP_HEADERS", "HF_TOKEN", "DATABASE_URL", "OPENAI_API_KEY")
@@ -20,7 +20,7 @@ def read_environment(pid):
 
 async def test_an_engine_inherits_no_secret(monkeypatch):
     # What /proc shows of the environment is what an interpreter was started with.
-    monkeypatch.setattr("worker_node.hosting.link.start_module", start_module)
+    monkeypatch.setattr("worker_node.engines.process.start_module", start_module)
     for name in SECRETS:
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("OPENVINO_LOG_LEVEL", "1")

@@ -19,13 +19,11 @@ import pytest
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import CanaryFailed, HostingLimits
-from worker_node.hosting.link import EngineLink
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.restart import RestartLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import CanaryFailed, EngineLink, HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.restart import RestartLimits
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits
 from worker_node.tasks.embed.calls import embed
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 

@@ -7,8 +7,7 @@ from tests.support.later import Later
 from tests.support.scripted_runner import RAISE
 from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
+from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.tasks.embed.messages import embed_job
 
 static = Later("worker_node.tasks.embed.runners")

@@ -17,12 +17,11 @@ from tests.support.task_models import MODELS, SEER, placement, request, said
 from tests.support.task_runner import RUNNER
 from worker_node.app import make_app
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.restart import RestartLimits, RestartPolicy
-from worker_node.hosting.supervisor import SupervisedEngine
-from worker_node.hosting.suspicion import Suspects
+from worker_node.engines.isolation import Suspects
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.restart import RestartLimits, RestartPolicy
+from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.server import Profile, running_node
 from worker_node.settings import NodeSettings
 

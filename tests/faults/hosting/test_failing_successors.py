@@ -10,8 +10,8 @@ import pytest
 from tests.faults.hosting.test_engine_faults import collect
 from tests.faults.hosting.test_recycling import HARD, bench, ended, eventually
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import CanaryFailed
+from worker_node.engines.process import CanaryFailed
+from worker_node.engines.protocol import EngineState
 
 
 @pytest.mark.parametrize("order", ["die", "error"])

@@ -9,11 +9,10 @@ from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, RUNNER, no_ca
 from tests.support.scripted_runner import HANG
 from worker_node.app import make_app
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.base import EngineState
-from worker_node.engines.messages import EngineSpec
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineSpec, EngineState
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits
 from worker_node.server import Profile, configured_models, running_node
 from worker_node.settings import ModelSettings, NodeSettings
 

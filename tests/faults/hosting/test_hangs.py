@@ -8,9 +8,9 @@ import pytest
 from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, running, until
 from tests.support.scripted_runner import STALL
 from worker_node.core.errors import EngineUnavailable
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.watchdog import LivenessLimits
 
 
 async def test_a_prefill_longer_than_the_watchdogs_time_is_not_a_hang():

@@ -14,12 +14,11 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import QUICK, collect, no_canary, spec, until
 from worker_node.core.errors import DeadlineExceeded, Retryable
-from worker_node.engines.base import EngineState
-from worker_node.hosting.cpu_turns import CpuPlace, CpuRole, CpuTurns
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.loading import stopped
-from worker_node.hosting.supervisor import SupervisedEngine
+from worker_node.engines.cpu_share import CpuPlace, CpuRole, CpuTurns
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits, stopped
 
 
 class Turns(CpuTurns):

@@ -17,9 +17,9 @@ from tests.support.scripted_runner import STALL
 from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.engines.base import EngineState
-from worker_node.hosting.growth import GrowthLimits
-from worker_node.hosting.life import HostingLimits
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.restart import GrowthLimits
 
 SOFT, HARD = 1000, 2000
 

@@ -12,9 +12,9 @@ from tests.support.scripted_runner import EATER
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.restart import RestartLimits
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.restart import RestartLimits
 from worker_node.serving import rerun
 
 
@@ -67,7 +67,7 @@ async def test_what_was_on_board_of_a_killed_engine_is_run_again_together(tmp_pa
 @pytest.mark.parametrize("sign", ["the kernel counts it", "it grew", "nothing was left"])
 async def test_a_request_for_which_the_kernel_kills_the_engine_is_refused(sign, monkeypatch):
     # An idle engine is looked at every 5 s: the request here is shorter.
-    monkeypatch.setattr("worker_node.hosting.liveness._IDLE_LOOK_S", 0.3)
+    monkeypatch.setattr("worker_node.engines.watchdog._IDLE_LOOK_S", 0.3)
     kills, own, left = iter(range(1000)), 0, 1 << 40
 
     def oom_kills():

@@ -16,10 +16,10 @@ from tests.faults.hosting.test_engine_faults import HANG_S, QUICK, collect, unti
 from tests.support.scripted_runner import WEDGE
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import HostingLimits
-from worker_node.hosting.liveness import LivenessLimits
-from worker_node.hosting.suspicion import Standing
+from worker_node.engines.isolation import Standing
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
+from worker_node.engines.watchdog import LivenessLimits
 
 LIMITS = HostingLimits(
     restart=QUICK, stop_timeout_s=1.0, liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S)

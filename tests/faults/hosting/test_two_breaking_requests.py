@@ -11,8 +11,8 @@ from tests.faults.hosting.rerun_model import serving
 from tests.faults.hosting.test_engine_faults import QUICK, until
 from tests.support.scripted_runner import LATE, POISON, TAKEN
 from worker_node.core.errors import RequestBreaksEngine
-from worker_node.engines.base import EngineState
-from worker_node.hosting.life import HostingLimits
+from worker_node.engines.process import HostingLimits
+from worker_node.engines.protocol import EngineState
 from worker_node.serving.rerun import run_again
 from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta

@@ -68,7 +68,7 @@ def nodes():
 
 
 def engines(node):
-    return [child for child in node.children(recursive=True) if "worker_node.hosting.child" in child.cmdline()]
+    return [child for child in node.children(recursive=True) if "worker_node.engines.child" in child.cmdline()]
 
 
 def gone(found):
@@ -181,7 +181,7 @@ async def scenarios(folder):
         print(await killed(cluster, source, folder / "actor", expected, "an actor", holders), flush=True)
         print(await killed(cluster, source, folder / "node", expected, "a node", nodes), flush=True)
         print(await broken(cluster, source, folder / "broken"), flush=True)
-        gone([*nodes(), *processes("worker_node.hosting.child")])
+        gone([*nodes(), *processes("worker_node.engines.child")])
     finally:
         cluster.shutdown()
     print("all as expected")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from worker_node.engines.messages import Outcome
+from worker_node.engines.protocol import Outcome
 
 
 class CountJob(msgspec.Struct, frozen=True, tag="count", array_like=True):

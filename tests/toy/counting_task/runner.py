@@ -11,9 +11,9 @@ import msgspec
 from counting_task.messages import Counted, CountJob
 from counting_task.options import CountingOptions
 from worker_node.core.types import Device
-from worker_node.devices.npu_properties import busy_meter
-from worker_node.engines.messages import EngineStats, Failed, Loaded
-from worker_node.scheduling.deadlines import Deadlines
+from worker_node.devices.blobs import busy_meter
+from worker_node.engines.protocol import EngineStats, Failed, Loaded
+from worker_node.scheduling.prompts import Deadlines
 
 
 class CountingRunner:

@@ -267,7 +267,7 @@ import os, subprocess, sys
 kept = []
 for line in sys.stdin:
     if line == "child\\n":
-        command = [sys.executable, "-c", "input()", "worker_node.hosting.child"]
+        command = [sys.executable, "-c", "input()", "worker_node.engines.child"]
         kept.append(subprocess.Popen(command, stdin=subprocess.PIPE))
     elif line == "dead child\\n":
         kept.append(subprocess.Popen([sys.executable, "-c", ""]))

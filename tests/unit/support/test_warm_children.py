@@ -54,7 +54,7 @@ def test_signals_reach_it_and_its_end_is_seen_at_once(start):
 
 
 def test_engines_are_found_by_their_command_line():
-    child, channel = warm_children.start_engine("worker_node.hosting.child")
+    child, channel = warm_children.start_engine("worker_node.engines.child")
     with channel:
         assert child.pid in engine_processes(os.getpid())
     assert child.wait(30) == 0

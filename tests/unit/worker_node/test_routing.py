@@ -15,7 +15,7 @@ from worker_node.core.errors import (
     UnsupportedParameter,
 )
 from worker_node.core.types import Device
-from worker_node.routing import Candidate, Decision, choose
+from worker_node.scheduling.routing import Candidate, Decision, choose
 
 NPU = Candidate(Device.NPU, prompt_limit=1024, total_limit=1152)
 CPU = Candidate(Device.CPU, prompt_limit=8192, total_limit=8192)

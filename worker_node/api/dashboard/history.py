@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from worker_node.api.dashboard.events import EventLog, engines_of
 from worker_node.api.dashboard.usage import usage
-from worker_node.devices.busy import Utilisation
+from worker_node.devices.npu import Utilisation
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState, ServedModel

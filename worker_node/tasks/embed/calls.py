@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.base import Engine
-from worker_node.engines.messages import VECTOR_DTYPE
+from worker_node.engines.protocol import VECTOR_DTYPE, Engine
 from worker_node.tasks.embed.messages import Embedded, embed_job
 
 

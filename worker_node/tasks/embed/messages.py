@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worker_node.engines.messages import TOKEN_DTYPE, Outcome
+from worker_node.engines.protocol import TOKEN_DTYPE, Outcome
 
 
 class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):

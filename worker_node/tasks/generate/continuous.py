@@ -22,11 +22,18 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, EngineStats, Event, Failed, Loaded, NativeCall
-from worker_node.scheduling.jobs import JobQueue
-from worker_node.scheduling.prompts import Prompt
-from worker_node.scheduling.shares import batch_sequences
+from worker_node.engines.protocol import (
+    TOKEN_DTYPE,
+    EngineSpec,
+    EngineStats,
+    Event,
+    Failed,
+    Inbox,
+    Loaded,
+    NativeCall,
+    Outbox,
+)
+from worker_node.scheduling.prompts import JobQueue, Prompt, batch_sequences
 from worker_node.scheduling.steps import (
     BLOCK_TOKENS,
     PrefillMeter,

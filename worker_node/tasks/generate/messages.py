@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from worker_node.engines.messages import TOKEN_BYTES, Outcome
+from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
 class RawPicture(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worker_node.engines.messages import TOKEN_BYTES
+from worker_node.engines.protocol import TOKEN_BYTES
 from worker_node.scheduling.steps import BLOCK_TOKENS
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import openvino_genai as genai
 
-from worker_node.engines.messages import TOKEN_DTYPE
+from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.scheduling.prompts import Prompt
 from worker_node.scheduling.steps import StepLimits
 from worker_node.tasks.generate.messages import GenerateJob

@@ -13,11 +13,10 @@ from typing import Any
 
 import openvino_genai as genai
 
-from worker_node.devices.busy import Busy, BusyMeter
-from worker_node.devices.npu_properties import brief
-from worker_node.engines.base import Inbox, Outbox
-from worker_node.engines.messages import EngineStats, Failed, NativeCall
-from worker_node.scheduling.jobs import JobQueue
+from worker_node.devices.blobs import brief
+from worker_node.devices.npu import Busy, BusyMeter
+from worker_node.engines.protocol import EngineStats, Failed, Inbox, NativeCall, Outbox
+from worker_node.scheduling.prompts import JobQueue
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.token_streamer import TokenStreamer

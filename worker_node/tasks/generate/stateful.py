@@ -11,10 +11,18 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.devices.npu_blobs import SMALL, ModelBlobs, unusable
-from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import DeviceBroken
-from worker_node.engines.messages import TOKEN_DTYPE, EngineSpec, Failed, Loaded
+from worker_node.devices.blobs import (
+    NPU,
+    SMALL,
+    ModelBlobs,
+    brief,
+    busy_meter,
+    describe_npu,
+    npu_properties,
+    require_npu,
+    unusable,
+)
+from worker_node.engines.protocol import TOKEN_DTYPE, DeviceBroken, EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.serial import SerialRunner

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.messages import TOKEN_DTYPE, VECTOR_DTYPE, Outcome
+from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, Outcome
 
 
 class Pair(NamedTuple):

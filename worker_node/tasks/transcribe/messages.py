@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worker_node.engines.messages import JobResult, Outcome
+from worker_node.engines.protocol import JobResult, Outcome
 
 SAMPLE_BYTES = 2
 # The encoder has a position for each 20 ms of audio.

@@ -19,11 +19,19 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Device
-from worker_node.devices.busy import Busy
-from worker_node.devices.npu_properties import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import DeviceBroken, Inbox, Outbox
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, Loaded, NativeCall
-from worker_node.scheduling.jobs import JobQueue
+from worker_node.devices.blobs import brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.devices.npu import Busy
+from worker_node.engines.protocol import (
+    DeviceBroken,
+    EngineSpec,
+    EngineStats,
+    Failed,
+    Inbox,
+    Loaded,
+    NativeCall,
+    Outbox,
+)
+from worker_node.scheduling.prompts import JobQueue
 from worker_node.tasks.transcribe.messages import Heard, Span, TranscribeJob
 from worker_node.tasks.transcribe.options import TranscribeOptions
 

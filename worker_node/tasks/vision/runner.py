@@ -14,9 +14,8 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Device
-from worker_node.devices.npu_properties import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.engines.base import DeviceBroken
-from worker_node.engines.messages import EngineSpec, Failed, Loaded
+from worker_node.devices.blobs import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.serial import SerialRunner

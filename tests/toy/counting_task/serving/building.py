@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from counting_task.messages import Counted, CountJob
 from counting_task.serving.tally import tally
-from worker_node.hosting.life import CANARY_TIMEOUT_S, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, CanaryFailed
 from worker_node.manager.served import ServedModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import ServedTask

@@ -9,9 +9,8 @@ from prometheus_client.registry import Collector
 
 from worker_node.api.engine_metrics import EngineMetrics, process_footprint
 from worker_node.core.types import Device
-from worker_node.engines.base import CanaryProof, EngineState, EngineStatus
-from worker_node.engines.messages import EngineStats
-from worker_node.hosting.growth import Recycle
+from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
+from worker_node.engines.restart import Recycle
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}

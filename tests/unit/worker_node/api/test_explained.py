@@ -7,7 +7,7 @@ import pytest
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.settings import NodeSettings
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"

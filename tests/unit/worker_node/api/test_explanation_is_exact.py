@@ -15,7 +15,7 @@ import pytest
 from tests.support.application import application, built_models
 from tests.support.task_engine import TaskEngine
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.calls import EmbeddingOutput

@@ -6,7 +6,7 @@ import pytest
 
 from worker_node.api.health import node_status, status_reason
 from worker_node.core.types import Device
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.node import NodeState
 from worker_node.tasks.embed.serving.model import EmbeddingModel
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_engine import TaskEngine
 from worker_node.core.errors import EngineUnavailable
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.api.openai.responses_stored import RESPONSES
 from worker_node.tasks.generate.messages import TokenDelta

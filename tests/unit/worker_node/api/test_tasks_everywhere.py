@@ -12,7 +12,7 @@ import pytest
 from tests.support.application import application
 from tests.support.task_models import HEARER, MODELS, PICTURE, RANKER, SEER, placement, request
 from tests.support.task_runner import result_of
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 # What one request of `task_models.request` gives: two documents, half a second of sound, four tokens.

@@ -9,7 +9,7 @@ import pytest
 from worker_node.bounded.service import BoundedResult
 from worker_node.bounded.smoke import smoke
 from worker_node.core.errors import EngineUnavailable
-from worker_node.devices.npu_counters import Reading
+from worker_node.devices.npu import Reading
 from worker_node.jobs.bounds import bounded
 from worker_node.jobs.catalog import SMOKE
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_node.devices.accel import find_npu
+from worker_node.devices.npu import find_npu
 
 
 def accelerator(root, number, driver):

@@ -5,9 +5,16 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.devices.busy import TOLERANCE_US, Busy, BusyMeter, Utilisation
-from worker_node.devices.emulation import StandInCounter, StandInWriter
-from worker_node.devices.npu_counters import SysfsCounter, read_counters, read_stand_in
+from worker_node.devices.emulated_npu import StandInCounter, StandInWriter
+from worker_node.devices.npu import (
+    TOLERANCE_US,
+    Busy,
+    BusyMeter,
+    SysfsCounter,
+    Utilisation,
+    read_counters,
+    read_stand_in,
+)
 
 
 class Device:

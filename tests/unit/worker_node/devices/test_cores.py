@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from worker_node.devices.cores import usable_cores
+from worker_node.devices.memory import usable_cores
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from worker_node.devices.accel import find_npu
-from worker_node.devices.npu_properties import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.devices.npu_source import npu_source
+from worker_node.devices.blobs import brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.devices.npu import find_npu
+from worker_node.devices.source import npu_source
 
 
 class Core:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from worker_node.devices.npu_users import npu_users
+from worker_node.devices.npu import npu_users
 
 
 def process(proc, number, *targets):

@@ -7,8 +7,7 @@ import openvino_genai as genai
 import pytest
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.base import DeviceBroken
-from worker_node.engines.messages import EngineSpec, EngineStats, Failed, NativeCall
+from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Failed, NativeCall
 from worker_node.tasks.generate import stateful
 from worker_node.tasks.generate.messages import GenerateJob, Step
 from worker_node.tasks.generate.stateful import StatefulRunner

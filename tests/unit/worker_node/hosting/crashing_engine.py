@@ -10,8 +10,7 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from worker_node.hosting.suspicion import OnBoard, Standing, Suspects
-from worker_node.hosting.trials import Trials, Visit
+from worker_node.engines.isolation import OnBoard, Standing, Suspects, Trials, Visit
 from worker_node.serving.rerun import MAX_RUNS, MOST_BEGUN
 
 PATIENCE_S, URGENT_S, ALONE_S = 2.0, 5.0, 10.0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.hosting.cpu_turns import BURST_S, TURN_S, CpuRole, CpuTurns
+from worker_node.engines.cpu_share import BURST_S, TURN_S, CpuRole, CpuTurns
 
 SHARE = 0.2
 

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from worker_node.engines.messages import Cancel, EngineStats, NativeCall, Results, Shutdown
-from worker_node.hosting import child
-from worker_node.hosting.child import EdgeGone, Loop
-from worker_node.hosting.wire import ChildChannel, FrameBuffer, decode_event, encode
+from worker_node.engines import child
+from worker_node.engines.child import EdgeGone, Loop
+from worker_node.engines.protocol import Cancel, EngineStats, NativeCall, Results, Shutdown
+from worker_node.engines.wire import ChildChannel, FrameBuffer, decode_event, encode
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.generate.messages import Step, TokenDelta
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.hosting.growth import GrowthLimits, GrowthPolicy, MemoryReading, Recycle, default_growth
+from worker_node.engines.restart import GrowthLimits, GrowthPolicy, MemoryReading, Recycle, default_growth
 
 GIB = 2**30
 LIMITS = GrowthLimits(growth=1000, reserve=500)

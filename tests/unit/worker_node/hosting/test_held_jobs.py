@@ -6,9 +6,9 @@ import pytest
 
 from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.messages import EngineSpec, EngineStats, Heartbeat, NativeCall, Result
-from worker_node.hosting.held import HeldJobs
-from worker_node.hosting.suspicion import Standing, Suspects, fingerprint
+from worker_node.engines.isolation import Standing, Suspects, fingerprint
+from worker_node.engines.process import HeldJobs
+from worker_node.engines.protocol import EngineSpec, EngineStats, Heartbeat, NativeCall, Result
 from worker_node.tasks.generate.messages import GenerateJob
 
 SPEC = EngineSpec("m", ModelKind.GENERATION, "/", Device.CPU, "", {})

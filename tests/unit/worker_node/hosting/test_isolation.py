@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from worker_node.core.errors import DeadlineExceeded
-from worker_node.hosting import isolation
-from worker_node.hosting.isolation import Isolation
-from worker_node.hosting.suspicion import Standing
+from worker_node.engines import isolation
+from worker_node.engines.isolation import Isolation, Standing
 
 FAR = 1e12
 CLEAR, SUSPECT, PRIME = Standing.CLEAR, Standing.SUSPECT, Standing.PRIME

@@ -9,7 +9,7 @@ HEAVY = ["aiohttp", "asyncio", "importlib.metadata", "numpy", "openvino", "pydan
 
 
 @pytest.mark.parametrize(
-    "module", ["worker_node.hosting.child", "worker_node.preparation.worker", "tests.support.scripted_runner"]
+    "module", ["worker_node.engines.child", "worker_node.sandbox.worker", "tests.support.scripted_runner"]
 )
 def test_a_child_process_imports_nothing_heavy_by_itself(module):
     script = f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))"

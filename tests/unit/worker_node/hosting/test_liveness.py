@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.hosting.liveness import CallTimes, Liveness, LivenessLimits
+from worker_node.engines.watchdog import CallTimes, Liveness, LivenessLimits
 
 LIMITS = LivenessLimits(watchdog_s=30.0, run_timeout_s=180.0)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from worker_node.hosting.loading import LoadActivity, LoadWatch, activity_of
+from worker_node.engines.watchdog import LoadActivity, LoadWatch, activity_of
 
 
 def looked(activities, limit_s=30.0, pause=1.0):

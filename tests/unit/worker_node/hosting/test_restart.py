@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.hosting.restart import RestartLimits, RestartPolicy
+from worker_node.engines.restart import RestartLimits, RestartPolicy
 
 LIMITS = RestartLimits()
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.hosting.suspicion import OnBoard, Standing, Suspects, fingerprint
-from worker_node.hosting.trials import Trials, Visit
+from worker_node.engines.isolation import OnBoard, Standing, Suspects, Trials, Visit, fingerprint
 from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob
 

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jumping import JumpingLoop
-from worker_node.engines.messages import EngineStats, Loaded
-from worker_node.hosting import life
-from worker_node.hosting.cpu_turns import ALONE
-from worker_node.hosting.killing import KillWatch
-from worker_node.hosting.life import End, EngineLife, HostingLimits
-from worker_node.hosting.liveness import CallTimes, Liveness, LivenessLimits
+from worker_node.engines import process
+from worker_node.engines.cpu_share import ALONE
+from worker_node.engines.process import End, EngineLife, HostingLimits, KillWatch
+from worker_node.engines.protocol import EngineStats, Loaded
+from worker_node.engines.watchdog import CallTimes, Liveness, LivenessLimits
 
 SPEC = SimpleNamespace(model_id="m", device="CPU")
 
@@ -71,7 +70,7 @@ async def _live(limits, pauses):
 
 @pytest.fixture(autouse=True)
 def _time_of_the_loop(monkeypatch):
-    monkeypatch.setattr(life, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.messages import (
+from worker_node.engines.protocol import (
     Cancel,
     EngineSpec,
     EngineStats,
@@ -22,7 +22,7 @@ from worker_node.engines.messages import (
     results_of,
     submission,
 )
-from worker_node.hosting.wire import (
+from worker_node.engines.wire import (
     LENGTH,
     MAX_FRAME_BYTES,
     ChildChannel,

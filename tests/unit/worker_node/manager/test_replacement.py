@@ -12,7 +12,7 @@ from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from worker_node.core.errors import ModelNotFound, NodeError
 from worker_node.core.types import Device, RequestContext
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.serving.places import select_placement

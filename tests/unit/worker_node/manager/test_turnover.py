@@ -9,7 +9,7 @@ import pytest
 from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from worker_node.core.errors import ConfigurationError, ModelNotFound
-from worker_node.engines.base import EngineState
+from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore

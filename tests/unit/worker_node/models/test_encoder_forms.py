@@ -7,9 +7,9 @@ import pytest
 from tests.faults.hosting.test_engine_faults import until
 from worker_node.commands.show import _of_store, _vector_fidelity
 from worker_node.core.errors import BadRequest, ConversionFailed
-from worker_node.devices.npu_source import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.engines.base import EngineState
+from worker_node.devices.source import npu_source
+from worker_node.engines.protocol import EngineState
 from worker_node.models.canary import EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.catalog import Catalog, Quantization
 from worker_node.models.conversion.fidelity import PROBE_SENTENCES

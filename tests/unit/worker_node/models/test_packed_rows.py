@@ -6,9 +6,9 @@ import pytest
 from openvino import opset13 as op
 
 from worker_node.core.types import Device
-from worker_node.devices.emulation import StandInCounter
+from worker_node.devices.emulated_npu import StandInCounter
 from worker_node.encoders.packing import CannotPack, packed_encoder
-from worker_node.engines.messages import EngineSpec, NativeCall
+from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.models.conversion.bert import build_encoder
 from worker_node.models.conversion.pooling import Pooling
 from worker_node.models.conversion.safetensors_file import read_tensors

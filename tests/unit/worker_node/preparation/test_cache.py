@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from worker_node.core.errors import EngineUnavailable, UnsupportedParameter
-from worker_node.preparation.cache import ResultCache
+from worker_node.sandbox.pool import ResultCache
 
 
 class Maker:

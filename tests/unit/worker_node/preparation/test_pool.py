@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import prepared
 from worker_node.core.errors import BadRequest, DeadlineExceeded, EngineUnavailable, InternalError, Overloaded
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ async def test_a_deadline_is_told_as_such_though_the_timer_fires_early(pool, tmp
     await run(pool, prepared.echo, 1)
     # The clock stands still, so that no deadline is ever past.
     now = time.monotonic()
-    monkeypatch.setattr("worker_node.preparation.pool.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("worker_node.sandbox.pool.time", SimpleNamespace(monotonic=lambda: now))
     with pytest.raises(DeadlineExceeded):
         await pool.run(prepared.hang, str(tmp_path / "running"), deadline=now + 0.01, param="it")
 
@@ -143,7 +143,7 @@ async def test_closing_ends_the_calls_in_flight(pool, tmp_path):
 PARENT = """
 import asyncio, time
 from tests.support import prepared
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 
 async def main():
     pool = PreparationPool(PreparationLimits())

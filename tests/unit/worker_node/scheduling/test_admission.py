@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from worker_node.core.errors import DeadlineExceeded, Overloaded
 from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
-from worker_node.scheduling.backlog import Capacity
-from worker_node.scheduling.lengths import AnswerLengths
-from worker_node.scheduling.sequences import AdmittedJob
 from worker_node.scheduling.texts import TURN_TOKENS
+from worker_node.scheduling.wait_estimate import AdmittedJob, AnswerLengths, Capacity
 
 FAR = 1e6
 

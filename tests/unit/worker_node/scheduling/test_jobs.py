@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.jobs import JobQueue
+from worker_node.scheduling.prompts import JobQueue
 
 FAR = 1e12
 STEP = 256

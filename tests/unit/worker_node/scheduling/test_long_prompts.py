@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.worker_node.scheduling.virtual import Request, SequenceWorld, SingleWorld
-from worker_node.scheduling.jobs import JobQueue
+from worker_node.scheduling.prompts import JobQueue
 
 STEP_S, TOKEN_S, STEP_TOKENS = 0.02, 2e-3, 256
 FULL_STEP_S = STEP_S + TOKEN_S * STEP_TOKENS

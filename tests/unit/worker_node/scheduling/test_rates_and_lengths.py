@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.lengths import AnswerLengths
-from worker_node.scheduling.rates import Load, Rate
+from worker_node.scheduling.wait_estimate import AnswerLengths, Load, Rate
 
 
 def learned(answers, limit=4096):

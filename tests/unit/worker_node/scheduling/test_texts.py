@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.shares import BatchCredit
+from worker_node.scheduling.prompts import BatchCredit
 from worker_node.scheduling.texts import TURN_TOKENS, BatchLimits, PackingLimits, TextQueue, Waiting
 
 LIMITS = BatchLimits(max_tokens=512, max_rows=16)

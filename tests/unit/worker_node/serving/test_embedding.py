@@ -10,7 +10,7 @@ from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine
 from worker_node.core.errors import Overloaded
 from worker_node.core.types import Device, ModelKind, Priority, RequestContext
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.calls import EmbeddingOutput

@@ -4,7 +4,7 @@ import pytest
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering, ToolCall
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate.serving import large_texts, tokenizing
 from worker_node.tasks.generate.serving.large_texts import LargeTexts
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer

@@ -7,7 +7,7 @@ import pytest
 
 from worker_node.core.errors import DeadlineExceeded, DeviceUnavailable, EngineUnavailable, ModelLoading, Overloaded
 from worker_node.core.types import Device, RequestContext
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.places import Explained, explain, select_placement

@@ -12,7 +12,7 @@ from tests.support.task_engine import TaskEngine
 from tests.unit.worker_node.serving.test_shared_busy_time import Tokenizer
 from worker_node.core.errors import NpuNotProven
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.calls import EmbeddingOutput

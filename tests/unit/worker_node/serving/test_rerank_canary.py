@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from worker_node.hosting.life import CanaryFailed
+from worker_node.engines.process import CanaryFailed
 from worker_node.tasks.rerank.files.canary import canary_of
 from worker_node.tasks.rerank.messages import Pair, Scored
 from worker_node.tasks.rerank.serving.canary import rerank_canary

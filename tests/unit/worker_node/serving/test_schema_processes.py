@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.structured_output.form import Form, FormPart
 from worker_node.tasks.generate.serving.schemas import SMALL_BYTES, SchemaCompiler
 

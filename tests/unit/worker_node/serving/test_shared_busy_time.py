@@ -10,7 +10,7 @@ import pytest
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Admission, AdmissionLimits

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from worker_node.core.errors import BadRequest
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate.serving import picture_decoding
 from worker_node.tasks.transcribe import audio, decoding
 

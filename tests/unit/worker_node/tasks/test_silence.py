@@ -11,7 +11,7 @@ import pytest
 from tests.support.application import application
 from tests.support.task_models import HEARER, hearer, placement
 from tests.support.task_runner import result_of
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 
 RATE = 16_000
 FULL_SCALE = 32_768

@@ -19,7 +19,7 @@ from tests.support.recorded_spans import Recorded
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker, request
 from tests.support.task_runner import result_of
 from worker_node.core.errors import DeadlineExceeded
-from worker_node.engines.base import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.rerank.messages import RerankJob
 
 SECRET = "an unlikely secret"

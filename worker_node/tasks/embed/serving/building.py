@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.hosting.life import Canary
+from worker_node.engines.process import Canary
 from worker_node.models.canary import EmbeddingCanary
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from worker_node.engines.base import Engine
-from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import Engine
 from worker_node.models.canary import EmbeddingCanary
 from worker_node.tasks.embed.calls import embed
 from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer

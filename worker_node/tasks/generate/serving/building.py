@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.types import Device, Message
-from worker_node.hosting.cpu_turns import CpuRole
-from worker_node.hosting.life import Canary
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import Canary
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.generation_defaults import sampling_defaults
 from worker_node.models.manifest import InstalledModel
-from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.backlog import Capacity
+from worker_node.scheduling.routing import NOTHING, Feature
+from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.parts import TaskParts
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
 from worker_node.settings import ModelSettings

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from worker_node.core.types import Message, Rendering
-from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.serving import tokenizing
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer

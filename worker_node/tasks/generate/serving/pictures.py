@@ -9,7 +9,7 @@ from dataclasses import replace
 from worker_node.core.errors import BadRequest, NodeError, UnsupportedParameter
 from worker_node.core.types import Message, Picture, TokenIds
 from worker_node.manager.manager import ModelManager
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.messages import PicturePrompt, RawPicture
 from worker_node.tasks.generate.serving import picture_decoding

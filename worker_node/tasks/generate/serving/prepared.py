@@ -9,8 +9,8 @@ import numpy as np
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError
 from worker_node.core.types import Picture, Sampling
-from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.routing import Candidate, Feature
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.scheduling.routing import Candidate, Feature
 from worker_node.serving.places import reject_if_full
 from worker_node.serving.services import Services
 from worker_node.serving.verdict import Demand

@@ -10,8 +10,7 @@ import msgspec
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import RequestContext
-from worker_node.preparation.cache import ResultCache
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import Compiled, Form, compile_form, compile_form_if_quick

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from worker_node.core.types import Message, Rendering
-from worker_node.engines.messages import TOKEN_DTYPE
+from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
 
 _TOKENIZERS = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from worker_node.hosting.cpu_turns import CpuRole
-from worker_node.hosting.life import Canary
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import Canary
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes

@@ -7,8 +7,8 @@ from contextlib import aclosing
 
 import numpy as np
 
-from worker_node.engines.base import Engine
-from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import Engine
 from worker_node.tasks.rerank.files.canary import RerankCanary
 from worker_node.tasks.rerank.messages import Scored, rerank_job
 from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer

@@ -9,13 +9,13 @@ from typing import Any
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
-from worker_node.hosting.cpu_turns import CpuRole
+from worker_node.engines.cpu_share import CpuRole
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
-from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.backlog import Capacity
+from worker_node.scheduling.routing import NOTHING, Feature
+from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.installed import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings

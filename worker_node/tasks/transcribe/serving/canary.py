@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.engines.base import Engine
-from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import Engine
 from worker_node.models.manifest import InstalledModel
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from worker_node.preparation.pool import PreparationLimits, PreparationPool
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe import decoding
 from worker_node.tasks.transcribe.serving.voice import Voice

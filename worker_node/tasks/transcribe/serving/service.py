@@ -15,8 +15,8 @@ import numpy as np
 from worker_node.core.errors import UnsupportedParameter
 from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.observability.tracing import Operation
-from worker_node.routing import NOTHING, Feature
 from worker_node.scheduling.admission import Work
+from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.serving.models import model_of
 from worker_node.serving.places import reject_if_full, select_placement
 from worker_node.serving.services import Services

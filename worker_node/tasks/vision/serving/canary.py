@@ -11,9 +11,8 @@ import time
 import numpy as np
 
 from worker_node.core.types import Message, Picture
-from worker_node.engines.base import Engine
-from worker_node.engines.messages import TOKEN_DTYPE
-from worker_node.hosting.life import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import TOKEN_DTYPE, Engine
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture, TokenDelta
 from worker_node.tasks.generate.serving.picture_rules import PictureRules
 from worker_node.tasks.generate.serving.pictures import picture_prompt, with_tags

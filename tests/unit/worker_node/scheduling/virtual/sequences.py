@@ -8,9 +8,9 @@ import openvino_genai as genai
 
 from tests.unit.worker_node.scheduling.virtual.world import Run, World
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.messages import EngineSpec
+from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.backlog import Capacity
+from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.tasks.generate import continuous
 
 EOS = 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from worker_node.core.errors import Overloaded
 from worker_node.encoders import dynamic
-from worker_node.engines.messages import Failed, Together
+from worker_node.engines.protocol import Failed, Together
 from worker_node.scheduling.admission import Admission, Work
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
 from worker_node.tasks.generate import continuous, serial

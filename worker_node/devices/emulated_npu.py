@@ -2,8 +2,7 @@
 
 The stand-in is a file in memory without a name (memfd) that the edge process holds. Engines open it through
 /proc/<pid>/fd, as they would open the kernel's file; it ends with the edge process, however that ends, so nothing is
-left behind.
-"""
+left behind."""
 
 from __future__ import annotations
 

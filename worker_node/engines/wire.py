@@ -1,8 +1,7 @@
 """Frames between the edge process and an engine process.
 
 A frame is a 4-byte little-endian length and a msgpack body (`msgspec`), over a socket pair that has no name in the
-file system: nothing is left behind by any kind of exit, and the end of either process is the end of the stream.
-"""
+file system: nothing is left behind by any kind of exit, and the end of either process is the end of the stream."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import struct
 
 import msgspec
 
-from worker_node.engines.messages import Command, EngineSpec, Event
+from worker_node.engines.protocol import Command, EngineSpec, Event
 
 LENGTH = struct.Struct("<I")
 # Far above any real frame (2,048 vectors of 4,096 floats are 32 MiB): a larger one means that the stream is corrupt.

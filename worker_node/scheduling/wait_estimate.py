@@ -1,23 +1,329 @@
-"""Estimates how long the work before an engine takes, in tokens and seconds: one estimator for all engines.
+"""Predicts how long answers get, learned from those that were generated: pure arithmetic.
 
-A job has two phases: the prefill (the tokens of its prompt, or of its texts), for which jobs are taken in turn, and the
-decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Prompts are
-computed in the order of `prompts`: those of fewer pieces first. The rates of both phases are measured. No device, no
-clock: the caller supplies times in monotonic seconds.
-"""
+Most answers end by themselves long before their limit, and many are still running or were cut. So the estimator learns
+what share of the answers that outgrow one length ends before the next, in classes of length that grow geometrically; an
+answer counts as an observation as soon as it has left a class. From these shares follows how much longer an answer of
+any length is expected to get, also where a few long answers are among many short ones."""
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import math
 from collections import OrderedDict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-from worker_node.scheduling.decoding import Decoding
-from worker_node.scheduling.prompts import OLDEST_SHARE, WHOLE_PROMPT_PIECE, pieces
-from worker_node.scheduling.rates import Load, Rate
-from worker_node.scheduling.sequences import AdmittedJob, Sequences, lanes
-from worker_node.scheduling.shares import BATCH_SHARE, batch_sequences
+from worker_node.scheduling.prompts import BATCH_SHARE, OLDEST_SHARE, WHOLE_PROMPT_PIECE, batch_sequences, pieces
 from worker_node.scheduling.texts import TURN_TOKENS
+
+# Lengths in tokens that begin a class: of one token each at first, then each about 1.4 times as wide as the one before.
+_EDGES = (0, 1, 2, 3, *(round(4 * 2 ** (step / 2)) for step in range(30)))
+_LAST = len(_EDGES) - 1
+# Before anything is known answers are taken to have 256 tokens on average, with the weight of a fifth of an answer.
+_PRIOR_TOKENS = 256
+_PRIOR_ANSWERS = 0.2
+# Observations of more answers than this in one class make the older ones fade.
+_MEMORY_ANSWERS = 256
+_REFRESH_ANSWERS = 8
+_LEAST_SHARE = 1e-6
+
+
+def _width(index: int) -> int:
+    return (_EDGES[index + 1] if index < _LAST else 2 * _EDGES[index]) - _EDGES[index]
+
+
+def _class_of(length: int) -> int:
+    """The class of the last token of an answer: one of as many tokens as an edge has not passed it."""
+    return max(0, bisect.bisect_left(_EDGES, length) - 1)
+
+
+@dataclass(slots=True)
+class AnswerLengths:
+    """Expected lengths. Learning costs O(1) a token delta, an expectation O(1)."""
+
+    _passed: list[float] = field(default_factory=lambda: [0.0] * len(_EDGES))
+    _ended: list[float] = field(default_factory=lambda: [0.0] * len(_EDGES))
+    _unread: int = _REFRESH_ANSWERS
+    _hazard: list[float] = field(default_factory=list)
+    _summed: list[float] = field(default_factory=list)  # the hazard up to each edge
+    _rest: list[float] = field(default_factory=list)  # the expected rest at each edge
+
+    def grew(self, length: int, tokens: int) -> None:
+        """Record that an answer of `length` tokens got `tokens` more."""
+        for index in range(_class_of(length), _class_of(length + tokens)):
+            self._passed[index] += 1
+            self._fade(index)
+
+    def ended(self, length: int, *, by_itself: bool) -> None:
+        """Record that an answer ended with `length` tokens; one that was cut at its limit would have gone on."""
+        index = _class_of(length)
+        (self._ended if by_itself else self._passed)[index] += 1
+        self._unread += _REFRESH_ANSWERS
+        self._fade(index)
+
+    def expected_rest(self, length: int, limit: int) -> float:
+        """How many more tokens an answer of `length` tokens is expected to get, if it is cut at `limit` in all."""
+        if limit <= length:
+            return 0.0
+        if self._unread >= _REFRESH_ANSWERS:
+            self._refresh()
+        here, summed_here = self._at(length)
+        there, summed_there = self._at(limit)
+        return max(0.0, here - math.exp(summed_here - summed_there) * there)
+
+    def rest_of(self, share: float, length: int, limit: int) -> float:
+        """How many more tokens at least this share (above 0) of the answers of `length` tokens get, up to `limit`."""
+        if self._unread >= _REFRESH_ANSWERS:
+            self._refresh()
+        summed = self._at(length)[1] - math.log(share)
+        index = min(bisect.bisect_right(self._summed, summed) - 1, _LAST)
+        return min(limit, _EDGES[index] + (summed - self._summed[index]) / self._hazard[index]) - length
+
+    def _at(self, length: int) -> tuple[float, float]:
+        """The expected rest and the summed hazard at a length."""
+        index = bisect.bisect_right(_EDGES, length) - 1
+        hazard = self._hazard[index]
+        summed = self._summed[index] + hazard * (length - _EDGES[index])
+        if index == _LAST:
+            return 1 / hazard, summed
+        survives = math.exp(-hazard * (_EDGES[index + 1] - length))
+        return (1 - survives) / hazard + survives * self._rest[index + 1], summed
+
+    def _fade(self, index: int) -> None:
+        self._unread += 1
+        if self._passed[index] + self._ended[index] > _MEMORY_ANSWERS:
+            self._passed[index] /= 2
+            self._ended[index] /= 2
+
+    def _refresh(self) -> None:
+        self._unread = 0
+        self._hazard = []
+        self._summed = [0.0]
+        for index in range(len(_EDGES)):
+            width = _width(index)
+            stay = math.exp(-width / _PRIOR_TOKENS)
+            passed = self._passed[index] + _PRIOR_ANSWERS * stay
+            ended = self._ended[index] + _PRIOR_ANSWERS * (1 - stay)
+            hazard = -math.log(max(_LEAST_SHARE, passed / (passed + ended))) / width
+            self._hazard.append(hazard)
+            self._summed.append(self._summed[-1] + hazard * width)
+        rest = [0.0] * len(_EDGES)
+        rest[_LAST] = 1 / self._hazard[_LAST]
+        for index in reversed(range(_LAST)):
+            hazard = self._hazard[index]
+            survives = math.exp(-hazard * _width(index))
+            rest[index] = (1 - survives) / hazard + survives * rest[index + 1]
+        self._rest = rest
+
+
+# Which of the admitted generations hold one of the engine's sequences, as far as the edge process can know.
+
+
+@dataclass(slots=True, eq=False)
+class AdmittedJob:
+    """An admitted job. `limit` is its most new tokens; with `exact` it uses them all."""
+
+    prefill: int
+    limit: int
+    exact: bool
+    interactive: bool
+    since: float
+    # Where it stands among answers of its kind, from the longest (0) to the shortest (1), as far as anyone can tell.
+    luck: float = 0.5
+    generated: int = 0
+    # When it last got a token, and for how long prompts had been computed by then.
+    heard: float = 0.0
+    heard_prefill_s: float = 0.0
+
+
+def lanes() -> dict[bool, OrderedDict[AdmittedJob, None]]:
+    """No jobs yet, by priority (False: batch), in order of arrival."""
+    return {True: OrderedDict(), False: OrderedDict()}
+
+
+@dataclass(slots=True)
+class Sequences:
+    """The jobs that hold the engine's `count` sequences, and those that wait for one. All is O(1), `taken_up` O(n)."""
+
+    count: int
+    serving: dict[AdmittedJob, None] = field(default_factory=dict)
+    queued: dict[bool, OrderedDict[AdmittedJob, None]] = field(default_factory=lanes)
+    _batch: int = 0
+
+    def add(self, job: AdmittedJob, now: float) -> None:
+        """Add a job that waits for a sequence; it gets one at once if one is free."""
+        self.queued[job.interactive][job] = None
+        self._fill(now)
+
+    def remove(self, job: AdmittedJob, now: float) -> None:
+        """Remove a job that ended."""
+        self.queued[job.interactive].pop(job, None)
+        if job in self.serving:
+            self._leave(job)
+            self._fill(now)
+
+    def taken_up(self, job: AdmittedJob, pending: Mapping[bool, Container[AdmittedJob]]) -> None:
+        """The engine turns out to have taken up this job: it has the sequence of the last that is still `pending`."""
+        if job not in self.queued[job.interactive]:
+            return
+        del self.queued[job.interactive][job]
+        self._serve(job)
+        for other in reversed(self.serving):
+            if len(self.serving) <= self.count:
+                return
+            if other in pending[other.interactive]:
+                self._leave(other)
+                self.queued[other.interactive][other] = None
+                self.queued[other.interactive].move_to_end(other, last=False)
+                return
+
+    def _fill(self, now: float) -> None:
+        """Give free sequences to the jobs that are next, as the engine does."""
+        while len(self.serving) < self.count:
+            lane = self.queued[True]
+            if not lane and self._batch < batch_sequences(self.count):
+                lane = self.queued[False]
+            if not lane:
+                return
+            job, _ = lane.popitem(last=False)
+            job.since = now
+            self._serve(job)
+
+    def _serve(self, job: AdmittedJob) -> None:
+        self.serving[job] = None
+        self._batch += not job.interactive
+
+    def _leave(self, job: AdmittedJob) -> None:
+        del self.serving[job]
+        self._batch -= not job.interactive
+
+
+# Measured rates of work: pure arithmetic, no clock.
+
+
+@dataclass(slots=True)
+class Rate:
+    """Units of work per second. An observation loses half of its weight with each `memory` units that follow it.
+
+    Time without work changes nothing, so the rate follows the device and not the traffic.
+    """
+
+    memory: float
+    _units: float = 0.0
+    _seconds: float = 0.0
+
+    def measured(self, units: float, seconds: float) -> None:
+        """Record that so many units took so many seconds; zero seconds for units computed along with other work."""
+        if units <= 0 or seconds < 0:
+            return
+        kept: float = 0.5 ** (units / self.memory)
+        self._units = self._units * kept + units
+        self._seconds = self._seconds * kept + seconds
+
+    @property
+    def per_second(self) -> float | None:
+        """The measured rate, or None before any work took time."""
+        return self._units / self._seconds if self._seconds > 0 else None
+
+
+@dataclass(slots=True)
+class Load:
+    """Seconds of work that arrive per second, over the last `half_life_s`. The clock is the caller's."""
+
+    half_life_s: float = 10.0
+    _work_s: float = 0.0
+    _weight_s: float = 0.0
+    _at: float | None = None
+
+    def arrived(self, seconds: float, now: float) -> None:
+        """Record that work of so many seconds arrived."""
+        self._advance(now)
+        self._work_s += seconds
+
+    def share(self, now: float) -> float:
+        """The share of the time that this work takes; above 1 if more arrives than can be done."""
+        self._advance(now)
+        # As if an idle second had gone before, so that a first arrival is not taken for a flood.
+        return self._work_s / (self._weight_s + 1.0)
+
+    def _advance(self, now: float) -> None:
+        elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now
+        kept: float = 0.5 ** (elapsed / self.half_life_s)
+        self._work_s *= kept
+        self._weight_s = self._weight_s * kept + elapsed
+
+
+# How long answers decode: the measured rate of an engine, and the lengths of earlier answers.
+
+_MEMORY_TOKENS = 32
+# The least share of the time between two tokens that is taken to be decoding.
+_LEAST_DECODE = 0.1
+
+
+@dataclass(slots=True)
+class Decoding:
+    """New tokens per second and sequence, and how many more of them a job gets."""
+
+    rate: Rate = field(default_factory=lambda: Rate(_MEMORY_TOKENS))
+    # By the size of the limit: callers that ask for as much as 4,096 tokens seldom want what those of 16 want.
+    _lengths: dict[int, AnswerLengths] = field(default_factory=dict)
+
+    def measured(self, job: AdmittedJob, tokens: int, at: float, prefill_s: float, serving: int) -> None:
+        """Take the time since a job's last token, less what the prompts of other jobs took of it.
+
+        `prefill_s` is the time that all prompts have taken so far; `serving` jobs decode side by side.
+        """
+        elapsed = max(0.0, at - job.heard)
+        prompts = prefill_s - job.heard_prefill_s
+        self.rate.memory = _MEMORY_TOKENS * max(1, serving)
+        self.rate.measured(tokens, max(elapsed - prompts, _LEAST_DECODE * elapsed))
+
+    def grew(self, job: AdmittedJob, tokens: int, at: float, prefill_s: float) -> None:
+        """Record that a job got new tokens at `at`."""
+        self._answers_like(job).grew(job.generated, tokens)
+        job.generated += tokens
+        job.heard, job.heard_prefill_s = at, prefill_s
+
+    def ended(self, job: AdmittedJob, *, by_itself: bool) -> None:
+        """Record that an answer ended by itself, or was cut at its limit."""
+        self._answers_like(job).ended(job.generated, by_itself=by_itself)
+
+    def seconds(self, job: AdmittedJob, *, by_luck: bool = False) -> float:
+        """Seconds that a job still decodes, prefills of others apart, as far as is known.
+
+        `by_luck` gives some jobs the time of a long answer and others that of a short one: where several run side by
+        side, the first to end counts, and one long answer holds up one sequence only. A mean would hide both.
+        """
+        rate = self.rate.per_second
+        if rate is None:
+            return 0.0
+        if by_luck and not job.exact:
+            return self._answers_like(job).rest_of(job.luck, job.generated, job.limit) / rate
+        return self.rest(job) / rate
+
+    def rest(self, job: AdmittedJob) -> float:
+        """New tokens that a job is still expected to get."""
+        if job.exact:
+            return job.limit - job.generated
+        return self._answers_like(job).expected_rest(job.generated, job.limit)
+
+    def _answers_like(self, job: AdmittedJob) -> AnswerLengths:
+        size = job.limit.bit_length()
+        lengths = self._lengths.get(size)
+        if lengths is None:
+            lengths = self._lengths[size] = AnswerLengths()
+        return lengths
+
+
+# Estimates how long the work before an engine takes, in tokens and seconds: one estimator for all engines.
+#
+# A job has two phases: the prefill (the tokens of its prompt, or of its texts), for which jobs are taken in turn, and
+# the
+# decode (new tokens), in which up to `sequences` jobs share the engine. An embedding is a prefill only. Prompts are
+# computed in the order of `prompts`: those of fewer pieces first. The rates of both phases are measured. No device, no
+# clock: the caller supplies times in monotonic seconds.
 
 # A running piece of work is never taken to be over before its end is seen.
 _MOST_OF_IT = 0.95

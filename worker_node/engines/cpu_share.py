@@ -3,8 +3,7 @@
 The threads of an inference wait for each other at every layer, so an inference that shares some of its cores is about
 as slow as on the most crowded one. A lower priority does not help: it starves the other tasks, and even the little that
 they run disturbs the chat. So their processes are stopped and continued in turn, and a chat has all cores meanwhile. No
-request is starved: one that has used a quarter of its time is not slowed down any more.
-"""
+request is starved: one that has used a quarter of its time is not slowed down any more."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from worker_node.core.operating_system import Stoppable, continue_process, stop_process
-from worker_node.engines.messages import Job
+from worker_node.engines.protocol import Job
 
 # Yielding processes stay stopped until they have this credit. Measured (docs/performance.md): with shorter turns the
 # caches are lost too often, with longer ones all stutter.

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.devices.accel import find_npu
-from worker_node.devices.emulation import StandInCounter
-from worker_node.devices.npu_counters import BUSY_TIME_FILE, NpuCounters, read_counters, read_number, read_stand_in
+from worker_node.devices.emulated_npu import StandInCounter
+from worker_node.devices.npu import BUSY_TIME_FILE, NpuCounters, find_npu, read_counters, read_number, read_stand_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
-"""A few preparation processes, a bounded queue before them, and limits on every call."""
+"""One preparation process, as the edge process sees it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import subprocess
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +21,101 @@ from worker_node.core.errors import (
     NodeError,
     Overloaded,
 )
-from worker_node.preparation.messages import Call, CallFailed, CallRefused, OutOfMemory, Reply, Returned, frame
-from worker_node.preparation.process import PreparationProcess, ProcessEnded
+from worker_node.core.operating_system import call_when_ended, start_module
+from worker_node.sandbox.worker import (
+    LENGTH,
+    Call,
+    CallFailed,
+    CallRefused,
+    OutOfMemory,
+    Reply,
+    Returned,
+    frame,
+    replies,
+)
+
+
+class ProcessEnded(Exception):
+    """The process ended during a call. `status` is its exit status, negative for a signal."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the call used up its CPU time."""
+        return self.status == -signal.SIGPROF
+
+    @property
+    def killed_from_outside(self) -> bool:
+        """Whether somebody else ended it: the kernel for want of memory, an operator, or its status is not known."""
+        return self.status in {-signal.SIGKILL, -signal.SIGTERM, 0}
+
+
+class PreparationProcess:
+    """Make it with `spawn`. It serves one call at a time."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        # A process that ends between calls is reaped at once, and not by the next call.
+        self._forget = call_when_ended(process.pid, process.poll)
+
+    @classmethod
+    async def spawn(cls, memory_bytes: int, modules: Sequence[str]) -> PreparationProcess:
+        """Start a process. It dies with this one, and knows none of the node's secrets."""
+        process, ours = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as the kernel says."""
+        return self._process.poll() is None
+
+    async def call(self, frame: bytes) -> Reply:
+        """Send one call and wait for its reply. Raises ProcessEnded.
+
+        When this is cancelled, the process is in the middle of a call: `end` is all that is left to do with it.
+        """
+        try:
+            self._writer.write(frame)
+            await self._writer.drain()
+            (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            body = await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise ProcessEnded(await self.end()) from None
+        reply: Reply = replies.decode(body)
+        return reply
+
+    async def end(self) -> int:
+        """End the process at once and return its exit status, which is its own if it had ended already."""
+        self._writer.close()
+        self._forget()
+        # A process that closed its end is ending by itself, and its own status says why.
+        try:
+            return await asyncio.to_thread(self._process.wait, 0.1 if self._reader.at_eof() else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return await asyncio.to_thread(self._process.wait)
+
+
+# A few preparation processes, a bounded queue before them, and limits on every call.
 
 log = logging.getLogger(__name__)
 
@@ -230,3 +326,81 @@ class PreparationPool:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+# Results of preparation by content: each is computed once, however many requests need it at the same time.
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Work that `waiters` requests wait for."""
+
+    task: asyncio.Task[str]
+    waiters: int = 0
+
+
+class ResultCache:
+    """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._most = max_bytes
+        self._size = 0
+        self._results: OrderedDict[bytes, str | tuple[type[BadRequest], str, str | None]] = OrderedDict()
+        self._flights: dict[bytes, _Flight] = {}
+        self.hits = 0
+        self.misses = 0
+
+    async def get(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
+        """The result for a key; `make` is called where there is none, and cancelled when its last caller leaves.
+
+        Raises what `make` raises.
+        """
+        if key in self._results:
+            self.hits += 1
+            self._results.move_to_end(key)
+            return _result(self._results[key])
+        self.misses += 1
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(self._made(key, make)))
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
+                self._flights.pop(key, None)
+                flight.task.cancel()
+
+    async def _made(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
+        task = asyncio.current_task()
+        try:
+            result = await make()
+        except BadRequest as error:
+            self._keep(key, (type(error), error.message, error.param))
+            raise
+        else:
+            self._keep(key, result)
+            return result
+        finally:
+            if (flight := self._flights.get(key)) is not None and flight.task is task:
+                del self._flights[key]
+
+    def _keep(self, key: bytes, result: str | tuple[type[BadRequest], str, str | None]) -> None:
+        self._results[key] = result
+        self._size += _bytes(key, result)
+        while self._size > self._most:
+            old, value = self._results.popitem(last=False)
+            self._size -= _bytes(old, value)
+
+
+def _result(kept: str | tuple[type[BadRequest], str, str | None]) -> str:
+    if isinstance(kept, str):
+        return kept
+    kind, message, param = kept
+    # A new one each time: an error carries what befell one request.
+    raise kind(message, param=param)
+
+
+def _bytes(key: bytes, result: str | tuple[type[BadRequest], str, str | None]) -> int:
+    return len(key) + len(result if isinstance(result, str) else result[1]) + 100

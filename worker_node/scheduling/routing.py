@@ -1,8 +1,7 @@
 """Where a request runs, and why: a pure decision over the state of each placement.
 
 The route is the first placement, in the model's own order, that can serve now, supports what the request asks for, and
-holds its prompt. The length of the answer does not count: it ends at the limit of the placement's window.
-"""
+holds its prompt. The length of the answer does not count: it ends at the limit of the placement's window."""
 
 from __future__ import annotations
 

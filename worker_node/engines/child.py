@@ -1,10 +1,9 @@
 """The engine process: one thread, one pipeline, one loop.
 
-    python -m worker_node.hosting.child FD
+    python -m worker_node.engines.child FD
 
 `FD` is its end of the socket pair. The first frame is the `EngineSpec`; then commands come in and events go out
-until the edge process closes the pair, dies (the kernel then kills this process too) or says `Shutdown`.
-"""
+until the edge process closes the pair, dies (the kernel then kills this process too) or says `Shutdown`."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ import traceback
 import msgspec
 
 from worker_node.core.operating_system import end_with_parent, lower_priority
-from worker_node.engines.base import DeviceBroken, Runner
-from worker_node.engines.messages import (
+from worker_node.engines.protocol import (
     Broken,
     Cancel,
+    DeviceBroken,
     EngineSpec,
     Event,
     Failed,
@@ -31,11 +30,12 @@ from worker_node.engines.messages import (
     LoadFailed,
     NativeCall,
     Outcome,
+    Runner,
     Shutdown,
     Submit,
     results_of,
 )
-from worker_node.hosting.wire import ChildChannel, decode_command, decode_spec
+from worker_node.engines.wire import ChildChannel, decode_command, decode_spec
 
 log = logging.getLogger(__name__)
 
