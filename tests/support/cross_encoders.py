@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from tests.support.tiny_encoder import BERT, bert_tensors, wordpiece_tokenizer
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.conversion.job import ConversionJob
+from worker_node.models.convert.job import ConversionJob
 
 HEADS = 12
 _LAYER = (

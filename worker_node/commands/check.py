@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker_node.models.preparation import Wish
+    from worker_node.models.prepare import Wish
     from worker_node.models.sources.check import Report
 
 _VERDICTS = {True: "suitable", False: "not suitable", None: "not known"}

@@ -113,7 +113,7 @@ def _pull_at_once(store: ModelStore, names: list[str]) -> None:
 
     Raises the NodeError of the first that fails, and ends the others.
     """
-    from worker_node.models.pulling import pull
+    from worker_node.models.pull import pull
 
     async def pull_all(shown: Sequence[Progress]) -> None:
         # A group cancels each task once: a second time would not let it wait for the end of its process.

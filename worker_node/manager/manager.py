@@ -24,9 +24,9 @@ from worker_node.manager.removals import Removals, WhileInUse
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.manager.turnover import Turnover
 from worker_node.models.manifest import InstalledModel
-from worker_node.models.preparation import Wish
+from worker_node.models.prepare import Wish
 from worker_node.models.progress import Progress
-from worker_node.models.pulling import pull, requested
+from worker_node.models.pull import pull, requested
 from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
 

@@ -1,8 +1,7 @@
 """Known answers by which a device proves that it computes a model rightly before the model is called ready.
 
 A device that answers garbage raises no error, so each model carries a small examination: texts with the
-vectors that the CPU gave in float32 at conversion, or a prompt with what its greedy answer must contain.
-"""
+vectors that the CPU gave in float32 at conversion, or a prompt with what its greedy answer must contain."""
 
 from __future__ import annotations
 

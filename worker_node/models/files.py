@@ -1,8 +1,7 @@
 """Published files that only one task knows: which they are, and what is made of them.
 
 A task names an object of `ModelFiles` in its registration (`registry.Task.files`). Its files are asked for before those
-that the node itself knows (GGUF, OpenVINO directories of generation models and encoders, safetensors of encoders).
-"""
+that the node itself knows (GGUF, OpenVINO directories of generation models and encoders, safetensors of encoders)."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import cast
 
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import load, tasks
 

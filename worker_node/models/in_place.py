@@ -19,14 +19,13 @@ from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ModelError
 from worker_node.core.types import ModelKind
-from worker_node.models import staging
+from worker_node.models import store
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.chat_template import read_config
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.convert import convert
-from worker_node.models.directory import read_directory
+from worker_node.models.convert.job import ConversionJob
+from worker_node.models.directory import read_config, read_directory
 from worker_node.models.files import recognised, special_file
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, InstalledModel, read_facts, read_model
+from worker_node.models.prepare import convert
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.selection import SAFETENSORS_FILE
 
@@ -127,12 +126,12 @@ def _prepare(
     label = _SAFE.sub("-", name.lower()).strip("-.") or "model"
     target = root / f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     root.mkdir(parents=True, exist_ok=True)
-    with staging.exclusive(root, label):
+    with store.exclusive(root, label):
         if not (target / MANIFEST_FILE).is_file():
             log.info("model %s: preparing what is in %s", name, path)
-            work = staging.partial(root, label)
+            work = store.partial(root, label)
             try:
-                staging.publish(_converted(path, name, kind, pooling, normalize, work, progress), target)
+                store.publish(_converted(path, name, kind, pooling, normalize, work, progress), target)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
         for old in root.glob(f"{label}-" + "[0-9a-f]" * 16):

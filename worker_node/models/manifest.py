@@ -1,12 +1,12 @@
 """What the node knows about a model in the store: `npu-node.json` in the model's own directory.
 
 The manifest is written last, when everything that it names is there; a directory without one holds no
-installed model.
-"""
+installed model."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,3 +189,26 @@ def read_model(directory: Path) -> InstalledModel:
         matryoshka=manifest.matryoshka,
         vector_fidelity=manifest.vector_fidelity,
     )
+
+
+# Whether the weights of OpenVINO files are all there: OpenVINO's own error for a truncated file does not name it.
+
+_CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
+
+
+def check_weights(directory: Path) -> None:
+    """Raise ConfigurationError, with the file's name, when a graph needs more bytes than its weights have.
+
+    A directory with a manifest is not looked at: the manifest has the sizes, and they are checked with it.
+    """
+    if (directory / MANIFEST_FILE).is_file():
+        return
+    for graph in sorted(directory.glob("openvino*.xml")):
+        ends = (int(offset) + int(size) for offset, size in _CONSTANT.findall(graph.read_bytes()))
+        weights, needed = graph.with_suffix(".bin"), max(ends, default=0)
+        found = weights.stat().st_size if weights.is_file() else 0
+        if found < needed:
+            raise ConfigurationError(
+                f"{weights}: {found} bytes, and {graph.name} needs {needed}; the file is truncated or missing: copy it "
+                "again"
+            )

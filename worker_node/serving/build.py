@@ -8,8 +8,7 @@ from worker_node.core.errors import ModelNotFound
 from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
-from worker_node.models.manifest import InstalledModel
-from worker_node.models.weights import check_weights
+from worker_node.models.manifest import InstalledModel, check_weights
 from worker_node.registry import tasks
 from worker_node.serving.engine_plan import refuse_foreign_options
 from worker_node.serving.machine import Machine

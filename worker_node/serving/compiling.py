@@ -14,8 +14,7 @@ from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
 from worker_node.devices.probe import probe
 from worker_node.devices.source import npu_source
 from worker_node.engines.protocol import EngineState
-from worker_node.models.manifest import InstalledModel
-from worker_node.models.weights import check_weights
+from worker_node.models.manifest import InstalledModel, check_weights
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings

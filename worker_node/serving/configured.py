@@ -10,8 +10,8 @@ from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.in_place import apparent_kind
+from worker_node.models.manifest import check_weights
 from worker_node.models.store import ModelStore
-from worker_node.models.weights import check_weights
 from worker_node.serving.build import build_model
 from worker_node.serving.installed import installed_model
 from worker_node.serving.machine import Machine

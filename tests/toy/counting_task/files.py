@@ -6,7 +6,7 @@ from pathlib import Path
 
 from counting_task.task import KIND
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import Converted
 from worker_node.models.files import ModelFiles
 
 

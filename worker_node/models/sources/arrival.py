@@ -8,17 +8,26 @@ from pathlib import Path
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.download import file_sha256
 from worker_node.models.files import ModelFiles, recognised, special_file
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.models.progress import Progress, Silent
 from worker_node.models.sources.disk import require_space
-from worker_node.models.sources.gguf_header import HEADER_BYTES, parse_header, require_known_architecture
 from worker_node.models.sources.hub import fetch_file, list_repository
-from worker_node.models.sources.listing import Listing, total_size
-from worker_node.models.sources.needs import conversion_needs, require_resources
+from worker_node.models.sources.packages import file_sha256
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
-from worker_node.models.sources.selection import CONFIG_FILES, SAFETENSORS_FILE, Selection, select
+from worker_node.models.sources.selection import (
+    CONFIG_FILES,
+    HEADER_BYTES,
+    SAFETENSORS_FILE,
+    Listing,
+    Selection,
+    conversion_needs,
+    parse_header,
+    require_known_architecture,
+    require_resources,
+    select,
+    total_size,
+)
 from worker_node.models.sources.web import check_hash_given, fetch_url
 
 # The files that decide what a local model computes; their hashes go into its manifest.
@@ -101,8 +110,8 @@ def _require_convertible(directory: Path, name: str) -> None:
 def require_buildable_encoder(directory: Path, name: str) -> None:
     """Raises SourceRejected, with the reason and the way out, for an encoder that the builder has no graph for."""
     # Imports OpenVINO: only where an encoder is to be built.
-    from worker_node.models.conversion.sentence_config import read_bert_config, read_sentence_config  # noqa: PLC0415
-    from worker_node.models.sources.export import export_command  # noqa: PLC0415
+    from worker_node.models.convert.encoder import read_bert_config, read_sentence_config  # noqa: PLC0415
+    from worker_node.models.sources.reference import export_command  # noqa: PLC0415
 
     try:
         read_bert_config(directory)

@@ -14,15 +14,21 @@ from worker_node.core.errors import DownloadFailed
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubSource, SourceFormat
 from worker_node.models.manifest import WEIGHTS_FILE, sizes
-from worker_node.models.preparation import Wish
+from worker_node.models.prepare import Wish
 from worker_node.models.progress import Silent
 from worker_node.models.sources.arrival import choose_files, fetch_configs, find_local
 from worker_node.models.sources.disk import free_space, in_gigabytes
-from worker_node.models.sources.gguf_header import HEADER_BYTES, GgufHeader, parse_header, require_known_architecture
 from worker_node.models.sources.hub import list_repository
-from worker_node.models.sources.needs import conversion_needs
 from worker_node.models.sources.reference import HubReference, LocalReference, UrlReference
-from worker_node.models.sources.suitability import Suitability, npu_verdict
+from worker_node.models.sources.selection import (
+    HEADER_BYTES,
+    GgufHeader,
+    Suitability,
+    conversion_needs,
+    npu_verdict,
+    parse_header,
+    require_known_architecture,
+)
 
 # Tokens of the conversation for which the memory of a loaded model is estimated.
 _TOKENS = 4096

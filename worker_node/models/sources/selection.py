@@ -1,21 +1,59 @@
-"""What a repository holds decides what happens to it: adopted, converted, built, or rejected with the way out.
-
-Pure: it reads a listing, and the repository's small configuration files, which were fetched before.
-"""
+"""What a source holds, before anything of it is downloaded."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from worker_node.core.errors import SourceRejected
+from worker_node.core.errors import ConversionFailed, SourceRejected
+from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.directory import GENERATION_FILES
 from worker_node.models.files import files_of_task
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
-from worker_node.models.sources.export import export_command
-from worker_node.models.sources.listing import Listing, RemoteFile
+from worker_node.models.sources.disk import in_gigabytes, require_space
+from worker_node.models.sources.reference import export_command
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file: `size` in bytes, and the hash that its source declares (hex): sha256 or that of the git object."""
+
+    path: str
+    size: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one version. `revision` is the commit; `licence` the declared one; `gguf` the hub's own summary of
+    its GGUF files (architecture, context_length), where it has one; `architectures` those of its config.json."""
+
+    name: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+    licence: str = "unknown"
+    gguf: dict[str, Any] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+
+    def find(self, path: str) -> RemoteFile | None:
+        """The file of that path, or None."""
+        return next((file for file in self.files if file.path == path), None)
+
+
+def total_size(files: Sequence[RemoteFile]) -> int:
+    """Bytes of some files together."""
+    return sum(file.size for file in files)
+
+
+# What a repository holds decides what happens to it: adopted, converted, built, or rejected with the way out.
+#
+# Pure: it reads a listing, and the repository's small configuration files, which were fetched before.
 
 SAFETENSORS_FILE = "model.safetensors"
 # Small files that say what a model is; they are read before anything large is fetched.
@@ -134,3 +172,202 @@ def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:
         f"repository of the same model that ends in -ov or -GGUF, or make one: "
         f"{export_command(listing.name, name, encoder=encoder)}"
     )
+
+
+# What a GGUF file says of its model in its first bytes, so that it can be rejected before it is downloaded.
+
+# Enough for the metadata that precedes the tokenizer in files of every common writer.
+HEADER_BYTES = 64 << 10
+# Those that GenAI's reader builds a graph for (openvino-genai 2026.4).
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_MAX_TEXT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """The metadata in front of the tokenizer, by name."""
+
+    fields: dict[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, or an empty string."""
+        return str(self.fields.get("general.architecture", ""))
+
+    def number(self, name: str) -> int | None:
+        """A whole number about the architecture, such as `block_count`; None where the file does not say."""
+        value = self.fields.get(f"{self.architecture}.{name}")
+        return int(value) if isinstance(value, int) else None
+
+
+def parse_header(head: bytes, name: str) -> GgufHeader:
+    """Read the first bytes of a file; what is cut off is left out. Raises SourceRejected when it is no GGUF file."""
+    if len(head) < 24 or head[:4] != _MAGIC:
+        raise SourceRejected(f"{name} is not a GGUF file: it does not begin with GGUF")
+    version, _, count = struct.unpack_from("<IQQ", head, 4)
+    if version not in _VERSIONS:
+        raise SourceRejected(f"{name} has GGUF version {version}; known are {_VERSIONS[0]} and {_VERSIONS[1]}")
+    reader = _Reader(head, 24)
+    fields: dict[str, Any] = {}
+    try:
+        for _ in range(min(count, 4096)):
+            key = reader.text()
+            if key.startswith("tokenizer."):
+                break
+            fields[key] = reader.value(reader.scalar("I"))
+    except (struct.error, _CutOff):
+        pass  # the rest is beyond what was read
+    return GgufHeader(fields)
+
+
+def require_known_architecture(architecture: str, name: str) -> None:
+    """Raises SourceRejected unless models of this architecture can be converted."""
+    if architecture not in ARCHITECTURES:
+        raise SourceRejected(
+            f"{name} is a GGUF file of architecture {architecture or 'unknown'!r}; those that can be converted are "
+            f"{', '.join(ARCHITECTURES)}. Look for a repository of the same model that ends in -ov "
+            "(npu-node list --all shows some)"
+        )
+
+
+class _CutOff(Exception):
+    """The value lies beyond the bytes that were read, or is none that a header holds."""
+
+
+class _Reader:
+    def __init__(self, data: bytes, offset: int) -> None:
+        self._data = data
+        self._offset = offset
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._offset)
+        self._offset += struct.calcsize(f"<{code}")
+        return value
+
+    def text(self) -> str:
+        length = self.scalar("Q")
+        end = self._offset + length
+        if length > _MAX_TEXT or end > len(self._data):
+            raise _CutOff
+        value = self._data[self._offset : end].decode(errors="replace")
+        self._offset = end
+        return value
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            item, count = self.scalar("I"), self.scalar("Q")
+            if item == _ARRAY or count > len(self._data):
+                raise _CutOff
+            return [self.value(item) for _ in range(count)]
+        if kind not in _SCALARS:
+            raise _CutOff
+        return self.scalar(_SCALARS[kind])
+
+
+# Whether a model suits an NPU, as far as its small files and its name say it.
+
+# What the NPU compiler takes for generation: int4, symmetric, one scale a row or groups of a multiple of this.
+_GROUP = 64
+# Those of the models that were run on the NPU path, or are published for NPUs.
+_HEAD_SIZES = frozenset({64, 80, 96, 128})
+_MARKS = (
+    (re.compile(r"int4-cw|int4-sym|int4_sym|int4-gq|sym[_-]?(cw|g128)", re.IGNORECASE), True, "int4 symmetric"),
+    (re.compile(r"nf4", re.IGNORECASE), True, "nf4, which NPUs take from Lunar Lake on"),
+    (re.compile(r"int4-asym|int4_asym", re.IGNORECASE), False, "int4 asymmetric"),
+    (re.compile(r"int8|fp16|fp8|bf16", re.IGNORECASE), False, "not int4"),
+)
+_ALTERNATIVE = "NPUs want int4 symmetric, channel-wise or in groups: look for -int4-cw-ov"
+
+
+@dataclass(frozen=True, slots=True)
+class Suitability:
+    """`suitable` is None where nobody can tell before it is tried; `reasons` in words."""
+
+    suitable: bool | None
+    reasons: tuple[str, ...]
+
+
+def npu_verdict(
+    name: str, source_format: SourceFormat, weights: Mapping[str, Any], *, generates: bool, head_size: int | None
+) -> Suitability:
+    """Judge a model by its repository's `name`, and by `weights`, the `quantization_config` of openvino_config.json."""
+    if not generates:
+        return Suitability(suitable=True, reasons=("an encoder: it runs in f16 with static shapes",))
+    suitable, reason = _weights(name, source_format, weights)
+    reasons = [reason]
+    if head_size is not None and head_size not in _HEAD_SIZES:
+        suitable = None if suitable else suitable
+        reasons.append(f"head size {head_size} was not tried on NPUs ({', '.join(map(str, sorted(_HEAD_SIZES)))} were)")
+    return Suitability(suitable, tuple(reasons))
+
+
+def _weights(name: str, source_format: SourceFormat, weights: Mapping[str, Any]) -> tuple[bool | None, str]:
+    if source_format is SourceFormat.GGUF:
+        return True, f"converted here to int4 and int8, symmetric, in groups of {_GROUP}"
+    bits, symmetric, group = weights.get("bits"), weights.get("sym"), weights.get("group_size")
+    if bits is None:
+        return _by_name(name)
+    if bits != 4:
+        return False, f"the weights have {bits} bits; {_ALTERNATIVE}"
+    if not symmetric:
+        return False, f"the weights are int4 asymmetric; {_ALTERNATIVE}"
+    if group == -1:
+        return True, "int4 symmetric, channel-wise"
+    fits = isinstance(group, int) and group > 0 and group % _GROUP == 0
+    return fits, f"int4 symmetric in groups of {group}" + ("" if fits else f", which is no multiple of {_GROUP}")
+
+
+def _by_name(name: str) -> tuple[bool | None, str]:
+    for mark, suitable, words in _MARKS:
+        if mark.search(name):
+            return suitable, f"by its name: {words}" + ("" if suitable else f"; {_ALTERNATIVE}")
+    return None, "nothing says how the weights are stored; most repositories that end in -int4-ov are asymmetric"
+
+
+# What a conversion takes, estimated from the size of the weights; checked before it begins.
+
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of memory at the peak, and bytes of disk beside the published files."""
+
+    memory: int
+    disk: int
+
+
+def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> Needs:
+    """Estimate for weights of `size` bytes; `movable` files are moved where they need no change.
+
+    The factors are upper bounds of what was measured (docs/performance.md).
+    """
+    match source_format:
+        case SourceFormat.GGUF:
+            # Disk: GenAI's graph of the file, and the result.
+            return Needs(memory=3 * size + _GIGABYTE, disk=int(2.5 * size))
+        case SourceFormat.SAFETENSORS | SourceFormat.TASK:
+            # Half-precision weights become twice as large: encoders are kept in float32.
+            return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
+        case _:
+            return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
+
+
+def require_resources(source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool) -> None:
+    """Raise DownloadFailed (disk) or ConversionFailed (memory), with both figures, when a conversion does not fit."""
+    needs = conversion_needs(source_format, size, movable=movable)
+    require_space(room, needs.disk, f"the conversion of {what}")
+    available = available_memory()
+    if available is not None and needs.memory > available:
+        raise ConversionFailed(
+            f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
+            f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
+            "or convert it on a larger machine and copy the directory"
+        )

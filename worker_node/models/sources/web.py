@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker_node.core.errors import BadRequest, DownloadFailed, HashMismatch, ModelError
-from worker_node.models.download import file_sha256
 from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import disk_full, in_gigabytes, require_space
+from worker_node.models.sources.packages import file_sha256
 from worker_node.models.sources.reference import UrlReference
 
 if TYPE_CHECKING:
     import httpx2
+
 
 _RETRIES = 5
 _RETRY_S = 1.0

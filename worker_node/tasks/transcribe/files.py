@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import InstalledModel, sizes
 from worker_node.tasks.transcribe.task import KIND
@@ -54,7 +53,7 @@ class _Files(ModelFiles):
             shutil.copyfile(voice, Path(job.target) / VOICE_FILE)
             return Converted(kind=VOICE_KIND, family="silero", quantization="f32", context_limit=POSITIONS)
         # Imports OpenVINO and its tokenizers: only where something is converted.
-        from worker_node.models.conversion.whisper.write import write_whisper  # noqa: PLC0415
+        from worker_node.models.convert.whisper.write import write_whisper  # noqa: PLC0415
 
         source = Path(job.source)
         if (source / ENCODER_FILE).is_file():

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
-from worker_node.models.chat_template import find_template, read_config
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.result import Converted
-from worker_node.models.directory import compression_of, family_of
+from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.directory import compression_of, family_of, find_template, read_config
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import InstalledModel, sizes
 from worker_node.tasks.vision.kind import VISION

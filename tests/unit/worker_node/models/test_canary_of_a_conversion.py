@@ -6,7 +6,7 @@ import pytest
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.canary import GenerationCanary
-from worker_node.models.conversion import generation
+from worker_node.models.convert import generation
 
 CANARY = GenerationCanary("What is the capital of France?", ("Paris",), 24)
 

@@ -7,7 +7,7 @@ import pytest
 
 from worker_node.cli import main
 from worker_node.commands import pull
-from worker_node.models import pulling
+from worker_node.models import pull as preparing
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
@@ -80,7 +80,7 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
     async def prepared(root, name, progress):
         pass
 
-    monkeypatch.setattr(pulling, "pull", prepared)
+    monkeypatch.setattr(preparing, "pull", prepared)
     monkeypatch.setattr(pull.ModelStore, "pull", record)
     assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
     assert [wish.model_id for wish in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]

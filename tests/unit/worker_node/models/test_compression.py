@@ -9,14 +9,11 @@ from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
-from worker_node.models.conversion.bert import build_encoder
-from worker_node.models.conversion.compression import compress, compress_encoder, quantise
-from worker_node.models.conversion.exact_weights import restore_exact_weights
-from worker_node.models.conversion.genai_import import import_graph
-from worker_node.models.conversion.gguf_file import GgufFile
-from worker_node.models.conversion.gguf_rewriting import readable_file
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.sentence_config import read_bert_config, sentence_config_of
+from worker_node.models.convert.compression import compress, compress_encoder, quantise
+from worker_node.models.convert.encoder import build_encoder, read_bert_config, sentence_config_of
+from worker_node.models.convert.generation import restore_exact_weights
+from worker_node.models.convert.gguf import GgufFile, import_graph, readable_file
+from worker_node.models.convert.job import ConversionJob
 from worker_node.models.directory import compression_of
 
 pytestmark = pytest.mark.slow

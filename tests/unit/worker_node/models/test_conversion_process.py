@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models import convert as convert_module
+from worker_node.models import prepare as convert_module
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
@@ -24,7 +24,7 @@ class KillAt(Silent):
     def stage(self, name, total=None):
         if name == self.wanted:
             for child in psutil.Process().children():
-                if "worker_node.models.conversion" in child.cmdline():
+                if "worker_node.models.convert" in child.cmdline():
                     os.kill(child.pid, self.number)
 
 
@@ -36,7 +36,7 @@ def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
 
 
 def test_a_bug_is_told_with_the_end_of_its_traceback(store_root, make_bert, monkeypatch):
-    monkeypatch.setattr(convert_module, "_MODULE", "worker_node.models.conversion.nowhere")
+    monkeypatch.setattr(convert_module, "_MODULE", "worker_node.models.convert.nowhere")
     with pytest.raises(ConversionFailed, match="nowhere"):
         ModelStore().convert(make_bert()[0], "x")
     assert ModelStore().installed() == []
@@ -50,7 +50,7 @@ def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_be
 
     with pytest.raises(KeyboardInterrupt):
         ModelStore().convert(make_bert()[0], "x", Interrupt())
-    assert not [c for c in psutil.Process().children() if "worker_node.models.conversion" in c.cmdline()]
+    assert not [c for c in psutil.Process().children() if "worker_node.models.convert" in c.cmdline()]
     assert {path.name for path in store_root.iterdir()} == {".locks"}
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tests.support.cross_encoders import HEADS, minilm_body, task_job, write_minilm, write_tiny
 from tests.support.numpy_bert import bert_logits, hidden_states, roberta_logits
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.__main__ import perform
+from worker_node.models.convert.__main__ import perform
 from worker_node.models.manifest import read_model
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, read_rerank_canary
 

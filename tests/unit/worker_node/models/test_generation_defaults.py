@@ -5,7 +5,7 @@ import json
 import pytest
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.models.generation_defaults import sampling_defaults
+from worker_node.models.directory import sampling_defaults
 
 
 @pytest.fixture

@@ -8,14 +8,10 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from worker_node.core.errors import ConversionFailed, SourceRejected
-from worker_node.models.conversion import exact_weights, genai_import
-from worker_node.models.conversion.exact_logits import exact_logits
-from worker_node.models.conversion.exact_weights import restore_exact_weights
-from worker_node.models.conversion.fidelity import compare, teacher_forced_logits
-from worker_node.models.conversion.genai_import import import_graph
-from worker_node.models.conversion.gguf_file import GgufFile
-from worker_node.models.conversion.gguf_rewriting import readable_file
-from worker_node.models.conversion.npu_repairs import repeat_by_constant
+from worker_node.models.convert import generation, gguf
+from worker_node.models.convert.fidelity import compare, exact_logits, teacher_forced_logits
+from worker_node.models.convert.generation import restore_exact_weights
+from worker_node.models.convert.gguf import GgufFile, import_graph, readable_file, repeat_by_constant
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
@@ -52,11 +48,11 @@ def constants(model):
 def test_a_fault_after_the_files_were_written_is_not_taken_for_their_end(monkeypatch, make_gguf, tmp_path):
     class Full:
         def __init__(self, model, *_arguments, **_options):
-            for name in ("openvino_model.xml", *genai_import.TOKENIZER_FILES):
+            for name in ("openvino_model.xml", *gguf.TOKENIZER_FILES):
                 (model.parent / name).touch()
             raise RuntimeError("Check 'bin_file.good()' failed: NONE of the bytes was written")
 
-    monkeypatch.setattr(genai_import.openvino_genai, "LLMPipeline", Full)
+    monkeypatch.setattr(gguf.openvino_genai, "LLMPipeline", Full)
     with pytest.raises(ConversionFailed, match=r"cannot import it .*of the bytes"):
         import_gguf(make_gguf(), tmp_path)
 
@@ -76,12 +72,12 @@ def test_every_tensor_of_the_file_is_in_the_graph_exactly(imported, tmp_path):
 def test_the_rows_that_are_compared_are_those_of_the_whole_matrix(make_gguf, tmp_path, quantization):
     model, _ = import_gguf(make_gguf(quantization=GGMLQuantizationType[quantization]), tmp_path)
     matrices = 0
-    for weight in exact_weights._find_weights(model):
-        sample = exact_weights.sample_of(weight.output)
-        whole = exact_weights._fold(weight.output)
+    for weight in generation._find_weights(model):
+        sample = generation.sample_of(weight.output)
+        whole = generation._fold(weight.output)
         if sample.ndim == 2:
             matrices += 1
-            whole = whole[exact_weights._sample_rows(whole.shape[0])]
+            whole = whole[generation._sample_rows(whole.shape[0])]
         np.testing.assert_allclose(sample, whole.reshape(sample.shape), atol=2e-3, rtol=2e-3)
     assert matrices >= 15
 

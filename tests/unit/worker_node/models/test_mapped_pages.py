@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker_node.models.conversion.mapped_pages import drop_pages, note_mapped
+from worker_node.models.convert.gguf import drop_pages, note_mapped
 
 
 def resident_kb(file):

@@ -9,10 +9,14 @@ from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import StandInCounter
 from worker_node.encoders.packing import CannotPack, packed_encoder
 from worker_node.engines.protocol import EngineSpec, NativeCall
-from worker_node.models.conversion.bert import build_encoder
-from worker_node.models.conversion.pooling import Pooling
-from worker_node.models.conversion.safetensors_file import read_tensors
-from worker_node.models.conversion.sentence_config import SentenceConfig, read_bert_config, read_sentence_config
+from worker_node.models.convert.encoder import (
+    Pooling,
+    SentenceConfig,
+    build_encoder,
+    read_bert_config,
+    read_sentence_config,
+)
+from worker_node.models.convert.safetensors import read_tensors
 from worker_node.tasks.embed.messages import Embedded, EmbedJob, embed_job
 from worker_node.tasks.embed.runners import StaticEmbeddingRunner
 from worker_node.tasks.embed.static_options import StaticOptions

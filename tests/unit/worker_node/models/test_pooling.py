@@ -5,7 +5,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from worker_node.models.conversion.pooling import Pooling, pool
+from worker_node.models.convert.encoder import Pooling, pool
 
 BF16 = {"INFERENCE_PRECISION_HINT": "bf16"}
 TOKENS = [0, 1, 255, 256, 257, 258, 301, 511, 600]

@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_refused_by_name(tiny, tmp_path):
 
 
 def test_a_graph_of_another_form_is_refused_by_name(tiny, tmp_path):
-    from worker_node.models.conversion.pooling import name_port
+    from worker_node.models.convert.encoder import name_port
 
     path = tiny.write(tmp_path / "rerank") / "openvino_model.xml"
     graph = ov.Core().read_model(path)

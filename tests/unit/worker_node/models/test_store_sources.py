@@ -20,7 +20,7 @@ from worker_node.core.errors import (
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.in_place import open_directory
-from worker_node.models.pulling import requested
+from worker_node.models.pull import requested
 from worker_node.models.store import ModelStore
 
 # Each conversion is a process of its own.
@@ -177,7 +177,7 @@ def test_a_source_that_has_changed_since_it_was_pulled_is_not_called_ready(store
 
 
 def test_what_does_not_fit_into_memory_is_rejected_before_the_conversion(store_root, make_gguf, monkeypatch):
-    monkeypatch.setattr("worker_node.models.sources.needs.available_memory", lambda: 900_000_000)
+    monkeypatch.setattr("worker_node.models.sources.selection.available_memory", lambda: 900_000_000)
     with pytest.raises(ConversionFailed, match=r"not enough memory to convert .* takes up to 1\.0 GB, 0\.9 GB"):
         ModelStore().pull(str(make_gguf()))
 

@@ -11,7 +11,7 @@ from worker_node.core.types import Device, Message
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.process import Canary
 from worker_node.models.canary import GenerationCanary
-from worker_node.models.generation_defaults import sampling_defaults
+from worker_node.models.directory import sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import NOTHING, Feature

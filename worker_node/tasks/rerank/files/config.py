@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.sentence_config import BertConfig, read_bert_config, read_json, token_limit
+from worker_node.models.convert.encoder import BertConfig, read_bert_config, read_json, token_limit
 from worker_node.tasks.rerank.files.architectures import FAMILIES, Family, architecture_of
 
 

@@ -10,11 +10,10 @@ import openvino as ov
 
 from worker_node.core.errors import ConversionFailed
 from worker_node.models.catalog import Quantization
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS
-from worker_node.models.conversion.result import Converted
-from worker_node.models.conversion.safetensors_file import read_tensors
-from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
+from worker_node.models.convert.embedding import TOKENIZER_FILE, write_tokenizer
+from worker_node.models.convert.encoder import ATTENTION_MASK, INPUT_IDS
+from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.convert.safetensors import read_tensors
 from worker_node.models.manifest import MODEL_FILE
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, canary_of, write_rerank_canary
 from worker_node.tasks.rerank.files.config import CrossEncoderConfig, read_cross_encoder_config

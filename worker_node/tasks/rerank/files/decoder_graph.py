@@ -16,7 +16,7 @@ from openvino import Node, Output
 from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS, Pooling, i64, name_port, pool
+from worker_node.models.convert.encoder import ATTENTION_MASK, INPUT_IDS, Pooling, i64, name_port, pool
 from worker_node.tasks.rerank.names import LOGITS
 
 _POSITIONS, _BEAMS = "position_ids", "beam_idx"

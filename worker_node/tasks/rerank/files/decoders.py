@@ -15,8 +15,7 @@ import numpy as np
 import openvino as ov
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.manifest import MODEL_FILE
 from worker_node.tasks.rerank.files.architectures import architecture_of
 from worker_node.tasks.rerank.files.canary import CANARY_PAIRS, canary_of, write_rerank_canary

@@ -11,8 +11,16 @@ import openvino as ov
 from openvino import Node
 from openvino import opset13 as op
 
-from worker_node.models.conversion.bert import Tensors, Weights, hidden_states, linear, text_input
-from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS, name_port
+from worker_node.models.convert.encoder import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    Tensors,
+    Weights,
+    hidden_states,
+    linear,
+    name_port,
+    text_input,
+)
 from worker_node.tasks.rerank.files.config import CrossEncoderConfig
 from worker_node.tasks.rerank.names import LOGITS, TOKEN_TYPES
 

@@ -15,7 +15,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
+from worker_node.models.convert.embedding import TOKENIZER_FILE, write_tokenizer
 
 PROMPT_FILE = "rerank_prompt.json"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from worker_node.core.errors import SourceRejected
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import MODEL_FILE, WEIGHTS_FILE
-from worker_node.models.sources.export import export_command
+from worker_node.models.sources.reference import export_command
 from worker_node.tasks.rerank.files.architectures import (
     FAMILIES,
     architecture_of,

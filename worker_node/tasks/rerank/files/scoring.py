@@ -9,8 +9,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from worker_node.models.conversion.pooling import ATTENTION_MASK, INPUT_IDS
-from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE
+from worker_node.models.convert.embedding import TOKENIZER_FILE
+from worker_node.models.convert.encoder import ATTENTION_MASK, INPUT_IDS
 from worker_node.models.manifest import MODEL_FILE
 from worker_node.tasks.rerank.names import LOGITS, TOKEN_TYPES
 

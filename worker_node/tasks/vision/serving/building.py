@@ -9,7 +9,7 @@ from typing import Any
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.engines.cpu_share import CpuRole
-from worker_node.models.generation_defaults import sampling_defaults
+from worker_node.models.directory import sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import Feature

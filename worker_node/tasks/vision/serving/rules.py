@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker_node.models.chat_template import read_config
+from worker_node.models.directory import read_config
 from worker_node.tasks.generate.serving.picture_rules import PictureRules
 
 # Of models whose preprocessing is not known here: a large picture for the best of them, and a generous estimate.

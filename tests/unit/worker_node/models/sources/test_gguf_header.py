@@ -4,7 +4,7 @@ import gguf
 import pytest
 
 from worker_node.core.errors import SourceRejected
-from worker_node.models.sources.gguf_header import HEADER_BYTES, parse_header, require_known_architecture
+from worker_node.models.sources.selection import HEADER_BYTES, parse_header, require_known_architecture
 
 
 def test_the_header_is_read_as_the_gguf_library_wrote_it(make_gguf):

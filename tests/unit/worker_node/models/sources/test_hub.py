@@ -178,7 +178,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_as_such(hub, repository, tmp_pat
 
 
 def test_only_the_chosen_quantization_is_downloaded(hub, tmp_path):
-    from worker_node.models.sources.gguf_header import ARCHITECTURES
+    from worker_node.models.sources.selection import ARCHITECTURES
 
     files = {f"m-{tag}.gguf": tag.encode() * 1000 for tag in ("Q4_K_M", "Q8_0", "F16")}
     hub.repositories["maker/g"] = Repository(files, gguf={"architecture": ARCHITECTURES[0]})

@@ -4,8 +4,7 @@ import pytest
 
 from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.sources.listing import Listing, RemoteFile
-from worker_node.models.sources.selection import quantization_of, select
+from worker_node.models.sources.selection import Listing, RemoteFile, quantization_of, select
 
 GENERATION = [
     f"openvino_{part}.{suffix}" for part in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")

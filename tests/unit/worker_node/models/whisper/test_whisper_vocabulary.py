@@ -6,9 +6,9 @@ import json
 import pytest
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.whisper.configuration import alignment_heads
-from worker_node.models.conversion.whisper.dimensions import Dimensions
-from worker_node.models.conversion.whisper.vocabulary import read_tiktoken, read_tokenizer_json
+from worker_node.models.convert.whisper.network import Dimensions
+from worker_node.models.convert.whisper.vocabulary import read_tiktoken, read_tokenizer_json
+from worker_node.models.convert.whisper.write import alignment_heads
 
 # All bytes, a few merges; " -", "♪" and the like are what suppression looks up.
 MERGES = [

@@ -1,8 +1,7 @@
 """Stores the weights of a model in fewer bits, bit for bit as nncf 3.4 does (`compress_weights`, symmetric modes).
 
 nncf itself is a test dependency, the oracle of `test_compression.py`: with scipy and scikit-learn it takes 160 MB, and
-twenty seconds of CPU time for the smallest model.
-"""
+twenty seconds of CPU time for the smallest model."""
 
 from __future__ import annotations
 

@@ -2,23 +2,41 @@
 
 The graph does not say which constant is which tensor. Both come from the same numbers, though, and no two
 tensors of a trained model are alike, so each constant is matched to the tensor of its shape that it is
-nearest to, and where a tied matrix is stored twice, by what reads it.
-"""
+nearest to, and where a tied matrix is stored twice, by what reads it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import openvino as ov
+import openvino_genai
 from numpy.typing import NDArray
 from openvino import Input, Node, Output, passes
 from openvino import opset13 as op
 
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.conversion.gguf_file import GgufFile
-from worker_node.models.conversion.mapped_pages import note_mapped
+from worker_node.core.types import ModelKind
+from worker_node.models.canary import GenerationCanary
+from worker_node.models.catalog import Quantization
+from worker_node.models.convert.compression import compress
+from worker_node.models.convert.fidelity import PROBE_TEXTS, compare, exact_logits, teacher_forced_logits
+from worker_node.models.convert.gguf import (
+    GgufFile,
+    import_graph,
+    note_mapped,
+    pages_dropped,
+    readable_file,
+    repeat_by_constant,
+)
+from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.directory import family_of
+from worker_node.models.manifest import MODEL_FILE
 
 # Relative distance (norm of the difference by norm of the tensor) up to which a constant may be taken for a
 # tensor: GenAI's rounding changes Q4_1 matrices by 0.09, a wrong matrix of the same shape is 1.4 away.
@@ -103,12 +121,12 @@ def _find_weights(model: ov.Model) -> list[_Weight]:
             continue
         for port, source in zip(node.inputs(), sources, strict=True):
             name = source.get_node().friendly_name
-            if constant[name] and source.get_element_type().is_real() and _count(source) >= _SMALL:
+            if constant[name] and source.get_element_type().is_real() and _exact_weights_count(source) >= _SMALL:
                 found.setdefault(name, _Weight(source)).readers.append(port)
     return list(found.values())
 
 
-def _count(output: Output) -> int:
+def _exact_weights_count(output: Output) -> int:
     return int(np.prod(list(output.get_shape())))
 
 
@@ -222,3 +240,114 @@ def _nearest(
             f"{gguf.path}: a constant of shape {shape} could be {distances[0][1]} or {distances[1][1]}"
         )
     return distances[0][1]
+
+
+# Makes a generation model directory from a GGUF file: exact weights, compressed, measured, fit for the NPU.
+
+# Chosen by fidelity and speed together: docs/models.md has the figures.
+DEFAULT_QUANTIZATION = Quantization.INT4_INT8
+# Files up to this size are measured while they are compressed: that takes a second copy of their weights.
+_SMALL_BYTES = 1 << 29
+# Below this agreement with the exact weights the result is another model, not a smaller one.
+_MIN_TOP1 = 0.6
+
+_T = TypeVar("_T")
+_TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
+
+def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+    """Import, restore, repair, compress, save, measure; raises ConversionFailed when any of it cannot be done."""
+    with pages_dropped():
+        return _convert(job, stage)
+
+
+def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
+    target = Path(job.target)
+    quantization = job.quantization or DEFAULT_QUANTIZATION
+    gguf = GgufFile(_only_gguf(Path(job.source)))
+    stage("importing the graph and the tokenizer")
+    model = import_graph(readable_file(gguf, Path(job.scratch)), target, Path(job.scratch))
+    tokenizer = openvino_genai.Tokenizer(target)
+    probes = [tokenizer.encode(text).input_ids.data[0].tolist() for text in PROBE_TEXTS]
+    template = str(gguf.get("tokenizer.chat_template") or "")
+    _write_configs(gguf, target, template)
+    with ThreadPoolExecutor() as threads:
+        pool = threads if gguf.path.stat().st_size <= _SMALL_BYTES else None
+        exact = _started(pool, lambda: exact_logits(gguf, probes))
+        stage("restoring the exact weights")
+        restore_exact_weights(model, gguf, Path(job.scratch))
+        repeat_by_constant(model, _count(gguf, "attention.head_count") // _count(gguf, "attention.head_count_kv"))
+        stage(f"compressing the weights to {quantization}")
+        ov.save_model(compress(model, quantization), target / MODEL_FILE, compress_to_fp16=False)
+        del model
+        stage("measuring the compressed model against the exact one")
+        asked = _started(pool, lambda: _expect_answer(job.id, target, job.canary))
+        fidelity = compare(exact(), teacher_forced_logits(ov.Core().read_model(target / MODEL_FILE), probes))
+        if fidelity.top1 < _MIN_TOP1:
+            raise ConversionFailed(
+                f"{job.id}: with weights in {quantization} only {fidelity.top1:.0%} of the predictions are those of "
+                "the exact weights; choose a finer quantization"
+            )
+        if job.canary is not None:
+            stage("asking the canary's question")
+        asked()
+    return Converted(
+        kind=ModelKind.GENERATION,
+        family=family_of(gguf.architecture, template),
+        quantization=quantization,
+        context_limit=_count(gguf, "context_length"),
+        fidelity=fidelity,
+        canary=job.canary,
+    )
+
+
+def _only_gguf(source: Path) -> Path:
+    found = sorted(source.glob("*.gguf"))
+    if len(found) != 1:
+        raise ConversionFailed(f"{source}: holds {len(found)} GGUF files, one is needed")
+    return found[0]
+
+
+def _count(gguf: GgufFile, name: str) -> int:
+    return gguf.hyperparameter(name)
+
+
+def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
+    ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
+    known = {name: int(value) for name, value in ids.items() if value is not None}
+    # The answer ends at the end-of-sequence token only because this file says which it is.
+    _write_json(target / "generation_config.json", known)
+    sizes = {
+        "hidden_size": _count(gguf, "embedding_length"),
+        "num_hidden_layers": _count(gguf, "block_count"),
+        "num_attention_heads": _count(gguf, "attention.head_count"),
+        "num_key_value_heads": _count(gguf, "attention.head_count_kv"),
+        "max_position_embeddings": _count(gguf, "context_length"),
+    }
+    _write_json(target / "config.json", {"model_type": gguf.architecture, **sizes, **known})
+    if template:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _started(pool: ThreadPoolExecutor | None, step: Callable[[], _T]) -> Callable[[], _T]:
+    """What returns the step's result: it waits for the thread that does it, or, without a pool, does it then."""
+    return step if pool is None else pool.submit(step).result
+
+
+def _expect_answer(model_id: str, target: Path, canary: GenerationCanary | None) -> None:
+    if canary is None:
+        return
+    pipeline = openvino_genai.LLMPipeline(target, "CPU")
+    config = pipeline.get_generation_config()
+    config.max_new_tokens = canary.max_new_tokens
+    config.do_sample = False
+    answer = pipeline.generate([canary.prompt], config).texts[0]
+    if not canary.accepts(answer):
+        raise ConversionFailed(
+            f"{model_id}: asked {canary.prompt!r}, the converted model answered {answer[:80]!r}, without "
+            f"{' and '.join(canary.expected)}; a node would not serve it. Choose another quantization"
+        )

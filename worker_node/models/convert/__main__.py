@@ -1,10 +1,9 @@
 """The process that converts: reads one job from stdin, writes messages to stdout, one JSON line each.
 
-    python -m worker_node.models.conversion
+    python -m worker_node.models.convert
 
 A process of its own because conversion takes gigabytes and imports much, and native code may crash: the
-parent stays small and sees a failed conversion, whatever happened.
-"""
+parent stays small and sees a failed conversion, whatever happened."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ import msgspec
 
 from worker_node.core.errors import ConversionFailed, ModelError
 from worker_node.models.catalog import SourceFormat
-from worker_node.models.conversion.job import ConversionGivenUp, ConversionJob, ConversionStage, Done, Message
-from worker_node.models.conversion.result import Converted
+from worker_node.models.convert.job import ConversionGivenUp, ConversionJob, ConversionStage, Converted, Done, Message
 from worker_node.models.files import recognised
 from worker_node.models.manifest import MANIFEST_VERSION, Manifest, sizes, write_manifest
 from worker_node.models.sources.disk import storage_problem
@@ -64,7 +62,7 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
 def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     # Each maker imports what it needs: an encoder does not wait for GenAI.
     if job.format is SourceFormat.GGUF:
-        from worker_node.models.conversion.generation import convert_gguf  # noqa: PLC0415
+        from worker_node.models.convert.generation import convert_gguf  # noqa: PLC0415
 
         return convert_gguf(job, stage)
     if job.format is SourceFormat.TASK:
@@ -73,10 +71,10 @@ def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
             raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
         return found[1].convert(job, stage)
     if job.format is SourceFormat.OPENVINO:
-        from worker_node.models.conversion.openvino_files import adopt  # noqa: PLC0415
+        from worker_node.models.convert.openvino_files import adopt  # noqa: PLC0415
 
         return adopt(job, stage)
-    from worker_node.models.conversion.embedding import convert_encoder  # noqa: PLC0415
+    from worker_node.models.convert.embedding import convert_encoder  # noqa: PLC0415
 
     return convert_encoder(job, stage)
 

@@ -1,7 +1,9 @@
-"""Makes an embedding model directory from the safetensors files of a sentence encoder."""
+"""Copies a tokenizer without what it would do in silence."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,19 +16,60 @@ from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.canary import CANARY_TEXTS, EmbeddingCanary, write_embedding_canary
 from worker_node.models.catalog import Quantization
-from worker_node.models.conversion.bert import build_encoder
-from worker_node.models.conversion.compression import compress_encoder
-from worker_node.models.conversion.fidelity import PROBE_SENTENCES, closeness
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS
-from worker_node.models.conversion.result import Converted
-from worker_node.models.conversion.safetensors_file import read_tensors
-from worker_node.models.conversion.sentence_config import read_bert_config, sentence_config_of
-from worker_node.models.conversion.sentence_prompts import matryoshka_of, prompts_of
-from worker_node.models.conversion.space import space_fingerprint
-from worker_node.models.conversion.tokenizer_file import TOKENIZER_FILE, write_tokenizer
-from worker_node.models.download import file_sha256
+from worker_node.models.convert.compression import compress_encoder
+from worker_node.models.convert.encoder import (
+    ATTENTION_MASK,
+    EMBEDDING,
+    INPUT_IDS,
+    build_encoder,
+    matryoshka_of,
+    prompts_of,
+    read_bert_config,
+    sentence_config_of,
+)
+from worker_node.models.convert.fidelity import PROBE_SENTENCES, closeness
+from worker_node.models.convert.job import ConversionJob, Converted
+from worker_node.models.convert.safetensors import read_tensors
 from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.sources.packages import file_sha256
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def write_tokenizer(source: Path, target: Path) -> str:
+    """Copy a tokenizer with its truncation and padding taken out; returns the sha256 of what it says.
+
+    The hash is over a canonical form, so that it depends on what the tokenizer does and not on its layout.
+    Raises ConversionFailed when the file is missing or no tokenizer.
+    """
+    try:
+        content = json.loads(source.read_bytes())
+        content["truncation"] = content["padding"] = None
+        canonical = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        Tokenizer.from_str(canonical)
+    except Exception as error:
+        # The tokenizers library raises plain Exception for what it cannot read.
+        raise ConversionFailed(f"{source}: not a readable tokenizer ({error})") from error
+    target.write_text(canonical, encoding="utf-8")
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# Names the space that a model's vectors lie in.
+
+_HEX_DIGITS = 32
+
+
+def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str, dimensions: int) -> str:
+    """A short name (hex) of all that decides where a text's vector lies: vectors of equal names may be compared.
+
+    `layout` is the pooling and normalisation. The device, the precision and the batch are not part of it: they move a
+    vector by no more than rounding does.
+    """
+    facts = {"dimensions": dimensions, "layout": layout, "tokenizer": tokenizer_sha256, "weights": weights_sha256}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
+
+
+# Makes an embedding model directory from the safetensors files of a sentence encoder.
 
 _FORMS = (Quantization.F32, Quantization.INT8_SYM)
 

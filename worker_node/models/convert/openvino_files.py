@@ -14,14 +14,20 @@ from openvino import opset13 as op
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.core.types import ModelKind
-from worker_node.models.conversion.embedding import finish_embedding_model
-from worker_node.models.conversion.job import ConversionJob
-from worker_node.models.conversion.pooling import ATTENTION_MASK, EMBEDDING, INPUT_IDS, finish, pool
-from worker_node.models.conversion.result import Converted
-from worker_node.models.conversion.sentence_config import read_json, sentence_config_of
+from worker_node.models.convert.embedding import finish_embedding_model
+from worker_node.models.convert.encoder import (
+    ATTENTION_MASK,
+    EMBEDDING,
+    INPUT_IDS,
+    finish,
+    pool,
+    read_json,
+    sentence_config_of,
+)
+from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import read_directory
-from worker_node.models.download import file_sha256
 from worker_node.models.manifest import MODEL_FILE
+from worker_node.models.sources.packages import file_sha256
 
 _SEGMENTS = "token_type_ids"
 # Of decoders that are used as encoders, as Qwen3-Embedding.

@@ -1,8 +1,7 @@
-"""A pull in a process of its own, which can be ended at any moment: `python -m worker_node.models.pulling ROOT NAME`.
+"""A pull in a process of its own, which can be ended at any moment: `python -m worker_node.models.pull ROOT NAME`.
 
 Downloads block in native code and in other people's libraries. Killing the process ends them all, since what it starts
-is tethered to it. It writes one JSON line for each step and one at the end.
-"""
+is tethered to it. It writes one JSON line for each step and one at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from worker_node.core.errors import (
     SourceRejected,
 )
 from worker_node.core.operating_system import end_with_parent
-from worker_node.models.preparation import Wish
+from worker_node.models.prepare import Wish
 from worker_node.models.progress import Progress
 from worker_node.models.sources.disk import storage_problem
 from worker_node.models.sources.reference import LocalReference, UrlReference
