@@ -14,7 +14,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.observability.failures import RecentFailures
 from worker_node.observability.metrics import Telemetry
 from worker_node.reload import Reloader
-from worker_node.serving.services import Services
+from worker_node.serving.run import Services
 from worker_node.settings import NodeSettings
 
 

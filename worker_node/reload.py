@@ -14,7 +14,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.serving.memory import HOST
+from worker_node.serving.build import HOST
 from worker_node.settings import ModelSettings, NodeSettings, is_loopback
 from worker_node.settings.reading import SettingsSource
 

@@ -35,13 +35,10 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
 from worker_node.reload import Reloader, reload_and_log, watch_file
-from worker_node.serving.build import build_on_demand
-from worker_node.serving.configured import configured_model, configured_models
+from worker_node.serving.build import HOST, build_on_demand, configured_model, configured_models, memory_budgets
 from worker_node.serving.machine import Machine
-from worker_node.serving.memory import HOST, memory_budgets
-from worker_node.serving.parts import TaskParts
-from worker_node.serving.services import Services
-from worker_node.serving.task import served_task
+from worker_node.serving.run import Services
+from worker_node.serving.task import TaskParts, served_task
 from worker_node.settings import NodeSettings
 from worker_node.settings.reading import SettingsSource
 from worker_node.tls import ServerTls

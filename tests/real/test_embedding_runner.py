@@ -13,7 +13,7 @@ import pytest
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import usable_cores
-from worker_node.encoders.packing import packed_encoder
+from worker_node.encoders.static import packed_encoder
 from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, results_of
 from worker_node.tasks.embed.messages import EmbedJob
 from worker_node.tasks.embed.runners import EmbeddingRunner

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.manager.activity import Activity
-from worker_node.manager.placement import Placement
-from worker_node.manager.residency import Residency
-from worker_node.manager.served import ServedModel
+from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.served import Activity, ServedModel
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from PIL import Image
 
 from worker_node.core.types import Device
-from worker_node.manager.placement import Placement
-from worker_node.manager.residency import Residency
+from worker_node.manager.placement import Placement, Residency
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.generate.serving.model import GenerationModel
 from worker_node.tasks.generate.serving.picture_rules import PictureRules

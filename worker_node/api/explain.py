@@ -20,8 +20,7 @@ from worker_node.api.middleware import Handler, is_inference
 from worker_node.core.errors import BadRequest
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.routing import Candidate
-from worker_node.serving.places import Explained, Explanation
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, Explained, Explanation
 
 
 class ExplainBody(Body):

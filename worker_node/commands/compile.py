@@ -66,7 +66,7 @@ def _model(args: argparse.Namespace, settings: NodeSettings) -> tuple[InstalledM
     """The model, and the settings that it is compiled with. Raises ConfigurationError."""
     from worker_node.bounded.settings import bounded_model
     from worker_node.models.store import ModelStore
-    from worker_node.serving.installed import installed_model
+    from worker_node.serving.build import installed_model
     from worker_node.settings import ModelSettings
 
     name = str(args.model)

@@ -1,8 +1,7 @@
 """The engine of an encoder on CPU and GPU.
 
 Texts of many requests are merged into batches by length and kept running on every stream of the device; the queue never
-waits for a batch to fill.
-"""
+waits for a batch to fill."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ import openvino as ov
 
 from worker_node.core.types import Device
 from worker_node.devices.memory import usable_cores
-from worker_node.encoders.jobs import RowJob, RowJobs, RunCost
-from worker_node.encoders.options import DynamicEncoderOptions
+from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowJobs, RunCost
 from worker_node.engines.protocol import EngineSpec, EngineStats, Failed, Inbox, Loaded, Outbox, Outcome, Together
 from worker_node.scheduling.texts import BatchLimits, Waiting
 

@@ -12,9 +12,8 @@ from itertools import pairwise
 
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import Placement, Residency
 from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
-from worker_node.manager.residency import Residency
 from worker_node.manager.served import ServedModel
 
 log = logging.getLogger(__name__)

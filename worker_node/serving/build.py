@@ -1,20 +1,329 @@
-"""From settings and installed models to served models."""
+"""Plans an engine: which one runs a model on a device, with what options and limits. Reads settings, runs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
-from worker_node.core.errors import ModelNotFound
-from worker_node.engines.process import Canary
-from worker_node.manager.placement import Placement
-from worker_node.manager.served import ServedModel
-from worker_node.models.manifest import InstalledModel, check_weights
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.types import Device
+from worker_node.devices import compile_cache
+from worker_node.devices.memory import machine_memory
+from worker_node.devices.probe import Probe
+from worker_node.devices.source import NpuSource
+from worker_node.engines.cpu_share import CpuPlace, CpuRole
+from worker_node.engines.isolation import Suspects
+from worker_node.engines.process import Canary, HostingLimits
+from worker_node.engines.protocol import EngineSpec
+from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
+from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.engines.watchdog import LivenessLimits
+from worker_node.manager.placement import Placement, Residency
+from worker_node.manager.served import FailedModel, ServedModel
+from worker_node.models.catalog import normalise_name
+from worker_node.models.in_place import apparent_kind, open_directory
+from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, check_weights
+from worker_node.models.store import ModelStore
 from worker_node.registry import tasks
-from worker_node.serving.engine_plan import refuse_foreign_options
+from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.machine import Machine
-from worker_node.serving.placements import build_placements
-from worker_node.serving.task import ModelParts, served_task
-from worker_node.settings import ModelSettings, PlacementSettings
+from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, Shapes, served_task
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+from worker_node.settings.declaration import (
+    BlobOptions,
+    EngineOptions,
+    VectorOptions,
+    declarations,
+    engine_for,
+    engines,
+    options_of,
+)
+from worker_node.settings.options import engine_options, select
+
+
+def plan_engine(
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    place: PlacementSettings,
+    beside: Collection[Device],
+    settings: NodeSettings,
+    npu: NpuSource,
+) -> EnginePlan:
+    """Return the plan for one placement of a model whose placements are on the devices `beside`.
+
+    Raises ConfigurationError when its lengths do not fit the model.
+    """
+    declaration = engine_for(installed.kind, place.device)
+    values = select(declaration, wanted.options)
+    if place.plugin_config:
+        values["plugin_config"] = dict(place.plugin_config)
+    ignored = tuple(sorted(_ignored(installed.kind, wanted, place.device, beside)))
+    task = served_task(installed.kind)
+    if place.device is not Device.NPU:
+        task.complete(installed, wanted, values, place.device, _memory(settings), settings.model_store)
+        limit = installed.context_limit
+        return EnginePlan(engine_options(declaration, values), limit, limit, ignored=ignored)
+    taken = {field.name for field in fields(declaration)}
+    counter = {"busy_counter": str(npu.busy_counter), "stand_in": npu.stand_in}
+    values |= {name: value for name, value in counter.items() if name in taken}
+    shapes = task.static_shapes(installed, wanted, values, emulated=npu.emulated)
+    options = engine_options(declaration, values)
+    prompt_limit = min(shapes.prompt_limit, settings.npu_token_limit)
+    return EnginePlan(options, prompt_limit, shapes.total_limit, shapes.lengths, ignored)
+
+
+def _memory(settings: NodeSettings) -> int | None:
+    if settings.memory_budget is not None:
+        return settings.memory_budget
+    machine = machine_memory()
+    return None if machine is None else machine.total
+
+
+def _ignored(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
+    """The options that other engines for this kind of model have, but not the one for this device."""
+    every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
+    used = set(options_of(engine_for(kind, device)))
+    if device is not Device.NPU and Device.NPU in beside:
+        used |= options_of(engine_for(kind, Device.NPU)).keys()  # they are for the other placement
+    return (wanted.options.keys() & every) - used
+
+
+def refuse_foreign_options(installed: InstalledModel, wanted: ModelSettings) -> None:
+    """Raise ConfigurationError for options that no engine for this kind of model has."""
+    known = {name for owner in declarations() if owner.task == installed.kind for name in options_of(owner)}
+    foreign = sorted(wanted.options.keys() - known)
+    if foreign:
+        raise wanted.error(
+            foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; remove it"
+        )
+
+
+# Limits of a placement that follow from its engine: for admission control, and for the growth of its memory.
+
+
+def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> AdmissionLimits:
+    """Return the limits of a placement, in units of its task; `max_outstanding` None is the default of its engine."""
+    limits = served_task(plan.options.task).admission(plan.options)
+    return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
+
+
+def growth_limits(growth: int | None, device: Device, *, emulated: bool) -> GrowthLimits:
+    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory.
+
+    Two processes run at once only where they use the machine's memory: whether a real NPU or GPU has memory for two
+    shows only when the second one fails.
+    """
+    memory = machine_memory()
+    if memory is None:
+        return GrowthLimits(growth, beside=False)
+    beside = emulated or device is Device.CPU
+    return GrowthLimits(growth or default_growth(memory.total), beside=beside, reserve=memory.total // 16)
+
+
+# Estimates a model's memory before its first load, and the memory that the engines may take.
+
+HOST = "host"
+# Measured on Linux with OpenVINO 2026.4: a process with the runtime and no model.
+_RUNTIME = 256 * 2**20
+_SHARE = 0.8
+_TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
+
+
+def estimate_bytes(installed: InstalledModel, plan: EnginePlan) -> int:
+    """Resident bytes of an engine process for this model: the runtime, the weights in its form, the KV cache."""
+    files = installed.files.items()
+    weights = sum(size for name, size in files if Path(name).suffix == ".bin") or installed.size
+    footprint = served_task(installed.kind).footprint(installed, plan)
+    return _RUNTIME + int(weights * footprint.weights) + footprint.extra
+
+
+def memory_pool(probe: Probe, device: Device) -> str:
+    """The pool that models on a device take memory from: the host's, or a discrete GPU's own."""
+    return device.value if _own_memory(probe, device) is not None else HOST
+
+
+def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
+    """Bytes that the engines together may take, by pool. `wanted` None is 80 % of what the host has free now."""
+    memory = machine_memory()
+    host = wanted if wanted is not None or memory is None else int(memory.available * _SHARE)
+    own = _own_memory(probe, Device.GPU)
+    return {HOST: host} | ({} if own is None else {Device.GPU.value: int(own * _SHARE)})
+
+
+def _own_memory(probe: Probe, device: Device) -> int | None:
+    """Bytes of a device that does not share the host's memory and says how much it has."""
+    info = probe.find(device)
+    if info is None or "(dGPU)" not in (info.properties.get("FULL_DEVICE_NAME") or ""):
+        return None
+    total = info.properties.get(_TOTAL_MEMORY)
+    return int(total) if total is not None and total.isdecimal() else None
+
+
+# The placements of a model: one supervised engine on each of its devices, with options, admission and memory.
+
+_HASHED = (MANIFEST_FILE, MODEL_FILE)
+
+
+def build_placements(
+    task: ServedTask,
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    machine: Machine,
+    canary: Callable[[int], Canary],
+) -> tuple[Placement, ...]:
+    """Return the placements in order of preference: those of the settings, else one on each device of the machine.
+
+    `canary` makes the canary of an engine from its prompt limit in tokens. No engine is started. Raises
+    ConfigurationError, also when there is no device.
+    """
+    places = wanted.placements
+    if places is None:
+        places = tuple(PlacementSettings(device=device) for device in machine.devices())
+    if not places:
+        raise ConfigurationError(
+            f"{installed.id}: OpenVINO sees no device here ({machine.probe.error or 'none listed'})"
+        )
+    model = _PlacedModel(task, installed, wanted, machine, canary, [place.device for place in places])
+    # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
+    return tuple(model.placement(place, first=index == 0) for index, place in enumerate(places))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacedModel:
+    """What all placements of one model have in common."""
+
+    task: ServedTask
+    installed: InstalledModel
+    wanted: ModelSettings
+    machine: Machine
+    canary: Callable[[int], Canary]
+    devices: Collection[Device]
+    suspects: Suspects = field(default_factory=Suspects)
+
+    def placement(self, place: PlacementSettings, *, first: bool) -> Placement:
+        installed, wanted, machine, task = self.installed, self.wanted, self.machine, self.task
+        device, emulated = place.device, machine.emulates(place.device)
+        plan = plan_engine(installed, wanted, place, self.devices, machine.settings, machine.npu)
+        notes = [f"{name} is ignored: the engine for {device} has no use for it" for name in plan.ignored]
+        notes += task.notes(installed, plan)
+        options = self._final_options(plan, device, notes)
+        for note in notes:
+            log.warning("%s on %s: %s", installed.id, device, note)
+        lazy = place.load == "lazy" or (place.load is None and not first)
+        return Placement(
+            device=device,
+            engine=self._engine(plan, device, options),
+            admission=Admission(f"{installed.id} on {device}", admission_limits(plan, wanted.max_outstanding)),
+            prompt_limit=plan.prompt_limit,
+            total_limit=plan.total_limit,
+            emulated=emulated,
+            on_demand=lazy or wanted.idle_unload_s is not None,
+            notes=tuple(notes),
+            options=plan.chosen(wanted.options),
+            lacks=task.lacks(plan.options),
+            parts=task.parts(plan.options),
+            uses=task.uses(plan.options),
+            suspects=self.suspects,
+            eager=not lazy,
+            residency=Residency(
+                estimate=estimate_bytes(installed, plan),
+                weights=installed.size,
+                pinned=not lazy and wanted.idle_unload_s is None,
+                pool=memory_pool(machine.probe, device),
+                cold=device is Device.NPU and not emulated and not _compiled(options),
+            ),
+        )
+
+    def _final_options(self, plan: EnginePlan, device: Device, notes: list[str]) -> EngineOptions:
+        """The planned options, with the directories for compiled models; adds a note where there can be no cache."""
+        options = plan.options
+        compiled_ahead = False
+        if isinstance(options, BlobOptions):
+            export = self.machine.export_blobs
+            options = replace(options, export_blobs=None if export is None else str(export))
+            compiled_ahead = options.blobs is not None
+        if compiled_ahead or self.machine.export_blobs is not None:
+            return options
+        if not self.task.keeps_compiled(device, emulated=self.machine.emulates(device)):
+            return options
+        root = self.wanted.compile_cache or self.machine.settings.compile_cache
+        try:
+            key = _cache_key(self.installed, device, plan, self.machine)
+            kept = compile_cache.prepare(root.expanduser(), key, self.installed.path.resolve())
+        except OSError as error:
+            notes.append(f"nothing compiled is kept: {root} cannot be written ({error.strerror})")
+            return options
+        return replace(options, cache_dir=str(kept))
+
+    def _engine(self, plan: EnginePlan, device: Device, options: EngineOptions) -> SupervisedEngine:
+        machine, emulated = self.machine, self.machine.emulates(device)
+        blobs = options.blobs if isinstance(options, BlobOptions) else None
+        spec = EngineSpec(
+            model_id=self.installed.id,
+            kind=self.installed.kind,
+            path=str(self.installed.path),
+            device=device,
+            runner=plan.options.runner,
+            options=asdict(options),
+            emulated=emulated,
+            loads=None if blobs is None else f"the blobs in {blobs}",
+            nice=machine.settings.engine_nice,
+        )
+        return SupervisedEngine(
+            spec,
+            self.canary(plan.prompt_limit),
+            _hosting_limits(machine.settings, device, emulated=emulated),
+            lazy=True,
+            slot=machine.slots.slot(device.value),
+            suspects=self.suspects,
+            cpu=CpuPlace(machine.turns, self.task.cpu_role if device is Device.CPU else CpuRole.APART),
+        )
+
+
+def _compiled(options: EngineOptions) -> bool:
+    """Whether what is compiled for the engine is there already."""
+    if isinstance(options, BlobOptions) and options.blobs is not None:
+        return True
+    return options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob"))
+
+
+def _hosting_limits(settings: NodeSettings, device: Device, *, emulated: bool) -> HostingLimits:
+    return HostingLimits(
+        load_timeout_s=settings.load_timeout_s,
+        liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
+        canary_interval_s=settings.canary_interval_s,
+        restart=RestartLimits(
+            crash_limit=settings.crash_limit,
+            crash_window_s=settings.crash_window_s,
+            quarantine_s=settings.quarantine_s,
+        ),
+        growth=growth_limits(settings.engine_memory_growth, device, emulated=emulated),
+    )
+
+
+def _cache_key(installed: InstalledModel, device: Device, plan: EnginePlan, machine: Machine) -> compile_cache.CacheKey:
+    emulated = machine.emulates(device)
+    info = machine.probe.find(device)
+    properties = info.properties if info is not None and not emulated else {}
+    # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
+    stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
+    return compile_cache.CacheKey(
+        model=installed.id,
+        model_hash=compile_cache.model_hash(installed.path, _HASHED, stamped),
+        device=f"{device}-emulated" if emulated else device.value,
+        openvino=machine.probe.openvino or "unknown",
+        driver=properties.get("NPU_DRIVER_VERSION"),
+        compiler=properties.get("NPU_COMPILER_VERSION"),
+        lengths=plan.lengths,
+    )
+
+
+# From settings and installed models to served models.
 
 
 def build_model(
@@ -46,3 +355,143 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
     check_weights(installed.path)
     places = tuple(PlacementSettings(device=device, load="lazy") for device in machine.devices())
     return build_model(installed, ModelSettings(name=installed.id, placements=places), machine)
+
+
+# Finds the model that a table `[[models]]` names: in the store, or in a directory of its own.
+
+PREPARED = "prepared"
+
+
+def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
+    """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
+
+    Raises ConfigurationError, with the place of the setting, when there is no such model or its files are damaged.
+    """
+    vectors = wanted.of(VectorOptions)
+    if wanted.path is not None:
+        cache = (wanted.compile_cache or settings.compile_cache).expanduser()
+        try:
+            return open_directory(
+                wanted.path.expanduser(),
+                wanted.name,
+                cache / PREPARED,
+                pooling=vectors.pooling,
+                normalize=vectors.normalize,
+            )
+        except ConfigurationError as error:
+            raise wanted.error("path", error.message) from error
+    if vectors != VectorOptions():
+        raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
+    try:
+        return store.get(wanted.name)
+    except ModelNotFound as error:
+        raise wanted.error("name", f"it {not_installed(wanted.name, settings.model_store)}") from error
+
+
+def not_installed(name: str, store: Path) -> str:
+    """The message for a model that is missing, with the command that installs it into the right store."""
+    return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"
+
+
+# The models that the settings name. One whose files are damaged becomes a `FailedModel`, and the others serve.
+
+log = logging.getLogger(__name__)
+
+
+def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
+    """All models that the settings name. Raises ConfigurationError for a wrong setting, or if none is installed."""
+    models = [configured_model(wanted, machine) for wanted in machine.settings.models]
+    failed = [model for model in models if isinstance(model, FailedModel)]
+    if failed and len(failed) == len(models) and not any(model.installed for model in failed):
+        raise ConfigurationError("\n".join(model.reason for model in failed))
+    for model in failed:
+        log.error("model %s cannot be served: %s", model.name, model.reason)
+    return models
+
+
+def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | FailedModel:
+    """One of them. Raises ConfigurationError when a setting is wrong; damaged and missing files make a FailedModel."""
+    try:
+        return _build(wanted, machine)
+    except _Damaged as damage:
+        return _failed(wanted, machine, damage.message, _kind(wanted, machine), installed=damage.installed)
+
+
+class _Damaged(ConfigurationError):
+    """The model's files are missing or damaged; `installed`: some are there."""
+
+    def __init__(self, reason: str, *, installed: bool = True) -> None:
+        super().__init__(reason)
+        self.installed = installed
+
+
+def _failed(
+    wanted: ModelSettings, machine: Machine, reason: str, kind: str | None, *, installed: bool = True
+) -> FailedModel:
+    entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
+    names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
+    aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
+    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed=installed)
+
+
+def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
+    if wanted.path is None and wanted.of(VectorOptions) != VectorOptions():
+        installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
+    try:
+        installed = installed_model(wanted, ModelStore(machine.settings.model_store), machine.settings)
+        check_weights(installed.path)
+    except ConfigurationError as error:
+        raise _Damaged(error.message, installed=not isinstance(error.__cause__, ModelNotFound)) from error
+    try:
+        model = build_model(installed, wanted, machine)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
+        raise _Damaged(
+            f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
+        ) from error
+    return replace(model, without_files=lambda reason: _failed(wanted, machine, reason, installed.kind))
+
+
+def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
+    """What kind of model the settings mean, by what can be read: its files, the catalog, the options that it has."""
+    store = ModelStore(machine.settings.model_store)
+    with contextlib.suppress(ModelNotFound, OSError):
+        directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
+        if (kind := apparent_kind(directory)) is not None:
+            return kind
+    if wanted.path is None and (entry := store.catalog.find(wanted.name)) is not None:
+        return entry.kind
+    owners = [{owner.task for owner in declarations() if name in options_of(owner)} for name in wanted.options]
+    common = set.intersection(*owners) if owners else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def _brief(error: Exception) -> str:
+    return " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
+
+
+# Static shapes of engines that run each text in the smallest of a few lengths that holds it.
+
+# Questions have 8 to 24 tokens. Above 32 each further length would spare less than the memory of its copy of the model.
+_SHORT = (16, 24)
+_DOUBLED = 32
+
+
+def buckets_up_to(limit: int) -> tuple[int, ...]:
+    """16, 24, 32, 64, 128 … and the limit itself, in tokens."""
+    buckets = [length for length in _SHORT if length < limit]
+    length = _DOUBLED
+    while length < limit:
+        buckets.append(length)
+        length *= 2
+    return (*buckets, limit)
+
+
+def bucket_shapes(limit: int, wanted: ModelSettings, values: dict[str, Any]) -> Shapes:
+    """The shapes for a model of so many tokens; `npu_buckets` of `values` is completed. Raises ConfigurationError."""
+    buckets = tuple(sorted(set(values.get("npu_buckets") or buckets_up_to(limit))))
+    if buckets[-1] > limit:
+        raise wanted.error("npu_buckets", f"a bucket of {buckets[-1]} tokens, the model takes {limit}")
+    values["npu_buckets"] = buckets
+    return Shapes((*buckets, values.get("npu_batch_size", 1)), buckets[-1], buckets[-1])

@@ -1,15 +1,13 @@
-"""What the serving layer must know of a task: how its models are built, planned and admitted.
-
-A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
-"""
+"""Resources of one task alone, such as a process that decodes audio: created on first use, closed with the node."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from worker_node.core.types import Device
 from worker_node.engines.cpu_share import CpuRole
@@ -20,9 +18,42 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.registry import load, task_of
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import NOTHING, Feature
-from worker_node.serving.parts import TaskParts
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.settings.declaration import EngineOptions, options_of
+
+
+class TaskPart(Protocol):
+    """A resource that must be closed when the node stops."""
+
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=TaskPart)
+
+
+class TaskParts:
+    """The resources of all tasks, one of each kind, until `close`; made from the settings at the node's start."""
+
+    def __init__(self, settings: NodeSettings | None = None) -> None:
+        self._settings = settings or NodeSettings()
+        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
+
+    def of(self, make: Callable[[NodeSettings], P]) -> P:
+        """The resource that `make` creates."""
+        if make not in self._parts:
+            self._parts[make] = make(self._settings)
+        return cast("P", self._parts[make])
+
+    async def close(self) -> None:
+        """Close all resources, even if closing one of them fails."""
+        async with AsyncExitStack() as stack:
+            while self._parts:
+                stack.push_async_callback(self._parts.popitem()[1].close)
+
+
+# What the serving layer must know of a task: how its models are built, planned and admitted.
+#
+# A task derives a class from `ServedTask` and names an object of it in its registration (`registry.Task.serving`).
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import select_placement
-from worker_node.serving.rerun import Runs, run_again
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, select_placement
+from worker_node.serving.run import Runs, run_again
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta

@@ -14,7 +14,7 @@ from worker_node.core.types import Device
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.serving.rerun import MAX_RUNS
+from worker_node.serving.run import MAX_RUNS
 
 
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])

@@ -15,7 +15,7 @@ from worker_node.devices.memory import MemoryReader
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import RestartLimits
-from worker_node.serving import rerun
+from worker_node.serving import run
 
 
 async def test_a_call_whose_engine_dies_before_the_first_token_is_answered_by_the_restarted_engine():
@@ -157,7 +157,7 @@ async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_th
 
 
 async def test_a_request_whose_engines_keep_dying_is_given_up_after_the_most_runs(monkeypatch):
-    monkeypatch.setattr(rerun, "MAX_RUNS", 4)
+    monkeypatch.setattr(run, "MAX_RUNS", 4)
     async with holding() as model:
         # Another request is on board each time, so that nothing tells which of them is to blame.
         answers = [asyncio.create_task(model.answer(n, n)) for n in (1, 2)]

@@ -13,7 +13,7 @@ from tests.support.scripted_runner import LATE, POISON, TAKEN
 from worker_node.core.errors import RequestBreaksEngine
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineState
-from worker_node.serving.rerun import run_again
+from worker_node.serving.run import run_again
 from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 

@@ -12,7 +12,7 @@ from worker_node.api.keys import NODE
 from worker_node.api.models.describe import describe_installed, describe_served
 from worker_node.core.errors import BadRequest, InsufficientMemory
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.removals import WhileInUse
+from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import ServedModel
 from worker_node.registry import tasks
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from worker_node.core.types import ModelKind
-from worker_node.encoders.options import DynamicEncoderOptions
+from worker_node.encoders.jobs import DynamicEncoderOptions
 from worker_node.settings.declaration import declare
 
 

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from worker_node.encoders.dynamic import DynamicEncoder
-from worker_node.encoders.packing import INPUT_IDS, POSITION_IDS, SEGMENT_IDS, CannotPack, packed_encoder
-from worker_node.encoders.static import StaticEncoder
+from worker_node.encoders.static import INPUT_IDS, POSITION_IDS, SEGMENT_IDS, CannotPack, StaticEncoder, packed_encoder
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.texts import PackingLimits, Waiting
 from worker_node.tasks.embed.dynamic_options import EmbeddingOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from worker_node.core.types import ModelKind
-from worker_node.encoders.options import StaticEncoderOptions
+from worker_node.encoders.jobs import StaticEncoderOptions
 from worker_node.settings.declaration import Option, declare
 
 

@@ -9,10 +9,8 @@ from counting_task.task import KIND
 from worker_node.core.errors import ContextLengthExceeded
 from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.scheduling.admission import Work
-from worker_node.serving.models import model_of
-from worker_node.serving.places import reject_if_full
-from worker_node.serving.single import SingleRun, run_single
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.run import SingleRun, model_of, run_single
 
 
 @dataclass(frozen=True, slots=True)

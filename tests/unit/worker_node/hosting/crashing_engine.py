@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from worker_node.engines.isolation import OnBoard, Standing, Suspects, Trials, Visit
-from worker_node.serving.rerun import MAX_RUNS, MOST_BEGUN
+from worker_node.serving.run import MAX_RUNS, MOST_BEGUN
 
 PATIENCE_S, URGENT_S, ALONE_S = 2.0, 5.0, 10.0
 CRASH_LIMIT = 3

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.unit.worker_node.hosting.crashing_engine import CRASH_LIMIT, Request, World
-from worker_node.serving.rerun import MAX_RUNS
+from worker_node.serving.run import MAX_RUNS
 
 # 3,000 for each took minutes and found no other case.
 SEEDS = 120

@@ -17,7 +17,7 @@ from worker_node.manager.served import FailedModel
 from worker_node.models.manifest import MANIFEST_FILE, WEIGHTS_FILE
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
-from worker_node.serving.configured import configured_models
+from worker_node.serving.build import configured_models
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
 

@@ -21,7 +21,7 @@ from worker_node.core.errors import (
 )
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.pulls import Pulls
-from worker_node.manager.removals import WhileInUse
+from worker_node.manager.replacement import WhileInUse
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
@@ -92,7 +92,7 @@ async def test_a_model_that_cannot_be_built_is_the_requests_fault_in_no_case(sto
 
 async def test_a_model_that_cannot_be_removed_is_served_on(store, manager, monkeypatch):
     damaged(store)
-    monkeypatch.setattr("worker_node.manager.removals.os.access", lambda path, _mode: path != store.root)
+    monkeypatch.setattr("worker_node.manager.replacement.os.access", lambda path, _mode: path != store.root)
     with pytest.raises(InsufficientStorage, match=r"broken cannot be removed: .*read-only"):
         await manager.delete("broken")
     assert (store.root / "broken").is_dir()

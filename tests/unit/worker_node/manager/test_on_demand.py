@@ -15,7 +15,7 @@ from tests.support.jumping import JumpingLoop
 from tests.support.scripted_engines import scripted_model
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.reading import FileReading
+from worker_node.manager.on_demand import FileReading
 from worker_node.manager.served import FailedModel
 from worker_node.models.store import ModelStore
 

@@ -15,8 +15,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
-from worker_node.serving.places import select_placement
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, select_placement
 
 NPU, CPU = Device.NPU, Device.CPU
 LONG_S = 1000.0
@@ -24,7 +23,7 @@ LONG_S = 1000.0
 
 @pytest.fixture(autouse=True)
 def no_collections(monkeypatch):
-    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: None)
+    monkeypatch.setattr("worker_node.manager.replacement.gc.collect", lambda: None)
 
 
 class World:

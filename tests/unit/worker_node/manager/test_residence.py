@@ -12,8 +12,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ModelState
 from worker_node.models.store import ModelStore
-from worker_node.serving.places import select_placement
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, select_placement
 
 MB = 10**6
 

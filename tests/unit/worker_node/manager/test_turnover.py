@@ -87,7 +87,7 @@ def inline_threads(monkeypatch):
 def collected(monkeypatch):
     """The collections that were asked for. Each looks at all that a worker of the suite holds: a tenth of a second."""
     asked = []
-    monkeypatch.setattr("worker_node.manager.turnover.gc.collect", lambda: asked.append(True))
+    monkeypatch.setattr("worker_node.manager.replacement.gc.collect", lambda: asked.append(True))
     return asked
 
 

@@ -7,7 +7,7 @@ from openvino import opset13 as op
 
 from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import StandInCounter
-from worker_node.encoders.packing import CannotPack, packed_encoder
+from worker_node.encoders.static import CannotPack, packed_encoder
 from worker_node.engines.protocol import EngineSpec, NativeCall
 from worker_node.models.convert.encoder import (
     Pooling,

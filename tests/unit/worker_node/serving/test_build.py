@@ -14,7 +14,7 @@ from worker_node.devices import compile_cache
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.devices.source import NpuSource
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.serving import placements
+from worker_node.serving import build
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
@@ -138,7 +138,7 @@ def test_a_cache_that_cannot_be_written_leaves_a_note_and_no_cache(built):
 
 
 def test_the_memory_of_a_longer_prompt_is_logged_at_start_up(built, caplog):
-    caplog.set_level(logging.WARNING, placements.__name__)
+    caplog.set_level(logging.WARNING, build.__name__)
     on_npu, on_cpu = built.placements(max_prompt_len=2048)
     # Keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens: 47.8 MiB.
     note = "max_prompt_len 2048 makes a static KV cache of 2176 tokens: 48 MiB of memory"

@@ -10,8 +10,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.source import NpuSource
 from worker_node.models.manifest import Manifest, write_manifest
 from worker_node.models.store import ModelStore
-from worker_node.serving.engine_plan import plan_engine
-from worker_node.serving.memory import estimate_bytes
+from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.serving.building import GENERATE
 

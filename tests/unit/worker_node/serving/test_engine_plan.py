@@ -16,9 +16,8 @@ from worker_node.devices.memory import MachineMemory
 from worker_node.devices.source import NpuSource
 from worker_node.encoders.static import bucket_for
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving import engine_plan
-from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
-from worker_node.serving.shapes import buckets_up_to
+from worker_node.serving import build
+from worker_node.serving.build import buckets_up_to, plan_engine, refuse_foreign_options
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
@@ -139,7 +138,7 @@ def test_what_no_engine_for_the_model_knows_is_refused():
 def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
     tmp_path, monkeypatch, device, budget, set_, tokens
 ):
-    monkeypatch.setattr(engine_plan, "machine_memory", lambda: MachineMemory(2**35, 2**34))
+    monkeypatch.setattr(build, "machine_memory", lambda: MachineMemory(2**35, 2**34))
     shape = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 6}
     (tmp_path / "config.json").write_text(json.dumps(shape))  # 2 * 30 * 6 * 64 values of 2 bytes a token
     installed = InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_sym", "smollm")

@@ -8,7 +8,7 @@ import pytest
 from worker_node.cli import build_parser
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.store import ModelStore
-from worker_node.serving.installed import installed_model
+from worker_node.serving.build import installed_model
 from worker_node.settings import ModelSettings, NodeSettings
 
 

@@ -5,8 +5,7 @@ import pytest
 from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
 from worker_node.engines.restart import default_growth
-from worker_node.serving.engine_plan import EnginePlan
-from worker_node.serving.limits import admission_limits, growth_limits
+from worker_node.serving.build import EnginePlan, admission_limits, growth_limits
 from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
 from worker_node.tasks.embed.static_options import StaticOptions
 from worker_node.tasks.generate.continuous_options import ContinuousOptions

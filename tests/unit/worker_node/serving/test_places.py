@@ -10,8 +10,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Explained, explain, select_placement
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, Explained, explain, select_placement
 
 
 class Engine:

@@ -14,7 +14,7 @@ from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.source import NpuSource
 from worker_node.models.manifest import InstalledModel
-from worker_node.serving.engine_plan import plan_engine, refuse_foreign_options
+from worker_node.serving.build import plan_engine, refuse_foreign_options
 from worker_node.settings import (
     InvalidSettings,
     ModelSettings,

@@ -9,7 +9,7 @@ from typing import Any
 from worker_node.core.types import ModelKind
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
-from worker_node.serving.models import model_of
+from worker_node.serving.run import model_of
 from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
 
 

@@ -11,11 +11,8 @@ import numpy.typing as npt
 from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
-from worker_node.serving.places import reject_if_full, select_placement
-from worker_node.serving.proof import Proof
-from worker_node.serving.services import Services
-from worker_node.serving.single import SingleRun, run_placed
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, reject_if_full, select_placement
+from worker_node.serving.run import Proof, Services, SingleRun, run_placed
 from worker_node.tasks.embed.calls import EmbeddingOutput
 from worker_node.tasks.embed.messages import Embedded, embed_job
 from worker_node.tasks.embed.serving.cache import embedding_cache

@@ -9,16 +9,16 @@ from pathlib import Path
 import tokenizers
 
 from worker_node.core.errors import ContextLengthExceeded
-from worker_node.serving.tokenizing_threads import (
+from worker_node.serving.tokenizing import (
     CHARACTERS_A_TOKEN,
     CHARACTERS_AT_ONCE,
     COUNTED_CHARACTERS,
     INLINE_CHARACTERS,
     THREADS,
     beginning,
+    check_ids,
     never_abandoned,
 )
-from worker_node.serving.vocabulary import check_ids
 
 
 class EmbeddingTokenizer:

@@ -16,8 +16,7 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.serving.parts import TaskParts
-from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, no_canary
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, TaskParts, no_canary
 from worker_node.settings import ModelSettings
 from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.generate.continuous_options import ContinuousOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from worker_node.core.types import Finished, Piece, Route, Sampling
 from worker_node.serving.places import Explained, Explanation
-from worker_node.serving.services import Services
+from worker_node.serving.run import Services
 from worker_node.tasks.generate.serving.requests import GenerationRequest
 from worker_node.tasks.generate.serving.service import GenerationRun, generate
 

@@ -14,7 +14,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
-from worker_node.serving.installed import not_installed
+from worker_node.serving.build import not_installed
 from worker_node.settings import ModelSettings
 from worker_node.tasks.generate.serving.kv_cache import kv_cache_bytes
 

@@ -11,9 +11,8 @@ from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError
 from worker_node.core.types import Picture, Sampling
 from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.scheduling.routing import Candidate, Feature
-from worker_node.serving.places import reject_if_full
-from worker_node.serving.services import Services
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.run import Services
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture
 from worker_node.tasks.generate.serving.forms import answer_form
 from worker_node.tasks.generate.serving.large_texts import large_texts

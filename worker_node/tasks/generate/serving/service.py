@@ -13,9 +13,7 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.places import Place, errors_of, select_placement
-from worker_node.serving.proof import Proof, after_first
-from worker_node.serving.rerun import Runs, run_again
-from worker_node.serving.services import Services
+from worker_node.serving.run import Proof, Runs, Services, after_first, run_again
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.serving.answer_text import AnswerText
 from worker_node.tasks.generate.serving.metrics import count_generation, token_counter

@@ -9,7 +9,7 @@ from typing import Any
 from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering
 from worker_node.models.directory import ChatTemplate, find_template
-from worker_node.serving.vocabulary import check_ids
+from worker_node.serving.tokenizing import check_ids
 from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from worker_node.tasks.generate.serving.template_renderer import TemplateRenderer
 from worker_node.tasks.generate.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph

@@ -10,11 +10,8 @@ from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import Usage
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
-from worker_node.serving.models import model_of
-from worker_node.serving.places import reject_if_full
-from worker_node.serving.services import Services
-from worker_node.serving.single import SingleRun, run_single
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.run import Services, SingleRun, model_of, run_single
 from worker_node.tasks.rerank.kind import RERANK
 from worker_node.tasks.rerank.messages import Scored, rerank_job
 from worker_node.tasks.rerank.serving.metrics import RerankMetrics

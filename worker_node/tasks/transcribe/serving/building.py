@@ -16,7 +16,7 @@ from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.serving.installed import not_installed
+from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
 from worker_node.settings.declaration import EngineOptions

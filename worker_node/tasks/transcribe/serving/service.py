@@ -17,11 +17,8 @@ from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import Work
 from worker_node.scheduling.routing import NOTHING, Feature
-from worker_node.serving.models import model_of
-from worker_node.serving.places import reject_if_full, select_placement
-from worker_node.serving.services import Services
-from worker_node.serving.single import Answer, SingleRun, run_placed, run_single
-from worker_node.serving.verdict import Demand
+from worker_node.serving.places import Demand, reject_if_full, select_placement
+from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_placed, run_single
 from worker_node.tasks.transcribe.messages import SAMPLE_BYTES, SAMPLES_PER_POSITION, Heard, Span, TranscribeJob
 from worker_node.tasks.transcribe.passages import Passage, next_passage
 from worker_node.tasks.transcribe.serving.building import TranscriptionModel

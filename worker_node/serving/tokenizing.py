@@ -1,15 +1,14 @@
 """Tokenizes large texts in threads: no more of a text than is needed, and only while a caller waits.
 
 For tokenizers that release the GIL. Eight megabytes of text are four million tokens, and gigabytes of encodings: a text
-is read from its beginning, only until it is known to be too long.
-"""
+is read from its beginning, only until it is known to be too long."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -122,3 +121,16 @@ def _last_space(text: str, size: int) -> int:
     """Where to cut, so that no word is, if there is a space in the second half of the first `size` characters."""
     found = max(text.rfind(space, size // 2, size) for space in " \n")
     return size if found < 0 else found
+
+
+# Checks of token ids that came in place of text.
+
+
+def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> None:
+    """Raise BadRequest unless there is at least one token id and each is one of the vocabulary's."""
+    if not ids:
+        raise BadRequest("a list of token ids is empty", param=param)
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        raise BadRequest(
+            f"a token id is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer", param=param
+        )
