@@ -20,8 +20,8 @@ from worker_node.jobs.catalog import JOBS
 from worker_node.jobs.shaping import json_object
 from worker_node.server import hosted_node
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.service import generate
+from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.service import generate
 
 MODEL = "smollm2-135m-instruct"
 JSON_JOBS = ("notification", "memory_candidate")

@@ -55,7 +55,7 @@ def measure(path, options, limit):
     from worker_node.engines.protocol import EngineSpec
     from worker_node.tasks.generate.continuous import ContinuousRunner
     from worker_node.tasks.generate.messages import GenerateJob, Step
-    from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
+    from worker_node.tasks.generate.tokenization import ChatTokenizer
 
     runner = ContinuousRunner(EngineSpec("m", "generation", path, Device.CPU, "", options))
     runner.load()

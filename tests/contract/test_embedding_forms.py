@@ -15,7 +15,7 @@ from backend_client._protocol.wire import encode_texts
 from tests.support.application import application, built_models, with_engine
 from tests.support.writing import EMBEDDER, WritingEngine
 from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import EmbeddingOutput
 
 pytestmark = pytest.mark.real
 

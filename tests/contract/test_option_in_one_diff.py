@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # File, what it follows, what is added.
-OPTIONS = "worker_node/tasks/generate/continuous_options.py"
+OPTIONS = "worker_node/tasks/generate/options.py"
 DIFF = [
     (
         OPTIONS,
@@ -29,7 +29,7 @@ from dataclasses import asdict
 import msgspec
 from worker_node.settings import InvalidSettings, parse_settings
 from worker_node.settings.options import engine_options
-from worker_node.tasks.generate.continuous_options import ContinuousOptions
+from worker_node.tasks.generate.options import ContinuousOptions
 
 def read(*lines):
     return parse_settings("\\n".join(["[[models]]", 'name = "m"', *lines]), "node.toml").models[0]

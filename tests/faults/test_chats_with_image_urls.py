@@ -18,7 +18,7 @@ from tests.unit.worker_node.api.test_memory_of_every_task import Answering
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Picture
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.serving.pictures import PictureDecoder
+from worker_node.tasks.generate.images import PictureDecoder
 
 
 @pytest.fixture

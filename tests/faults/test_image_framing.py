@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.image_server import Server, allowing, fetched
 from worker_node.core.errors import BadRequest, PayloadTooLarge
-from worker_node.tasks.generate.api.remote_images.fetching import FetchLimits
+from worker_node.tasks.generate.http.remote_images import FetchLimits
 
 
 @pytest.fixture

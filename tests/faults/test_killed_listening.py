@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.speech import SPEECH
 from worker_node.core.errors import EngineUnavailable
-from worker_node.tasks.transcribe.serving.decoder import AudioDecoder
-from worker_node.tasks.transcribe.serving.voice import Voice
-from worker_node.tasks.transcribe.voice.regions import VoiceRules
+from worker_node.tasks.transcribe.building import Voice
+from worker_node.tasks.transcribe.service import AudioDecoder
+from worker_node.tasks.transcribe.voice import VoiceRules
 
 
 async def reader_of(pipe):

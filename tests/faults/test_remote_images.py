@@ -8,7 +8,7 @@ import pytest
 from tests.faults.client.test_tls import issue, make_authority
 from tests.support.image_server import PNG, WHERE, Server, allowing, fetched, reply
 from worker_node.core.errors import BadRequest, DeadlineExceeded, Overloaded, PayloadTooLarge
-from worker_node.tasks.generate.api.remote_images.fetching import FetchLimits, ImageFetcher
+from worker_node.tasks.generate.http.remote_images import FetchLimits, ImageFetcher
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ModelState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.serving.canary import generation_canary
-from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.service import generate
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.building import generation_canary
+from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.service import generate
+from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 pytestmark = pytest.mark.real
 CONTINUOUS = "worker_node.tasks.generate.continuous:ContinuousRunner"

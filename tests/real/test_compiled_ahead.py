@@ -22,8 +22,8 @@ from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.emulated_npu import StandInCounter
 from worker_node.engines.protocol import EngineSpec
+from worker_node.tasks.embed.engine import StaticEmbeddingRunner
 from worker_node.tasks.embed.messages import EmbedJob
-from worker_node.tasks.embed.runners import StaticEmbeddingRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step
 from worker_node.tasks.generate.stateful import StatefulRunner
 

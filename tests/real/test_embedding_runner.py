@@ -15,8 +15,8 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import usable_cores
 from worker_node.encoders.static import packed_encoder
 from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, results_of
+from worker_node.tasks.embed.engine import EmbeddingRunner
 from worker_node.tasks.embed.messages import EmbedJob
-from worker_node.tasks.embed.runners import EmbeddingRunner
 
 pytestmark = pytest.mark.real
 

@@ -13,10 +13,10 @@ from worker_node.core.types import Device
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.tasks.embed.calls import embed
-from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
+from worker_node.tasks.embed.messages import embed
+from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
-RUNNER = "worker_node.tasks.embed.runners:EmbeddingRunner"
+RUNNER = "worker_node.tasks.embed.engine:EmbeddingRunner"
 
 pytestmark = pytest.mark.real
 

@@ -28,9 +28,9 @@ from tests.support.speech import SPEECH, pcm, reference_words, word_errors
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
 from worker_node.models.store import ModelStore
+from worker_node.tasks.transcribe.engine import TranscribeRunner
 from worker_node.tasks.transcribe.files import VOICE_MODEL
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
-from worker_node.tasks.transcribe.runner import TranscribeRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

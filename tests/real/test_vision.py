@@ -33,7 +33,7 @@ from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step
-from worker_node.tasks.vision.runner import VisionRunner
+from worker_node.tasks.vision.engine import VisionRunner
 
 ollama = Later("ollama")
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from PIL import Image
 
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.api.remote_images.fetching import ImageFetcher
+from worker_node.tasks.generate.http.remote_images import ImageFetcher
 
 WHERE = "messages[0].content[1].image_url.url"
 

@@ -13,13 +13,12 @@ from PIL import Image
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement, Residency
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.picture_rules import PictureRules
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
-from worker_node.tasks.rerank.serving.model import RerankModel
-from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
+from worker_node.tasks.generate.model import GenerationModel, PictureRules
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.rerank.service import RerankModel
+from worker_node.tasks.rerank.tokenizer import PairTokenizer
+from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.options import AudioOptions
-from worker_node.tasks.transcribe.serving.building import TranscriptionModel
 
 RANKER, HEARER, SEER = "ranker", "hearer", "seer"
 

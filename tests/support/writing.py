@@ -9,7 +9,7 @@ import numpy as np
 from tests.support.application import application, built_models, with_engine
 from tests.support.task_engine import TaskEngine
 from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.generate.messages import TokenDelta
 
 WRITER, EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"

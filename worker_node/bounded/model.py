@@ -16,7 +16,7 @@ from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
-from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.model import GenerationModel
 
 REFERENCE_MODEL = "qwen2.5-1.5b-instruct"
 SMALL_MODEL = "smollm2-135m-instruct"

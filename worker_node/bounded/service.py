@@ -22,9 +22,8 @@ from worker_node.jobs.fitting import fit
 from worker_node.jobs.shaping import json_object
 from worker_node.manager.placement import Placement
 from worker_node.serving.run import Services
-from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.service import generate
+from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.service import generate
 
 
 @dataclass(frozen=True, slots=True)

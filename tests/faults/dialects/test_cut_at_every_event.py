@@ -13,7 +13,7 @@ from tests.support.writing import WRITER, WritingEngine, writing_models
 from worker_node.api.connection import GuardedConnection
 from worker_node.api.connection_limits import ConnectionLimits
 from worker_node.api.errors import error_response
-from worker_node.tasks.generate.api.openai.responses_stored import RESPONSES
+from worker_node.tasks.generate.http.responses import RESPONSES
 from worker_node.tasks.generate.messages import TokenDelta
 
 TEXT = "One two three."

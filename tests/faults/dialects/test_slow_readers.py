@@ -23,8 +23,8 @@ from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.model import GenerationModel
+from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 ECHO = "tests.support.scripted_runner:ScriptedRunner"
 # Each is a token, and together more than all buffers between a handler and its reader hold: some 130 KiB.

@@ -19,8 +19,7 @@ from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.places import Demand, select_placement
 from worker_node.serving.run import Runs, run_again
-from worker_node.tasks.embed.calls import EmbeddingOutput
-from worker_node.tasks.embed.messages import Embedded, embed_job
+from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 LIMITS = HostingLimits(restart=QUICK, stop_timeout_s=1.0)

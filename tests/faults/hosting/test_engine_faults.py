@@ -24,7 +24,7 @@ from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.engines.watchdog import LivenessLimits
-from worker_node.tasks.embed.calls import embed
+from worker_node.tasks.embed.messages import embed
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 RUNNER = "tests.support.scripted_runner:ScriptedRunner"

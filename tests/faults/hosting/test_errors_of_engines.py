@@ -10,7 +10,7 @@ from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.tasks.embed.messages import embed_job
 
-static = Later("worker_node.tasks.embed.runners")
+static = Later("worker_node.tasks.embed.engine")
 
 
 async def test_an_error_in_a_step_is_the_reason_of_the_engines_end_without_its_words(capfd):

@@ -10,9 +10,8 @@ import pytest
 from worker_node.api.task import task_apis
 from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
 from worker_node.observability.metrics import Telemetry
-from worker_node.tasks.embed.serving.metrics import count_embedding
-from worker_node.tasks.embed.serving.requests import EmbeddingReply
-from worker_node.tasks.generate.serving.metrics import count_generation, token_counter
+from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
+from worker_node.tasks.generate.metrics import count_generation, token_counter
 
 LABELS = {"model": "m", "device": "NPU"}
 

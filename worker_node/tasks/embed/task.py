@@ -11,9 +11,8 @@ TASK = Task(
     capability="embedding",
     options=(
         "worker_node.settings.declaration",
-        "worker_node.tasks.embed.dynamic_options",
-        "worker_node.tasks.embed.static_options",
+        "worker_node.tasks.embed.options",
     ),
-    serving="worker_node.tasks.embed.serving.building:EMBED",
-    api="worker_node.tasks.embed.api.registration:API",
+    serving="worker_node.tasks.embed.building:EMBED",
+    api="worker_node.tasks.embed.http:API",
 )

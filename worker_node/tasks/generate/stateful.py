@@ -1,8 +1,10 @@
-"""The generation engine of the NPU: GenAI's stateful pipeline, one generation at a time, in static shapes."""
+"""GenAI's streamer for token ids: what it calls between two tokens of a stateful pipeline."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,229 @@ from worker_node.devices.blobs import (
     require_npu,
     unusable,
 )
-from worker_node.engines.protocol import TOKEN_DTYPE, DeviceBroken, EngineSpec, Failed, Loaded
-from worker_node.tasks.generate.messages import GenerateJob
+from worker_node.devices.npu import Busy, BusyMeter
+from worker_node.engines.protocol import (
+    TOKEN_DTYPE,
+    DeviceBroken,
+    EngineSpec,
+    EngineStats,
+    Failed,
+    Inbox,
+    Loaded,
+    NativeCall,
+    Outbox,
+)
+from worker_node.scheduling.prompts import JobQueue
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.options import StatefulOptions
 from worker_node.tasks.generate.sampling import generation_config
-from worker_node.tasks.generate.serial import SerialRunner
-from worker_node.tasks.generate.stateful_options import StatefulOptions
-from worker_node.tasks.generate.token_streamer import TokenStreamer
+
+
+class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai has no types
+    """Calls `on_tokens` for new token ids; the generation is stopped when that returns False or raises.
+
+    An exception out of `write` would make the pipeline unusable for good, so it is kept in `failure` for the caller to
+    raise when `generate` has returned. `stopped` says whether this streamer ended the generation.
+    """
+
+    def __init__(self, on_tokens: Callable[[list[int]], bool]) -> None:
+        super().__init__()
+        self._on_tokens = on_tokens
+        self.stopped = False
+        self.failure: BaseException | None = None
+
+    def write(self, token: int | list[int]) -> genai.StreamingStatus:
+        """Take one token id, or several."""
+        if not self.stopped:
+            try:
+                self.stopped = not self._on_tokens(token if isinstance(token, list) else [token])
+            except BaseException as error:  # noqa: BLE001  (raised by the engine when it is safe)
+                self.failure, self.stopped = error, True
+        return genai.StreamingStatus.CANCEL if self.stopped else genai.StreamingStatus.RUNNING
+
+    def end(self) -> None:
+        """Nothing: the end is what `generate` returns."""
+
+
+# The base of generation engines that run one generation at a time, in one call of GenAI's.
+#
+# `generate` releases the GIL and returns when the answer is complete; everything in between happens in the streamer,
+# which GenAI calls for each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot
+# be interrupted.
+
+
+class SerialRunner(ABC):
+    """All of a `Runner` but loading and the call; a derived class loads `_pipeline` and `_defaults`.
+
+    `_meter` is None where the device has no busy counter.
+    """
+
+    jobs = GenerateJob
+    _pipeline: Any
+    _defaults: genai.GenerationConfig
+
+    def __init__(self) -> None:
+        self._meter: BusyMeter | None = None
+        self._queue: JobQueue[GenerateJob] = JobQueue()
+        self._current: GenerateJob | None = None
+        self._cancelled = False
+        self._generated = 0
+
+    @abstractmethod
+    def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
+        """Run one generation; the result has `finish_reasons`. Raises RuntimeError as GenAI does."""
+
+    @abstractmethod
+    def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
+        """What a failed generation means for its job alone. Raises DeviceBroken for a failure of the device."""
+
+    @abstractmethod
+    def _limit(self) -> int | None:
+        """Tokens of the longest prompt; None for any."""
+
+    def _prompt_tokens(self, _result: Any) -> int | None:
+        """The exact size of the prompt, where the edge cannot know it."""
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        """See `Runner`."""
+        return len(self._queue) > 0
+
+    @property
+    def wake_fd(self) -> None:
+        """See `Runner`."""
+        return None
+
+    def stats(self) -> EngineStats:
+        """See `Runner`."""
+        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
+
+    def submit(self, job: GenerateJob) -> None:
+        """See `Runner`."""
+        self._queue.add(job)
+
+    def cancel(self, job_id: int) -> None:
+        """See `Runner`."""
+        if self._current is not None and self._current.id == job_id:
+            self._cancelled = True
+        else:
+            self._queue.remove(job_id)
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:
+        """See `Runner`."""
+        now = time.monotonic()
+        for late in self._queue.expired(now):
+            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        pick = self._queue.next()
+        if pick is None:
+            return
+        self._current, self._cancelled, self._generated = pick.job, False, 0
+        try:
+            self._run(pick.job, emit, poll)
+        finally:
+            self._current = None
+            self._queue.computed(pick, pick.job.prompt_tokens + self._generated)
+
+    def _run(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
+        refusal = self._refusal(job)
+        if refusal is not None:
+            emit(refusal)
+            return
+        meter, deltas = self._meter, _Deltas(job)
+
+        def on_tokens(tokens: list[int]) -> bool:
+            self._generated += len(tokens)
+            emit(Step([deltas.next(tokens, _UNKNOWN if meter is None else meter.so_far())]))
+            poll()
+            return not self._cancelled and job.deadline > time.monotonic()
+
+        streamer = TokenStreamer(on_tokens)
+        emit(NativeCall("prefill", job.prompt_tokens, [job.id]))
+        if meter is not None:
+            meter.begin()
+        try:
+            result = self._generate(job, streamer)
+        except RuntimeError as error:
+            failed = self._failure(job, error)
+            if meter is not None:
+                meter.end()
+            emit(failed)
+            return
+        busy = _UNKNOWN if meter is None else meter.end()
+        if streamer.failure is not None:
+            raise streamer.failure
+        if self._cancelled:
+            return
+        finish = _finish(result.finish_reasons[0], stopped=streamer.stopped)
+        if finish is None:
+            emit(Failed(job.id, "deadline_exceeded", "the deadline passed during generation"))
+            return
+        emit(Step([deltas.next([], busy, finish=finish, prompt_tokens=self._prompt_tokens(result))]))
+
+    def _refusal(self, job: GenerateJob) -> Failed | None:
+        """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
+        limit = self._limit()
+        if limit is not None and job.prompt_tokens > limit:
+            return Failed(
+                job.id,
+                "context_length_exceeded",
+                f"the prompt has {job.prompt_tokens} tokens and this NPU engine takes {limit}",
+            )
+        if job.logprobs:
+            return Failed(job.id, "unsupported_parameter", "this engine does not give logprobs; place it elsewhere")
+        try:
+            generation_config(job, self._defaults).validate()
+        except (RuntimeError, TypeError, ValueError) as error:
+            return Failed(job.id, "invalid_request", brief(error))
+        return None
+
+    def close(self) -> None:
+        """See `Runner`."""
+        del self._pipeline
+
+
+class _Deltas:
+    """Makes the token deltas of one generation, which starts now."""
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._job = job
+        self._started: float | None = time.monotonic()
+
+    def next(
+        self, tokens: list[int], busy: Busy, *, finish: str | None = None, prompt_tokens: int | None = None
+    ) -> TokenDelta:
+        """The next delta. The first one reports the start of the generation and the prefill."""
+        # The edge may end the answer after any delta, at a stop sequence, so each holds all that is known.
+        at = time.monotonic()
+        started, self._started = self._started, None
+        return TokenDelta(
+            self._job.id,
+            tokens,
+            finish,
+            started,
+            busy.us,
+            busy_shared=busy.shared,
+            at=at,
+            prefilled=0 if started is None else self._job.prompt_tokens,
+            prefill_s=0.0 if started is None else at - started,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+_UNKNOWN = Busy(None)
+
+
+def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | None:
+    """GenAI's NONE means that the KV cache is full or that the streamer stopped it (None), which only we can tell."""
+    if reason == genai.GenerationFinishReason.STOP:
+        return "stop"
+    if reason == genai.GenerationFinishReason.NONE and stopped:
+        return None
+    return "length"
+
+
+# The generation engine of the NPU: GenAI's stateful pipeline, one generation at a time, in static shapes.
 
 # GenAI demands the suffix.
 _BLOB = "generate.blob"

@@ -10,11 +10,7 @@ TASK = Task(
     verb="generate",
     capability="chat",
     listed=("completion", "tools"),
-    options=(
-        "worker_node.tasks.generate.model_options",
-        "worker_node.tasks.generate.continuous_options",
-        "worker_node.tasks.generate.stateful_options",
-    ),
-    serving="worker_node.tasks.generate.serving.building:GENERATE",
-    api="worker_node.tasks.generate.api.registration:API",
+    options=("worker_node.tasks.generate.options",),
+    serving="worker_node.tasks.generate.building:GENERATE",
+    api="worker_node.tasks.generate.http.registration:API",
 )

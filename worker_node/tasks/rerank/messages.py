@@ -78,3 +78,9 @@ class Scored(Outcome, frozen=True, array_like=True):
     def rows(self, count: int) -> npt.NDArray[np.float32]:
         """The logits of `count` pairs, f32 [count, labels]."""
         return np.frombuffer(self.logits, VECTOR_DTYPE).reshape(count, -1)
+
+
+# Names of the graph's ports beside those of every encoder.
+
+TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
+LOGITS = "logits"

@@ -9,7 +9,7 @@ from annotated_types import Ge, Len
 
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
 from worker_node.settings.declaration import Option, Options, declare
-from worker_node.tasks.rerank.kind import RERANK
+from worker_node.tasks.rerank.task import RERANK
 
 
 @declare
@@ -35,7 +35,7 @@ class DynamicRerankOptions(DynamicEncoderOptions):
 
     title: ClassVar[str] = "Reranking on CPU and GPU: dynamic shapes"
     task: ClassVar[str] = RERANK
-    runner: ClassVar[str] = "worker_node.tasks.rerank.runners:RerankRunner"
+    runner: ClassVar[str] = "worker_node.tasks.rerank.engine:RerankRunner"
 
     engine: Literal["rerank"] = "rerank"
 
@@ -47,6 +47,6 @@ class StaticRerankOptions(StaticEncoderOptions):
 
     title: ClassVar[str] = "Reranking on the NPU: static shapes"
     task: ClassVar[str] = RERANK
-    runner: ClassVar[str] = "worker_node.tasks.rerank.runners:StaticRerankRunner"
+    runner: ClassVar[str] = "worker_node.tasks.rerank.engine:StaticRerankRunner"
 
     engine: Literal["rerank_static"] = "rerank_static"

@@ -3,8 +3,7 @@
 What a file could do beyond giving samples is switched off: formats that refer to other files or hosts (playlists, image
 sequences, devices) are not among those probed, and no protocol may be opened. Samples go to a file as they are decoded,
 so memory does not grow with the length. A file that is too long by its header or its packets' times is rejected before
-any of it is decoded: compressed silence of ten hours is small, and would take seconds to decode.
-"""
+any of it is decoded: compressed silence of ten hours is small, and would take seconds to decode."""
 
 from __future__ import annotations
 
@@ -178,3 +177,21 @@ def _too_long(max_seconds: float) -> BadRequest:
 def _brief(error: FFmpegError) -> str:
     # Only the code's own words: the message may repeat a name from the file.
     return str(error.strerror or "unreadable")
+
+
+# What a preparation process calls: PyAV and OpenVINO are imported there, and only when audio comes.
+
+
+def decode(source: str, target: str, max_seconds: float) -> float:
+    """See `audio.decode_audio`."""
+
+    return decode_audio(source, target, max_seconds)
+
+
+def find_speech(pcm: str, network: str, threshold: float, silence_ms: int, padding_ms: int) -> list[list[int]]:
+    """See `voice.network.find_speech`."""
+    from worker_node.tasks.transcribe import voice  # noqa: PLC0415
+    from worker_node.tasks.transcribe.voice import VoiceRules  # noqa: PLC0415
+
+    found = voice.find_speech(pcm, network, VoiceRules(threshold, silence_ms, padding_ms))
+    return [list(region) for region in found]

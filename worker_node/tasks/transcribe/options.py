@@ -42,7 +42,7 @@ class TranscribeOptions(EngineOptions):
     title: ClassVar[str] = "Speech recognition on any device: one window of 30 s at a time"
     task: ClassVar[str] = KIND
     devices: ClassVar[frozenset[Device]] = frozenset(Device)
-    runner: ClassVar[str] = "worker_node.tasks.transcribe.runner:TranscribeRunner"
+    runner: ClassVar[str] = "worker_node.tasks.transcribe.engine:TranscribeRunner"
 
     engine: Literal["transcription"] = "transcription"
     precision: Annotated[

@@ -11,7 +11,7 @@ TASK = Task(
     verb="transcribe",
     capability="transcription",
     options=("worker_node.tasks.transcribe.options",),
-    serving="worker_node.tasks.transcribe.serving.building:TRANSCRIBE",
-    api="worker_node.tasks.transcribe.api.routes:API",
+    serving="worker_node.tasks.transcribe.building:TRANSCRIBE",
+    api="worker_node.tasks.transcribe.http:API",
     files="worker_node.tasks.transcribe.files:FILES",
 )

@@ -13,7 +13,7 @@ from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import compression_of, family_of, find_template, read_config
 from worker_node.models.files import ModelFiles
 from worker_node.models.manifest import InstalledModel, sizes
-from worker_node.tasks.vision.kind import VISION
+from worker_node.tasks.vision.task import VISION
 
 LANGUAGE_FILE = "openvino_language_model.xml"
 VISION_FILE = "openvino_vision_embeddings_model.xml"

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from worker_node.core.types import Device
 from worker_node.settings.declaration import EngineOptions, declare
-from worker_node.tasks.generate.stateful_options import MaxPromptLen, MinResponseLen
-from worker_node.tasks.vision.kind import VISION
+from worker_node.tasks.generate.options import MaxPromptLen, MinResponseLen
+from worker_node.tasks.vision.task import VISION
 
-_RUNNER = "worker_node.tasks.vision.runner:VisionRunner"
+_RUNNER = "worker_node.tasks.vision.engine:VisionRunner"
 
 
 @declare

@@ -1,9 +1,13 @@
-"""The registration of the task."""
+"""The kind of model that this task serves."""
 
 from __future__ import annotations
 
 from worker_node.registry import Task
-from worker_node.tasks.vision.kind import VISION
+
+VISION = "vision"
+
+
+# The registration of the task.
 
 TASK = Task(
     kind=VISION,
@@ -11,6 +15,6 @@ TASK = Task(
     capability="chat",
     listed=("completion", "vision"),
     options=("worker_node.tasks.vision.options",),
-    serving="worker_node.tasks.vision.serving.building:VISION_CHAT",
+    serving="worker_node.tasks.vision.building:VISION_CHAT",
     files="worker_node.tasks.vision.files:FILES",
 )

@@ -5,9 +5,8 @@ import pytest
 from worker_node.api.busy import busy_fields, busy_time
 from worker_node.api.ollama.frames import Loading, ending
 from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
-from worker_node.tasks.generate.api.openai.items import Items
-from worker_node.tasks.generate.api.openai.responses import _Response
-from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.responses import Items, _Response
+from worker_node.tasks.generate.http.responses_body import ResponsesBody
 
 
 def end(busy_us=None, *, shared=False):

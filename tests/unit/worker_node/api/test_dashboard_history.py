@@ -13,7 +13,7 @@ from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
 from worker_node.api.dashboard.usage import usage
 from worker_node.core.types import Device, Route
 from worker_node.observability.metrics import Telemetry
-from worker_node.tasks.generate.serving.metrics import declare_generation_metrics, token_counter
+from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
 
 NOTHING = HistoryReading(requests=0, prompt_tokens=0, output_tokens=0, texts=0, npu_busy_us=None, in_flight=0, queued=0)
 

@@ -18,7 +18,7 @@ from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.generate.messages import TokenDelta
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"

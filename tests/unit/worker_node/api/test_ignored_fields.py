@@ -11,9 +11,9 @@ import pytest
 from tests.support.writing import EMBEDDER, WRITER, writing
 from worker_node.api.leniency import HINT, Hint, Unsupported
 from worker_node.settings import NodeSettings
-from worker_node.tasks.embed.api.openai import EMBEDDINGS
-from worker_node.tasks.generate.api.ollama import table as ollama
-from worker_node.tasks.generate.api.openai import table as openai
+from worker_node.tasks.embed.http import EMBEDDINGS
+from worker_node.tasks.generate.http import fields as openai
+from worker_node.tasks.generate.http import ollama
 
 HEADER = "X-NPU-Node-Ignored"
 TURN = {"role": "user", "content": "Hello"}

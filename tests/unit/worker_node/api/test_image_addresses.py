@@ -4,7 +4,7 @@ import pytest
 
 from worker_node.settings import NodeSettings
 from worker_node.settings.node import ImageHost
-from worker_node.tasks.generate.api.remote_images.addresses import is_public
+from worker_node.tasks.generate.http.remote_images import is_public
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808"])

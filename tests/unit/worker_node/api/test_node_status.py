@@ -8,7 +8,7 @@ from worker_node.api.health import node_status, status_reason
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.node import NodeState
-from worker_node.tasks.embed.serving.model import EmbeddingModel
+from worker_node.tasks.embed.service import EmbeddingModel
 
 READY, STARTING, BACKING_OFF = EngineState.READY, EngineState.STARTING, EngineState.BACKING_OFF
 FAILED, QUARANTINED, UNLOADED = EngineState.FAILED, EngineState.QUARANTINED, EngineState.UNLOADED

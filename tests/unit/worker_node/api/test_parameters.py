@@ -10,7 +10,7 @@ from worker_node.api import parameters
 from worker_node.api.ollama.options import OllamaOptions
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Sampling
-from worker_node.tasks.generate.api.openai.fields import SamplingFields
+from worker_node.tasks.generate.http.fields import SamplingFields
 
 # Each field of Sampling with a value, and what the dialects call it.
 NAMES = [

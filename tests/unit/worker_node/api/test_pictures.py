@@ -7,10 +7,10 @@ import pytest
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
 from worker_node.core.types import Picture, RequestContext
-from worker_node.tasks.generate.api.ollama.generation import OllamaChatBody, _conversation
-from worker_node.tasks.generate.api.openai.chat import ChatBody
-from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
-from worker_node.tasks.generate.api.pictures import MAX_PICTURE_BYTES, picture, picture_of_url
+from worker_node.tasks.generate.http.chat import ChatBody
+from worker_node.tasks.generate.http.native import MAX_PICTURE_BYTES, picture, picture_of_url
+from worker_node.tasks.generate.http.ollama import OllamaChatBody, _conversation
+from worker_node.tasks.generate.http.responses_body import ResponsesBody
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"

@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from worker_node.api.problems import explain
-from worker_node.tasks.generate.api.openai.chat import ChatBody
-from worker_node.tasks.generate.api.openai.completions import CompletionsBody
-from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.chat import ChatBody
+from worker_node.tasks.generate.http.completions import CompletionsBody
+from worker_node.tasks.generate.http.responses_body import ResponsesBody
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TEXT = {"type": "text", "text": 5}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from worker_node.tasks.generate.api.openai.response_store import ResponseStore, StoredItem, StoredResponse, StoreLimits
+from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse, StoreLimits
 
 ANN, BOB = b"ann", b"bob"
 

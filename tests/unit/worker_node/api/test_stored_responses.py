@@ -10,7 +10,7 @@ from tests.support.task_engine import TaskEngine
 from worker_node.core.errors import EngineUnavailable
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.api.openai.responses_stored import RESPONSES
+from worker_node.tasks.generate.http.responses import RESPONSES
 from worker_node.tasks.generate.messages import TokenDelta
 
 WRITER = "smollm2-135m-instruct"

@@ -13,7 +13,7 @@ from worker_node.core.types import Token
 from worker_node.engines.protocol import EngineState
 from worker_node.jobs.bounds import make_request
 from worker_node.jobs.examples import MEMORY
-from worker_node.tasks.generate.serving.model import GenerationModel
+from worker_node.tasks.generate.model import GenerationModel
 
 COPY = json.dumps(MEMORY)
 OWN = json.dumps({"candidates": ["Ben wants weekly reports."], "notes": ""})

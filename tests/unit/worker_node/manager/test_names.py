@@ -10,8 +10,8 @@ from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.manager.served import Names
 from worker_node.models.catalog import Catalog
-from worker_node.tasks.embed.serving.model import EmbeddingModel, embedding_model
-from worker_node.tasks.generate.serving.model import GenerationModel, generation_model
+from worker_node.tasks.embed.service import EmbeddingModel, embedding_model
+from worker_node.tasks.generate.model import GenerationModel, generation_model
 
 
 def generation(model_id, *aliases, sources=()):

@@ -17,9 +17,9 @@ from worker_node.models.convert.encoder import (
     read_sentence_config,
 )
 from worker_node.models.convert.safetensors import read_tensors
+from worker_node.tasks.embed.engine import StaticEmbeddingRunner
 from worker_node.tasks.embed.messages import Embedded, EmbedJob, embed_job
-from worker_node.tasks.embed.runners import StaticEmbeddingRunner
-from worker_node.tasks.embed.static_options import StaticOptions
+from worker_node.tasks.embed.options import StaticOptions
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 FAR = 1e12

@@ -15,11 +15,8 @@ from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, C
 from worker_node.models.files import recognised
 from worker_node.models.in_place import open_directory
 from worker_node.settings import ModelSettings
-from worker_node.tasks.rerank.files.canary import read_rerank_canary
-from worker_node.tasks.rerank.files.decoder_graph import classifier_of
-from worker_node.tasks.rerank.files.decoders import convert_decoder
-from worker_node.tasks.rerank.files.prompt import RerankPrompt, read_prompt
-from worker_node.tasks.rerank.serving.prompted import PromptedTokenizer
+from worker_node.tasks.rerank.conversion import classifier_of, convert_decoder, read_rerank_canary
+from worker_node.tasks.rerank.prompt import PromptedTokenizer, RerankPrompt, read_prompt
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Sampling
-from worker_node.tasks.generate.serving.answer_text import AnswerText
-from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer
+from worker_node.tasks.generate.answer_text import AnswerText
+from worker_node.tasks.generate.tokenizer import ByteDetokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
 END = 200

@@ -18,7 +18,7 @@ from worker_node.serving import build
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.serving import building
+from worker_node.tasks.generate import building
 
 SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 DRIVER = {"NPU_DRIVER_VERSION": "1.32", "NPU_COMPILER_VERSION": "7"}

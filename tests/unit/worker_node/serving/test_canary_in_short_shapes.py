@@ -13,7 +13,7 @@ from worker_node.engines.process import CanaryFailed
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.embed.calls import EmbeddingOutput
+from worker_node.tasks.embed.messages import EmbeddingOutput
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 

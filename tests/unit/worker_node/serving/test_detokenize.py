@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Sampling
-from worker_node.tasks.generate.serving.answer_text import AnswerText
-from worker_node.tasks.generate.serving.detokenize import ByteDetokenizer, StopMatcher, WindowDetokenizer
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate.answer_text import AnswerText
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.tokenizer import ByteDetokenizer, StopMatcher, WindowDetokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
 

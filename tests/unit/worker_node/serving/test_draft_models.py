@@ -12,7 +12,7 @@ from worker_node.models.manifest import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import estimate_bytes, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.generate.serving.building import GENERATE
+from worker_node.tasks.generate.building import GENERATE
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}

@@ -13,10 +13,8 @@ from worker_node.core.types import Device, ModelKind, Priority, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.calls import EmbeddingOutput
-from worker_node.tasks.embed.serving.model import EmbeddingModel
-from worker_node.tasks.embed.serving.requests import EmbeddingRequest
-from worker_node.tasks.embed.serving.service import embed
+from worker_node.tasks.embed.messages import EmbeddingOutput
+from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 
 BUCKET = 32
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Device
-from worker_node.tasks.embed.serving.cache import EmbeddingCache
+from worker_node.tasks.embed.service import EmbeddingCache
 
 
 def vectors_of(rows):

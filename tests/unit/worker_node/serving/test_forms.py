@@ -21,10 +21,10 @@ from worker_node.core.types import (
     ToolCallStarted,
     ToolUse,
 )
-from worker_node.dialogue.formats import tool_format
 from worker_node.structured_output.form import Compiled, compile_form, compile_form_if_quick
-from worker_node.tasks.generate.serving.forms import answer_form
-from worker_node.tasks.generate.serving.requests import GenerationRequest
+from worker_node.tasks.generate.dialogue import tool_format
+from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.prompting import answer_form
 
 FAMILIES = ["smollm", "qwen", "llama3"]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from worker_node.tasks.generate.serving.kv_cache import kv_cache_bytes
+from worker_node.tasks.generate.building import kv_cache_bytes
 
 SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 

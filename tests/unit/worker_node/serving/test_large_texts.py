@@ -5,9 +5,8 @@ import pytest
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.core.types import Message, Rendering, ToolCall
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.tasks.generate.serving import large_texts, tokenizing
-from worker_node.tasks.generate.serving.large_texts import LargeTexts
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
+from worker_node.tasks.generate import tokenization
+from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
 
 FAR = 1e12
 SMALL = "the lighthouse keeper "
@@ -46,7 +45,7 @@ def texts(pool):
 async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text, last):
     tokens = await texts.encode(chat, text, last=last, deadline=FAR)
     assert tokens == chat.encode_prompt(text, last=last)
-    assert pool.called == ([] if text == SMALL else [tokenizing.encode])
+    assert pool.called == ([] if text == SMALL else [tokenization.encode])
 
 
 async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_to_it(chat, pool, texts):
@@ -61,7 +60,7 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
     text = await texts.render(chat, messages, tools, think=False, rendering=rendering, deadline=FAR)
     assert text == chat.render(messages, tools, False, rendering)
-    assert pool.called == [tokenizing.render]
+    assert pool.called == [tokenization.render]
 
 
 async def test_tokens_are_decoded_as_they_are_here(chat, pool, texts):
@@ -69,7 +68,7 @@ async def test_tokens_are_decoded_as_they_are_here(chat, pool, texts):
     assert await texts.decode(chat, tokens, deadline=FAR) == LARGE * 2
     assert "".join(await texts.decode_each(chat, tokens[:300], deadline=FAR)) == chat.decode(tokens[:300])
     assert await texts.decode(chat, tokens[:3], deadline=FAR) == chat.decode(tokens[:3])
-    assert pool.called == [tokenizing.decode, tokenizing.decode_each]
+    assert pool.called == [tokenization.decode, tokenization.decode_each]
 
 
 async def test_what_cannot_fit_whatever_its_tokens_is_refused_without_a_process(chat, pool, texts):
@@ -92,7 +91,9 @@ async def test_a_process_tokenizes_refuses_and_is_ended_at_its_limit(chat):
             await texts.encode(chat, SMALL * 20_000, deadline=FAR)
     finally:
         await texts.close()
-    impatient = LargeTexts(PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), large_texts._MODULES))
+    impatient = LargeTexts(
+        PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), tokenization._MODULES)
+    )
     try:
         with pytest.raises(BadRequest, match="CPU time"):
             await impatient.encode(chat, LARGE, deadline=FAR)

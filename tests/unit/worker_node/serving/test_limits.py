@@ -6,10 +6,8 @@ from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
 from worker_node.engines.restart import default_growth
 from worker_node.serving.build import EnginePlan, admission_limits, growth_limits
-from worker_node.tasks.embed.dynamic_options import EmbeddingOptions
-from worker_node.tasks.embed.static_options import StaticOptions
-from worker_node.tasks.generate.continuous_options import ContinuousOptions
-from worker_node.tasks.generate.stateful_options import StatefulOptions
+from worker_node.tasks.embed.options import EmbeddingOptions, StaticOptions
+from worker_node.tasks.generate.options import ContinuousOptions, StatefulOptions
 
 
 def limits_of(options, max_outstanding=None):

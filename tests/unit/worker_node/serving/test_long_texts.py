@@ -12,8 +12,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
 from worker_node.serving.tokenizing import TokenizingThreads, beginning
-from worker_node.tasks.embed.serving import tokenizer as embedding_tokenizer
-from worker_node.tasks.embed.serving.tokenizer import EmbeddingTokenizer
+from worker_node.tasks.embed import tokenizer as embedding_tokenizer
+from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
 
 LIMIT = 16
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tests.support.cross_encoders import write_tiny
 from worker_node.core.errors import ContextLengthExceeded
-from worker_node.tasks.rerank.serving.tokenizer import PairTokenizer
+from worker_node.tasks.rerank.tokenizer import PairTokenizer
 
 LIMIT = 16
 

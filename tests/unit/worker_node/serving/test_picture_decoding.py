@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from worker_node.core.errors import BadRequest
-from worker_node.tasks.generate.serving.picture_decoding import decode
+from worker_node.tasks.generate.image_decoding import decode
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 

@@ -15,14 +15,11 @@ from worker_node.core.types import Device, Finished, ModelKind, RequestContext, 
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.calls import EmbeddingOutput
-from worker_node.tasks.embed.serving.model import EmbeddingModel
-from worker_node.tasks.embed.serving.requests import EmbeddingRequest
-from worker_node.tasks.embed.serving.service import embed
+from worker_node.tasks.embed.messages import EmbeddingOutput
+from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
 from worker_node.tasks.generate.messages import TokenDelta
-from worker_node.tasks.generate.serving.model import GenerationModel
-from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.service import generate
+from worker_node.tasks.generate.model import GenerationModel, GenerationRequest
+from worker_node.tasks.generate.service import generate
 
 
 class Engine(TaskEngine):

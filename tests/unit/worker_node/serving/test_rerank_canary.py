@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from worker_node.engines.process import CanaryFailed
-from worker_node.tasks.rerank.files.canary import canary_of
+from worker_node.tasks.rerank.building import rerank_canary
+from worker_node.tasks.rerank.conversion import canary_of
 from worker_node.tasks.rerank.messages import Pair, Scored
-from worker_node.tasks.rerank.serving.canary import rerank_canary
 
 PAIRS = (("a", "b"), ("a", "c"), ("d", "e"))
 KNOWN = np.array([[8.0], [-3.0], [0.5]], "<f4")

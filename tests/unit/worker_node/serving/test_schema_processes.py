@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.structured_output.form import Form, FormPart
-from worker_node.tasks.generate.serving.schemas import SMALL_BYTES, SchemaCompiler
+from worker_node.tasks.generate.schemas import SMALL_BYTES, SchemaCompiler
 
 MODULES = ["worker_node.structured_output.form"]
 LARGE = {"enum": [f"{number:064}" for number in range(SMALL_BYTES // 64 + 1)]}

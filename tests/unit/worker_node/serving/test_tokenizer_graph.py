@@ -11,8 +11,8 @@ from openvino import opset13
 from openvino_tokenizers import _get_factory
 
 from worker_node.core.types import Message
-from worker_node.tasks.generate.serving.tokenization import ChatTokenizer
-from worker_node.tasks.generate.serving.tokenizer_graph import DetokenizerGraph, TokenizerGraph, _core
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.tokenizer import DetokenizerGraph, TokenizerGraph, _core
 
 pytestmark = pytest.mark.slow
 

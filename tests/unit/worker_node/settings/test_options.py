@@ -25,9 +25,7 @@ from worker_node.settings import (
 )
 from worker_node.settings.declaration import EngineOptions, Option, declare, engine_for
 from worker_node.settings.options import engine_options
-from worker_node.tasks.generate.continuous_options import ContinuousOptions
-from worker_node.tasks.generate.model_options import GenerationOptions
-from worker_node.tasks.generate.stateful_options import StatefulOptions
+from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 
 
 def model_of(*lines):
@@ -145,5 +143,5 @@ def test_the_engines_of_the_union_are_told_apart_by_their_name():
 
 
 def test_engine_processes_do_not_load_the_validation():
-    code = "import worker_node.tasks.generate.stateful_options, sys; assert 'pydantic' not in sys.modules"
+    code = "import worker_node.tasks.generate.options, sys; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

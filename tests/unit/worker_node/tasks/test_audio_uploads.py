@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from worker_node.core.errors import InsufficientStorage
-from worker_node.tasks.transcribe.api.routes import described_form, scratch_directory
+from worker_node.tasks.transcribe.http import described_form, scratch_directory
 
 
 def test_the_files_of_a_request_are_gone_when_it_ends(monkeypatch, tmp_path):

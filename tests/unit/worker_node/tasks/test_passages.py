@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.tasks.transcribe.messages import Span
-from worker_node.tasks.transcribe.passages import Passage, next_passage
-from worker_node.tasks.transcribe.windows import RATE, Window
+from worker_node.tasks.transcribe.windows import RATE, Passage, Window, next_passage
 
 
 def window(begin, end):

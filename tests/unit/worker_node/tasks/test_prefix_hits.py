@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from worker_node.scheduling.steps import BLOCK_TOKENS
-from worker_node.tasks.generate.prefix_hits import PrefixHits
+from worker_node.tasks.generate.continuous import PrefixHits
 
 PREFIX = list(range(600))
 

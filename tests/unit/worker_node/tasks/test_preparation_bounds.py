@@ -14,8 +14,8 @@ from PIL import Image
 
 from worker_node.core.errors import BadRequest
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.tasks.generate.serving import picture_decoding
-from worker_node.tasks.transcribe import audio, decoding
+from worker_node.tasks.generate import image_decoding
+from worker_node.tasks.transcribe import audio
 
 LIMIT = 256 * 2**20
 HUGE = (10_000, 10_000)
@@ -87,7 +87,7 @@ def peak(pool):
 async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_process():
     """The process with the limits of the node; what it may take for good images is more."""
     limits = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29)
-    pool = PreparationPool(limits, ("worker_node.tasks.generate.serving.picture_decoding",))
+    pool = PreparationPool(limits, ("worker_node.tasks.generate.image_decoding",))
     try:
         await pool.start()
         pids = pool.pids
@@ -106,7 +106,7 @@ async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_pro
 
 async def decode_image(pool, data):
     return await pool.run(
-        picture_decoding.decode,
+        image_decoding.decode,
         base64.b64encode(data).decode(),
         "image",
         10**6,
@@ -144,7 +144,7 @@ def adts(path, repeated, samples=SILENCE):
 
 async def test_bad_audio_is_refused_within_the_memory_for_bad_input_by_one_process(tmp_path):
     pool = PreparationPool(
-        PreparationLimits(processes=1, cpu_s=60.0, memory_bytes=2 * 2**30), ("worker_node.tasks.transcribe.decoding",)
+        PreparationLimits(processes=1, cpu_s=60.0, memory_bytes=2 * 2**30), ("worker_node.tasks.transcribe.audio",)
     )
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_bytes(b"hello" * 1000)
@@ -159,7 +159,7 @@ async def test_bad_audio_is_refused_within_the_memory_for_bad_input_by_one_proce
         for path in bad:
             with pytest.raises(BadRequest) as refused:
                 await pool.run(
-                    decoding.decode, str(path), str(target), 4 * 3600.0, deadline=time.monotonic() + 60, param="file"
+                    audio.decode, str(path), str(target), 4 * 3600.0, deadline=time.monotonic() + 60, param="file"
                 )
             assert refused.value.param == "file", path.name
             assert target.stat().st_size == 0, "nothing was decoded"

@@ -8,9 +8,9 @@ import pytest
 
 from worker_node.api import parameters
 from worker_node.api.ollama.options import OllamaOptions
-from worker_node.tasks.generate.api.native import InferenceBody
-from worker_node.tasks.generate.api.openai.fields import SamplingFields
-from worker_node.tasks.generate.api.openai.responses_body import ResponsesBody
+from worker_node.tasks.generate.http.fields import SamplingFields
+from worker_node.tasks.generate.http.native import InferenceBody
+from worker_node.tasks.generate.http.responses_body import ResponsesBody
 from worker_node.tasks.generate.messages import GenerateJob
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
 

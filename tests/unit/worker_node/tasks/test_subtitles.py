@@ -1,7 +1,7 @@
 """Texts with times in the forms of players."""
 
 from worker_node.tasks.transcribe.messages import Span
-from worker_node.tasks.transcribe.serving.rendering import srt, vtt, whole
+from worker_node.tasks.transcribe.service import srt, vtt, whole
 
 SPANS = [Span(0.0, 1.5, " One."), Span(3599.9996, 3661.25, " Two\n\nlines --> here.")]
 

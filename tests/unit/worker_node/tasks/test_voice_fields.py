@@ -10,10 +10,9 @@ from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedP
 from worker_node.models.store import ModelStore
 from worker_node.serving.task import ModelParts
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.tasks.transcribe.api.voice import read_voice
+from worker_node.tasks.transcribe.building import TRANSCRIBE, VoiceChoice, find_voice
+from worker_node.tasks.transcribe.http import read_voice
 from worker_node.tasks.transcribe.options import AudioOptions
-from worker_node.tasks.transcribe.serving.building import TRANSCRIBE
-from worker_node.tasks.transcribe.serving.voice import VoiceChoice, find_voice
 
 
 async def found(store, limits, choice):

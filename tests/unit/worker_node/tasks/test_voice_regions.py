@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.tasks.transcribe.voice.regions import FRAME, RATE, VoiceRules, speech_regions
+from worker_node.tasks.transcribe.voice import FRAME, RATE, VoiceRules, speech_regions
 
 BARE = VoiceRules(silence_ms=320, padding_ms=0)
 # So many frames of speech are a quarter of a second at least.

@@ -15,10 +15,9 @@ from worker_node.core.errors import EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
 from worker_node.observability.spans import SpanTracing
 from worker_node.observability.tracing import OFF, Operation, WallClock, open_tracing
-from worker_node.tasks.embed.serving.requests import EmbeddingRequest
-from worker_node.tasks.embed.serving.tracing import trace_embedding
-from worker_node.tasks.generate.serving.requests import GenerationRequest
-from worker_node.tasks.generate.serving.tracing import trace_generation
+from worker_node.tasks.embed.service import EmbeddingRequest, trace_embedding
+from worker_node.tasks.generate.metrics import trace_generation
+from worker_node.tasks.generate.model import GenerationRequest
 
 SECRET = "an unlikely secret"
 CONTEXT = RequestContext("req_1", arrived=0.0, deadline=1e9)

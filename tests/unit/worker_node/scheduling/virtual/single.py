@@ -11,7 +11,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.tasks.generate import serial, stateful
+from worker_node.tasks.generate import stateful
 from worker_node.tasks.generate.messages import GenerateJob
 
 EOS = 2
@@ -48,7 +48,7 @@ class SingleWorld(World):
         module = stateful
         tensors = patch.object(module.ov, "Tensor", lambda array: array)
         inputs = patch.object(module.genai, "TokenizedInputs", lambda ids, mask: ids)
-        configs = [patch.object(m, "generation_config", lambda job, _: Config(job)) for m in (stateful, serial)]
+        configs = [patch.object(m, "generation_config", lambda job, _: Config(job)) for m in (stateful, stateful)]
         with configs[0], configs[1], tensors, inputs:
             super().run(until)
 

@@ -11,7 +11,7 @@ from worker_node.encoders.dynamic import _Slot
 from worker_node.engines.protocol import EngineSpec
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
-from worker_node.tasks.embed.runners import EmbeddingRunner
+from worker_node.tasks.embed.engine import EmbeddingRunner
 
 
 class SlotRequest:

@@ -14,7 +14,7 @@ from worker_node.encoders import dynamic
 from worker_node.engines.protocol import Failed, Together
 from worker_node.scheduling.admission import Admission, Work
 from worker_node.tasks.embed.messages import Embedded, EmbedJob
-from worker_node.tasks.generate import continuous, serial
+from worker_node.tasks.generate import continuous, stateful
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
 TOKEN = np.ones(1, "<i4").tobytes()
@@ -182,7 +182,7 @@ class World:
         with (
             patch.object(dynamic, "time", clock),
             patch.object(continuous, "time", clock),
-            patch.object(serial, "time", clock),
+            patch.object(stateful, "time", clock),
         ):
             self._loop(until)
             self.draining = True

@@ -1,1 +1,0 @@
-"""Separates tool calls and reasoning from the answer while a model's output streams."""

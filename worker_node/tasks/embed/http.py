@@ -1,0 +1,437 @@
+"""The headers of a reply with vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import Body, DialectBody, OneOrMany, note_ignored, read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keep_alive import KeepAlive, keeping
+from worker_node.api.keys import NODE, STATE
+from worker_node.api.leniency import Table, Unsupported, hints
+from worker_node.api.middleware import inference
+from worker_node.api.ollama.frames import Loading
+from worker_node.api.ollama.options import OllamaOptions
+from worker_node.api.ollama.residents import served
+from worker_node.api.openai.accounting import ACCOUNTING
+from worker_node.api.operation import BINARY, JSON, ApiOperation
+from worker_node.api.replies import OpenAIUsage, Reply
+from worker_node.api.task import TaskApi
+from worker_node.api.timing import timing_ms
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import RequestContext
+from worker_node.tasks.embed.service import (
+    INPUT_TYPES,
+    EmbeddingModel,
+    EmbeddingReply,
+    EmbeddingRequest,
+    declare_embedding_metrics,
+    embed,
+    embedding_model,
+)
+
+
+def embedding_headers(reply: EmbeddingReply) -> dict[str, str]:
+    """The headers of every embedding reply: its route and cost, its vector space, and whether the cache had it."""
+    headers = route_headers(reply.route, reply.npu_busy_delta_us, shared=reply.npu_busy_shared)
+    headers["X-Space"] = reply.space
+    if reply.cached is not None:
+        headers["X-NPU-Node-Cache"] = reply.cached
+    return headers
+
+
+# Rendering many numbers as JSON without holding up the event loop.
+
+# Rendering this many numbers as JSON takes about a millisecond; between chunks other requests get their turn.
+_NUMBERS_PER_CHUNK = 32_768
+
+
+async def rows_json(vectors: npt.NDArray[np.float32]) -> bytes:
+    """Return the inside of a JSON list of the rows of `vectors` (n, d)."""
+
+    def render(_start: int, rows: npt.NDArray[np.float32]) -> bytes:
+        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+    return await _in_chunks(vectors, render)
+
+
+async def embedding_objects(vectors: npt.NDArray[np.float32], *, as_base64: bool) -> bytes:
+    """Return the inside of OpenAI's list of embedding objects; base64 is that of little-endian float32."""
+
+    def render(start: int, rows: npt.NDArray[np.float32]) -> bytes:
+        items = [
+            {
+                "object": "embedding",
+                "index": start + offset,
+                "embedding": base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode() if as_base64 else row,
+            }
+            for offset, row in enumerate(rows)
+        ]
+        return orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+    return await _in_chunks(vectors, render)
+
+
+async def _in_chunks(
+    vectors: npt.NDArray[np.float32], render: Callable[[int, npt.NDArray[np.float32]], bytes]
+) -> bytes:
+    """What `render` makes of the rows, given with the number of the first of them, joined by commas."""
+    count, dimensions = vectors.shape
+    step = max(1, _NUMBERS_PER_CHUNK // max(1, dimensions))
+    parts = []
+    for start in range(0, count, step):
+        if start:
+            await asyncio.sleep(0)
+        parts.append(render(start, vectors[start : start + step]))
+    return b",".join(parts)
+
+
+# The native dialect: POST /embeddings.
+
+
+class EmbeddingsBody(Body):
+    """Body of POST /embeddings."""
+
+    texts: Annotated[list[str], OneOrMany]
+    model: str | None = None
+    truncate: bool = False
+    input_type: Annotated[str, Field(max_length=64)] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/embeddings", inference(_embeddings))]
+
+
+async def _embeddings(request: web.Request) -> web.StreamResponse:
+    node = request.app[NODE]
+    context = request_context(request)
+    body = await read_body(request, EmbeddingsBody)
+    if len(body.texts) > node.settings.max_texts:
+        raise BadRequest(
+            f"{len(body.texts)} texts in one request; at most {node.settings.max_texts} are taken",
+            param="texts",
+        )
+    wanted = EmbeddingRequest(
+        context,
+        tuple(body.texts),
+        body.model,
+        truncate=body.truncate,
+        input_type=body.input_type,
+        dimensions=body.dimensions,
+    )
+    reply = await embed(node.services, wanted)
+    headers = embedding_headers(reply)
+    if "application/octet-stream" in request.headers.get("Accept", ""):
+        count, dimensions = reply.vectors.shape
+        return web.Response(
+            body=reply.vectors.astype("<f4", copy=False).tobytes(),
+            content_type="application/octet-stream",
+            headers=headers | {"X-Shape": f"{count},{dimensions}"},
+        )
+    return web.Response(
+        body=await _embeddings_json(reply), content_type="application/json", charset="utf-8", headers=headers
+    )
+
+
+async def _embeddings_json(reply: EmbeddingReply) -> bytes:
+    """Render the reply in pieces, so that a large one does not hold up the event loop."""
+    head: dict[str, Any] = {
+        "model": reply.route.model,
+        "device": reply.route.device,
+        "dimensions": reply.vectors.shape[1],
+        "space": reply.space,
+        "usage": {"prompt_tokens": reply.usage.prompt_tokens},
+        "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
+        "npu_busy_delta_us": reply.npu_busy_delta_us,
+    }
+    if reply.npu_busy_shared:
+        head["npu_busy_exclusive"] = False
+    if reply.route.emulated:
+        head["emulated"] = True
+    return orjson.dumps(head)[:-1] + b',"embeddings":[' + await rows_json(reply.vectors) + b"]}"
+
+
+# POST /v1/embeddings.
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+EMBEDDINGS: Table = {
+    **ACCOUNTING,
+    **hints("embd_normalize"),
+    "add_special_tokens": Unsupported("send token ids for a text without special tokens", (True,)),
+    "messages": Unsupported("send the text as input"),
+}
+
+
+class OpenAIEmbeddingsBody(DialectBody):
+    """Body of POST /v1/embeddings. Token ids are those of the model's own tokenizer, special tokens included."""
+
+    rules: ClassVar[Table] = EMBEDDINGS
+
+    model: str
+    input: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | Literal["NONE", "END"] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    normalize: bool | None = None
+    input_type: str | None = None
+
+    def truncates(self, limit: int) -> bool:
+        """Whether a text of more than `limit` tokens, the model's limit, is cut at its end. Raises BadRequest."""
+        most = self.truncate_prompt_tokens
+        if most is not None and 0 <= most < limit:
+            raise UnsupportedParameter(
+                f"truncate_prompt_tokens: texts can be cut to the model's {limit} tokens only; send -1 for that",
+                param="truncate_prompt_tokens",
+            )
+        return most is not None or self.truncate in (True, "END")
+
+    def texts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The texts, of which one may stand without a list around it."""
+        if isinstance(self.input, str):
+            return (self.input,)
+        texts: list[str | tuple[int, ...]] = []
+        ids: list[int] = []
+        for item in self.input:
+            if isinstance(item, int):
+                ids.append(item)
+            else:
+                texts.append(item if isinstance(item, str) else tuple(item))
+        return (tuple(ids),) if ids else tuple(texts)
+
+
+def openai_routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/v1/embeddings", inference(_openai_embeddings))]
+
+
+async def _openai_embeddings(request: web.Request) -> web.Response:
+    node = request[STATE].node
+    context = request_context(request)
+    body = await read_body(request, OpenAIEmbeddingsBody)
+    texts = body.texts()
+    if len(texts) > node.settings.max_texts:
+        raise BadRequest(
+            f"{len(texts)} inputs in one request; at most {node.settings.max_texts} are taken", param="input"
+        )
+    model = await embedding_model(node.manager, body.model, context.deadline)
+    if body.normalize is False:
+        raise UnsupportedParameter(
+            f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
+        )
+    truncate = body.truncates(model.tokenizer.limit)
+    wanted = EmbeddingRequest(
+        context,
+        texts,
+        body.model,
+        truncate=truncate,
+        input_type=_input_type(request, body.input_type, model),
+        dimensions=body.dimensions,
+    )
+    reply = await embed(node.services, wanted)
+    usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
+    head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
+    items = await embedding_objects(reply.vectors, as_base64=body.encoding_format == "base64")
+    return web.Response(
+        body=head + b',"data":[' + items + b"]}",
+        content_type="application/json",
+        charset="utf-8",
+        headers=embedding_headers(reply),
+    )
+
+
+def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
+    """The input type, or None where it has no effect: the model has no prompts, or it is for another use than search.
+
+    The reply then lists it as ignored; a node that is set to refuse such fields leaves it for the error.
+    """
+    useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
+    if not useless or request[STATE].node.settings.unknown_fields == "reject":
+        return given
+    note_ignored(request, "input_type")
+    return None
+
+
+# POST /api/embed, and /api/embeddings as it was before.
+
+
+class EmbedBody(DialectBody):
+    """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=0)] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaEmbeddingsBody(DialectBody):
+    """Body of POST /api/embeddings."""
+
+    model: str
+    prompt: str
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+def ollama_routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/api/embed", inference(_embed)), web.post("/api/embeddings", inference(_ollama_embeddings))]
+
+
+async def _embed(request: web.Request) -> web.Response:
+    context = request_context(request)
+    body = await read_body(request, EmbedBody)
+    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    reply, loading = await _run(request, context, body, texts, truncate=body.truncate is not False)
+    head = {
+        "model": body.model,
+        "total_duration": round(reply.timing.total * 1e6),
+        "load_duration": loading.nanoseconds,
+        "prompt_eval_count": reply.usage.prompt_tokens,
+    }
+    rows = await rows_json(reply.vectors)
+    return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
+
+
+async def _ollama_embeddings(request: web.Request) -> web.Response:
+    context = request_context(request)
+    body = await read_body(request, OllamaEmbeddingsBody)
+    reply, _ = await _run(request, context, body, (body.prompt,), truncate=True)
+    return _json(orjson.dumps({"embedding": reply.vectors[0]}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
+
+
+async def _run(
+    request: web.Request,
+    context: RequestContext,
+    body: EmbedBody | OllamaEmbeddingsBody,
+    texts: tuple[str, ...],
+    *,
+    truncate: bool,
+) -> tuple[EmbeddingReply, Loading]:
+    node = request.app[NODE]
+    if len(texts) > node.settings.max_texts:
+        raise BadRequest(
+            f"{len(texts)} texts in one request; at most {node.settings.max_texts} are taken", param="input"
+        )
+    model = await served(request, body.model)
+    wanted = (body.dimensions or None) if isinstance(body, EmbedBody) else None
+    async with keeping(request, model, body.keep_alive):
+        reply = await embed(
+            node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate, dimensions=wanted)
+        )
+    return reply, Loading(reply.loading_s)
+
+
+def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
+    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=embedding_headers(reply))
+
+
+# The forms of replies with vectors, as /openapi.json tells them.
+
+
+class NativeUsage(Reply):
+    """Tokens in."""
+
+    prompt_tokens: int
+
+
+class Embeddings(Reply):
+    """POST /embeddings."""
+
+    model: str
+    device: str
+    dimensions: int
+    space: str
+    embeddings: list[list[float]]
+    usage: NativeUsage
+    timing_ms: dict[str, float | None]
+    npu_busy_delta_us: int | None
+
+
+class OpenAIEmbedding(Reply):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIEmbeddings(Reply):
+    """POST /v1/embeddings."""
+
+    object: Literal["list"]
+    model: str
+    data: list[OpenAIEmbedding]
+    usage: OpenAIUsage
+
+
+class OllamaEmbed(Reply):
+    """POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Reply):
+    """POST /api/embeddings."""
+
+    embedding: list[float]
+
+
+# The HTTP side of the task: its routes in every dialect, and how they are described.
+
+
+def _routes() -> list[web.RouteDef]:
+    return [*routes(), *openai_routes(), *ollama_routes()]
+
+
+API = TaskApi(
+    routes=_routes,
+    operations=(
+        ApiOperation(
+            "post",
+            "/embeddings",
+            "Embed texts",
+            {JSON: Embeddings, BINARY: None},
+            EmbeddingsBody,
+            inference=True,
+        ),
+        ApiOperation(
+            "post",
+            "/v1/embeddings",
+            "OpenAI: embed",
+            {JSON: OpenAIEmbeddings},
+            OpenAIEmbeddingsBody,
+            inference=True,
+        ),
+        ApiOperation("post", "/api/embed", "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody, inference=True),
+        ApiOperation(
+            "post",
+            "/api/embeddings",
+            "Ollama: embed one text",
+            {JSON: OllamaEmbedding},
+            OllamaEmbeddingsBody,
+            inference=True,
+        ),
+    ),
+    fields=frozenset(EMBEDDINGS),
+    metrics=declare_embedding_metrics,
+)

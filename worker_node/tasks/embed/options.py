@@ -1,0 +1,51 @@
+"""Options of the embedding engine of CPU and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from worker_node.core.types import ModelKind
+from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
+from worker_node.settings.declaration import Option, declare
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(DynamicEncoderOptions):
+    """See `DynamicEncoderOptions`."""
+
+    title: ClassVar[str] = "Embedding on CPU and GPU: dynamic shapes"
+    task: ClassVar[str] = ModelKind.EMBEDDING
+    runner: ClassVar[str] = "worker_node.tasks.embed.engine:EmbeddingRunner"
+
+    engine: Literal["embedding"] = "embedding"
+
+
+# Options of the embedding engine of the NPU.
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class StaticOptions(StaticEncoderOptions):
+    """See `StaticEncoderOptions`."""
+
+    title: ClassVar[str] = "Embedding on the NPU: static shapes"
+    task: ClassVar[str] = ModelKind.EMBEDDING
+    runner: ClassVar[str] = "worker_node.tasks.embed.engine:StaticEmbeddingRunner"
+
+    engine: Literal["embedding_static"] = "embedding_static"
+    npu_packing: Annotated[
+        bool,
+        Option(
+            "texts that wait together run one after another in one row instead of a row each; faster on the emulated "
+            "NPU, not measured on a real one, and not for npu_batch_size above 1"
+        ),
+    ] = False
+
+    def compiled_in(self) -> dict[str, Any]:
+        """See `BlobOptions`; blobs that were compiled before there was packing are those without it."""
+        options = super().compiled_in()
+        if not self.npu_packing:
+            del options["npu_packing"]
+        return options

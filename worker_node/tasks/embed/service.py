@@ -1,0 +1,406 @@
+"""Requests for vectors, and the reply."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry
+
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import Device, ModelKind, RequestContext, Route, Timing, Usage
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ServedModel
+from worker_node.observability.metrics import Tally, Telemetry
+from worker_node.observability.tracing import Operation, Tracing
+from worker_node.scheduling.admission import Work
+from worker_node.serving.places import Demand, reject_if_full, select_placement
+from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_placed
+from worker_node.settings import NodeSettings
+from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
+from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """Texts to embed with one model; `model` None means the node's default embedding model.
+
+    A text may be given as token ids of the model's own tokenizer, special tokens included: it is taken as it stands.
+    `input_type` (`query` or `document`) puts the model's own prompt before each text. `dimensions` None is as many as
+    the model's vectors have.
+    """
+
+    context: RequestContext
+    texts: tuple[str | tuple[int, ...], ...]
+    model: str | None = None
+    truncate: bool = False
+    input_type: str | None = None
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingReply:
+    """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
+
+    `npu_busy_shared` says that others are known to have used the NPU, so that its busy time is not this run's alone.
+    `device_tokens` are those that the device computed, padding included, where the engine counts them;
+    `computed_tokens` are those of the texts that it computed. `cached` says that all vectors (hit) or some (partial)
+    were computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
+    """
+
+    route: Route
+    vectors: npt.NDArray[np.float32]
+    space: str
+    usage: Usage
+    timing: Timing
+    npu_busy_delta_us: int | None = None
+    npu_busy_shared: bool = False
+    device_tokens: int | None = None
+    computed_tokens: int = 0
+    cached: Literal["hit", "partial"] | None = None
+    loading_s: float = 0.0
+
+
+# A served embedding model, and how a request finds the one that it names.
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel(ServedModel):
+    """A served embedding model; `space` names its vector space.
+
+    `prompts` and `matryoshka` as in `InstalledModel`.
+    """
+
+    tokenizer: EmbeddingTokenizer
+    space: str
+    dimensions: int
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    matryoshka: tuple[int, ...] = ()
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `ServedModel.facts`."""
+        facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
+        if self.prompts:
+            facts["input_types"] = sorted(self.prompts)
+        if self.matryoshka:
+            facts["matryoshka"] = list(self.matryoshka)
+        return facts
+
+
+async def embedding_model(manager: ModelManager, name: str | None, deadline: float) -> EmbeddingModel:
+    """The embedding model of that name, or the default one. Raises as `model_of`."""
+    return await model_of(manager, ModelKind.EMBEDDING, EmbeddingModel, name, deadline)
+
+
+# The vectors of recent texts, so that embedding a text again costs nothing.
+#
+# A key holds the vector space, the device and the token ids: a vector is only returned for the same tokens, in the same
+# space, and was computed on the device that the reply names.
+
+Key = tuple[str, Device, tuple[int, ...]]
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class EmbeddingCache:
+    """Keeps the `capacity` most recently used texts; 0 keeps none."""
+
+    capacity: int
+    _vectors: OrderedDict[Key, Vector] = field(default_factory=OrderedDict)
+
+    def look_up(self, space: str, device: Device, rows: Sequence[Sequence[int]]) -> list[Vector | None]:
+        """Return the vector of each row of token ids, or None where it is not kept."""
+        if not self.capacity:
+            return [None] * len(rows)
+        return [self._get((space, device, tuple(row))) for row in rows]
+
+    def _get(self, key: Key) -> Vector | None:
+        vector = self._vectors.get(key)
+        if vector is not None:
+            self._vectors.move_to_end(key)
+        return vector
+
+    def keep(self, space: str, device: Device, rows: Sequence[Sequence[int]], vectors: Vector) -> None:
+        """Store the vectors, one a row, and evict the least recently used ones."""
+        # A request larger than the cache would only wash it out, its own first rows included.
+        for row, vector in list(zip(rows, vectors, strict=True))[-self.capacity :] if self.capacity else ():
+            self._vectors[space, device, tuple(row)] = vector.copy()
+        while len(self._vectors) > self.capacity:
+            self._vectors.popitem(last=False)
+
+    async def close(self) -> None:
+        """Drop all vectors."""
+        self._vectors.clear()
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+
+def embedding_cache(settings: NodeSettings) -> EmbeddingCache:
+    """The cache of a node."""
+    return EmbeddingCache(settings.embedding_cache)
+
+
+# What a request may ask of an embedding model beside its vectors: its prompts, and vectors cut to a smaller size.
+
+# What a text is, by the names that callers use for it.
+INPUT_TYPES = {
+    "query": "query",
+    "search_query": "query",
+    "document": "document",
+    "search_document": "document",
+    "passage": "document",
+}
+
+
+def with_prompt(
+    model: EmbeddingModel, texts: Sequence[str | tuple[int, ...]], input_type: str | None
+) -> Sequence[str | tuple[int, ...]]:
+    """The texts with the model's prompt for `input_type` before each; None leaves them as they are.
+
+    Raises UnsupportedParameter (the model has no prompts), BadRequest (another type, or token ids).
+    """
+    if input_type is None:
+        return texts
+    kind = INPUT_TYPES.get(input_type)
+    if kind is None:
+        raise BadRequest(f"input_type is one of {', '.join(INPUT_TYPES)}, not {input_type[:64]!r}", param="input_type")
+    if not model.prompts:
+        raise UnsupportedParameter(
+            f"input_type: {model.id} declares no prompts, it embeds queries and documents alike; leave it out",
+            param="input_type",
+        )
+    prompt = model.prompts[kind]
+    prompted: list[str | tuple[int, ...]] = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadRequest("input_type: token ids are taken as they stand; send texts", param="input_type")
+        prompted.append(prompt + text)
+    return prompted
+
+
+def check_dimensions(model: EmbeddingModel, dimensions: int | None) -> None:
+    """Raises UnsupportedParameter for vectors of a size that the model does not declare."""
+    if dimensions in (None, model.dimensions) or dimensions in model.matryoshka:
+        return
+    if model.matryoshka:
+        sizes = ", ".join(map(str, (*model.matryoshka, model.dimensions)))
+        raise UnsupportedParameter(f"dimensions: {model.id} can give {sizes}", param="dimensions")
+    raise UnsupportedParameter(
+        f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
+        param="dimensions",
+    )
+
+
+def space_of(model: EmbeddingModel, dimensions: int | None) -> str:
+    """The vector space of vectors of that size: `SPACE-DIMENSIONS` where they are cut. The client expects this name."""
+    return model.space if dimensions in (None, model.dimensions) else f"{model.space}-{dimensions}"
+
+
+def cut(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+    """The first `dimensions` numbers of each row, at unit length again; a row of zeros stays one."""
+    if dimensions is None or dimensions >= vectors.shape[1]:
+        return vectors
+    head = vectors[:, :dimensions]
+    norms = np.linalg.norm(head, axis=1, keepdims=True)
+    # Not in place: the rows may be the cache's, or the engine's bytes.
+    return (head / np.where(norms > 0, norms, 1)).astype(np.float32, copy=False)
+
+
+# The trace of an embedding: its name and what was asked of it, in the words of GenAI's semantic conventions.
+
+
+def trace_embedding(tracing: Tracing, request: EmbeddingRequest) -> AbstractContextManager[Operation]:
+    """Trace the embedding that runs while the block does."""
+    return tracing.operation("embeddings", request.context, {"npu.texts": len(request.texts)})
+
+
+# Metrics of embeddings alone.
+
+
+class EmbeddingMetrics:
+    """The task's own metrics, in the node's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
+
+        self.texts = tally("embedded_texts", "Texts embedded")
+        self.device_tokens = tally("embedding_device_tokens", "Tokens computed for embeddings, padding included")
+        self.computed_tokens = tally(
+            "embedding_computed_tokens", "Tokens of the texts computed for embeddings, without padding"
+        )
+        self.cache_hits = tally("embedding_cache_hits", "Texts whose vector was in the cache")
+        self.cache_misses = tally("embedding_cache_misses", "Texts whose vector was not")
+
+
+def declare_embedding_metrics(telemetry: Telemetry) -> None:
+    """Create the metrics at start, so that they are exported from then on."""
+    telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
+
+
+def count_cached(telemetry: Telemetry, route: Route, hits: int, misses: int) -> None:
+    """Count texts by whether the cache had them."""
+    own = telemetry.own(EmbeddingMetrics)
+    own.cache_hits.add(hits, route.model, route.device)
+    own.cache_misses.add(misses, route.model, route.device)
+
+
+def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
+    """Count a finished request."""
+    telemetry.finished(
+        reply.route,
+        reply.usage,
+        reply.timing,
+        busy_us=reply.npu_busy_delta_us,
+        busy_shared=reply.npu_busy_shared,
+        ran=reply.cached != "hit",
+    )
+    own, model, device = telemetry.own(EmbeddingMetrics), reply.route.model, reply.route.device
+    own.texts.add(len(reply.vectors), model, device)
+    if reply.device_tokens is not None:
+        own.device_tokens.add(reply.device_tokens, model, device)
+        own.computed_tokens.add(reply.computed_tokens, model, device)
+
+
+# Embed texts: tokenize, route, admit, run. Every dialect comes through here.
+
+
+async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
+    """Return the vectors of the request's texts, in order.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
+    ModelLoading, DeviceUnavailable.
+    """
+    with trace_embedding(services.tracing, request) as operation:
+        began = time.monotonic()
+        model = await embedding_model(services.manager, request.model, request.context.deadline)
+        with model.activity.used_by(request.context):
+            reply = await _embed(services, model, request, operation, began)
+        operation.answered(
+            reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared, cached=reply.cached
+        )
+        return reply
+
+
+async def _embed(
+    services: Services, model: EmbeddingModel, request: EmbeddingRequest, operation: Operation, began: float
+) -> EmbeddingReply:
+    context = request.context
+    prepared = await prepare_embedding(model, request)
+    tokenized = time.monotonic()
+    operation.tokenized(began)
+    tokens, space = prepared.tokens, space_of(model, request.dimensions)
+    place = await select_placement(prepared.demand, context, units=len(tokens))
+    operation.routed(place.route)
+    if not tokens:
+        empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
+        return EmbeddingReply(place.route, empty, space, Usage(0), _untouched(context.arrived))
+    known = _look_up(services, prepared, place.route, context)
+    missing = [index for index, vector in enumerate(known) if vector is None]
+    count_cached(services.telemetry, place.route, hits=len(tokens) - len(missing), misses=len(missing))
+    usage = Usage(place.route.token_count)
+    if not missing:
+        vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
+        times = _untouched(context.arrived)
+        reply = EmbeddingReply(place.route, vectors, space, usage, times, cached="hit", loading_s=place.loading_s)
+    else:
+        rows = [tokens[index] for index in missing]
+        answer = await run_placed(services, _run_of(prepared, context, rows, began, tokenized), place, operation)
+        output = EmbeddingOutput.of(answer.result, len(rows))
+        services.parts.of(embedding_cache).keep(model.space, answer.route.device, rows, output.vectors)
+        reply = EmbeddingReply(
+            answer.route,
+            cut(_merge(known, missing, output.vectors), request.dimensions),
+            space,
+            usage,
+            answer.timing,
+            output.busy_us,
+            output.busy_shared,
+            output.device_tokens,
+            computed_tokens=sum(map(len, rows)),
+            cached="partial" if len(missing) < len(tokens) else None,
+            loading_s=place.loading_s,
+        )
+    count_embedding(services.telemetry, reply)
+    return reply
+
+
+def _look_up(
+    services: Services, prepared: PreparedEmbedding, route: Route, context: RequestContext
+) -> list[npt.NDArray[np.float32] | None]:
+    """The cached vector of each text, None where there is none."""
+    # A vector that was computed for an earlier request proves nothing for this one.
+    if Proof.of(route, context, strict=services.require_proof).required:
+        return [None] * len(prepared.tokens)
+    return services.parts.of(embedding_cache).look_up(prepared.model.space, route.device, prepared.tokens)
+
+
+def _run_of(
+    prepared: PreparedEmbedding, context: RequestContext, rows: list[list[int]], began: float, tokenized: float
+) -> SingleRun[Embedded]:
+    """The run that computes the vectors of these rows of token ids."""
+    return SingleRun(
+        prepared.demand,
+        context,
+        embed_job(rows, context.deadline, interactive=context.interactive),
+        Embedded,
+        len(rows),
+        lambda limits: Work(sum(limits.computed_tokens(len(row)) for row in rows)),
+        began,
+        tokenized,
+    )
+
+
+def _merge(
+    known: list[npt.NDArray[np.float32] | None], missing: list[int], computed: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """The vectors of all texts in order: `known` ones from the cache, those of `missing` indices as `computed`."""
+    if len(missing) == len(known):
+        return computed
+    vectors = np.empty((len(known), computed.shape[1]), np.float32)
+    vectors[missing] = computed
+    for index, vector in enumerate(known):
+        if vector is not None:
+            vectors[index] = vector
+    return vectors
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEmbedding:
+    """A request with its model found and its texts tokenized; nothing has been decided or run."""
+
+    model: EmbeddingModel
+    tokens: list[list[int]]
+    demand: Demand
+
+
+async def prepare_embedding(model: EmbeddingModel, request: EmbeddingRequest) -> PreparedEmbedding:
+    """Tokenize the texts, with the model's prompts, and derive what the request demands of a placement.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+    """
+    check_dimensions(model, request.dimensions)
+    texts = with_prompt(model, request.texts, request.input_type)
+    if not request.context.dry_run:
+        reject_if_full(model.placements, len(request.texts), request.context)
+    tokens = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=request.context.deadline)
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=max(map(len, tokens), default=0),
+        token_count=sum(map(len, tokens)),
+        require=request.context.require_device,
+    )
+    return PreparedEmbedding(model, tokens, demand)
+
+
+def _untouched(arrived: float) -> Timing:
+    """The timing of a request that ran on no device."""
+    return Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - arrived) * 1e3)

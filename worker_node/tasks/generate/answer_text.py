@@ -1,0 +1,113 @@
+"""From token ids to the text of an answer, up to where it ends: a stop sequence or a stop token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker_node.core.types import Piece, Reasoning, Sampling, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.tokenizer import StopMatcher
+from worker_node.tasks.generate.tool_calls import Parser
+
+
+class AnswerText:
+    """Takes the tokens of one generation as they arrive.
+
+    Within the first `min_tokens` neither stop sequences nor stop tokens end the answer. What ends it is part of the
+    text only with `include_stop`; special tokens are text only without `skip_special_tokens`.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, sampling: Sampling) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        self._stop = StopMatcher(sampling.stop, include=sampling.include_stop)
+        self._stop_tokens = frozenset(sampling.stop_token_ids)
+        self._least = sampling.min_tokens
+        self._include = sampling.include_stop
+        # The model's own end is a stop token too; the engine ends the answer with it.
+        ends_itself = not sampling.ignore_eos and not sampling.include_stop
+        self._hidden = tokenizer.end_tokens if ends_itself and not sampling.skip_special_tokens else frozenset()
+        self._plain = not self._stop_tokens and not self._hidden and (not self._least or not sampling.stop)
+        self._stops = bool(sampling.stop)
+        self._count = 0
+        self._stopped = False
+
+    @property
+    def matched(self) -> str | None:
+        """The stop sequence that ended the answer."""
+        return self._stop.matched
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, whatever the engine still sends."""
+        return self._stopped or self._stop.matched is not None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answer has so far, without those after its end."""
+        return self._count
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens; return the text that is now certain."""
+        # With guessed tokens several come at once, and those behind a stop sequence are none of the answer.
+        if self._plain and (len(tokens) == 1 or not self._stops):
+            self._count += len(tokens)
+            return self._stop.push(self._detokenizer.push(tokens))
+        text = ""
+        for token in tokens:
+            if self.ended:
+                break
+            self._count += 1
+            self._stopped = token in self._stop_tokens and self._count > self._least
+            if (self._stopped and not self._include) or token in self._hidden:
+                continue
+            piece = self._detokenizer.push([token])
+            text += piece if self._count <= self._least else self._stop.push(piece)
+        return text
+
+    def flush(self) -> str:
+        """Return what was held back, at the end."""
+        if self._stop.matched is not None:
+            return ""
+        return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+
+
+# From the text of an answer to its pieces: plain text, reasoning, tool calls.
+
+
+class PieceReader:
+    """Text to pieces, through the parser where there is one.
+
+    `called`: a tool has been called; `reasoning`: what came last is reasoning. With `single` only the first call
+    counts.
+    """
+
+    def __init__(self, parser: Parser | None, *, single: bool) -> None:
+        self._parser = parser
+        self._single = single
+        self.called = False
+        self.reasoning = False
+
+    def read(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> list[Piece]:
+        """Return what is certain after more text, with the log probabilities of its tokens."""
+        if self._parser is None:
+            return [Token(text, logprobs)] if text or logprobs else []
+        pieces = self._noted(self._parser.push(text) if text else [])
+        if not logprobs:
+            return pieces
+        if pieces and isinstance(pieces[0], Token):
+            return [Token(pieces[0].text, logprobs), *pieces[1:]]
+        return [Token("", logprobs), *pieces]
+
+    def finish(self, text: str) -> list[Piece]:
+        """Return the rest, after the last of the text."""
+        if self._parser is None:
+            return [Token(text)] if text else []
+        return self._noted(self._parser.push(text) + self._parser.flush())
+
+    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+        if self._single:
+            pieces = [p for p in pieces if not (isinstance(p, ToolCallStarted | ToolCallArguments) and p.call > 0)]
+        # Until something else comes, what is held back belongs to the reasoning as well.
+        self.reasoning = isinstance(pieces[-1], Reasoning) if pieces else self.reasoning
+        self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
+        return pieces

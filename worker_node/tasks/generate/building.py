@@ -1,0 +1,341 @@
+"""The canary of generation engines, which must pass before a model is ready.
+
+A device that computes garbage raises no error (reference: openvino #38100), so the engine must answer a known question.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.types import Device, Message, ModelKind
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import TOKEN_DTYPE, Engine
+from worker_node.models.canary import GenerationCanary
+from worker_node.models.directory import read_directory, sampling_defaults
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.routing import NOTHING, Feature
+from worker_node.scheduling.wait_estimate import Capacity
+from worker_node.serving.build import not_installed
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, TaskParts, no_canary
+from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
+from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.model import GenerationModel
+from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
+from worker_node.tasks.generate.schemas import schema_compiler
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+
+
+def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
+    """Return the check that the engine's greedy answer to a known question holds the known words."""
+
+    async def check(engine: Engine) -> None:
+        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
+        job = GenerateJob(
+            id=0,
+            tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=known.max_new_tokens,
+            deadline=time.monotonic() + CANARY_TIMEOUT_S,
+        )
+        detokenizer = tokenizer.detokenizer()
+        answer = "".join([detokenizer.push(delta.tokens) async for delta in engine.run(job, TokenDelta)])
+        missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
+        if missing:
+            raise CanaryFailed(f"the answer to a known question lacks {', '.join(map(repr, missing))}")
+
+    return check
+
+
+# How much memory a static KV cache takes, from the model's own configuration.
+
+_BYTES_PER_VALUE = 2  # the NPU keeps keys and values in f16
+
+
+def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
+    """Bytes for keys and values of `tokens` tokens; None where `config.json` does not tell the model's shape."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        layers = int(config["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    return 2 * layers * kv_heads * head_size * _BYTES_PER_VALUE * tokens
+
+
+# The draft model of a generation model: found, and the options that go with it decided, before anything is loaded.
+#
+# Tried with OpenVINO GenAI 2026.4.1: with a prefix cache sampled answers break its pipeline, and where a prompt is
+# split
+# over steps greedy answers differ from those without a draft. Without both, answers are the same in f32.
+
+ON_NPU = (
+    "draft_model has no effect on the NPU: with a draft OpenVINO GenAI generates past the end of an answer there; "
+    "place the model on CPU or GPU for it"
+)
+_WITHOUT = ("enable_prefix_caching", "dynamic_split_fuse")
+
+
+def complete_draft(installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], store: Path) -> None:
+    """Replace the name in `draft_model` by the model's directory, and set what cannot be used beside it.
+
+    Raises ConfigurationError when there is no such model, or another option excludes it.
+    """
+    name = values.get("draft_model")
+    if name is None:
+        return
+    if values.get("prompt_lookup"):
+        raise wanted.error("draft_model", "draft_model and prompt_lookup both guess tokens; set one of them")
+    for option in _WITHOUT:
+        if values.get(option):
+            raise wanted.error(
+                option,
+                f"{option} = true cannot be used with draft_model: OpenVINO GenAI would fail or answer wrongly; leave "
+                f"{option} out",
+            )
+        values[option] = False
+    try:
+        draft = read_directory(Path(name).expanduser()) if "/" in name else ModelStore(store).get(name)
+    except ModelNotFound as error:
+        raise wanted.error("draft_model", f"{name} {not_installed(name, store)}") from error
+    except ConfigurationError as error:
+        raise wanted.error("draft_model", error.message) from error
+    if draft.kind != ModelKind.GENERATION:
+        raise wanted.error("draft_model", f"{name} is a model for {draft.kind}; a draft must generate text")
+    if draft.path.resolve() == installed.path.resolve():
+        raise wanted.error("draft_model", f"{name} is the model itself; name a smaller one")
+    values["draft_model"] = str(draft.path)
+
+
+def check_devices(wanted: ModelSettings) -> None:
+    """Raise ConfigurationError if the model has a draft, and runs on the NPU alone."""
+    places = wanted.placements
+    alone = places is not None and all(place.device is Device.NPU for place in places)
+    if alone and wanted.options.get("draft_model") is not None:
+        raise wanted.error("draft_model", ON_NPU)
+
+
+def draft_weights(directory: Path) -> int:
+    """Bytes of a draft's weights."""
+    return sum(path.stat().st_size for path in directory.glob("*.bin"))
+
+
+def draft_cache(directory: Path, tokens: int) -> int:
+    """Bytes of a draft's KV cache for so many tokens; 0 where they are not known."""
+    return kv_cache_bytes(directory, tokens) or 0
+
+
+# The precision of a paged KV cache on the CPU, and the one that it needs the model to be computed in.
+#
+# OpenVINO's CPU plugin takes quantised caches and f16 beside any precision of computing, but f32 and bf16 only beside
+# their own; beside another the model loads, and its first request fails. A cache in u4 that grows makes OpenVINO
+# 2026.4.1
+# write beyond its memory, which ends the engine.
+
+HINT = "INFERENCE_PRECISION_HINT"
+_NEED_THEIR_OWN = frozenset({"f32", "bf16"})
+
+
+def complete_precision(wanted: ModelSettings, values: dict[str, Any], device: Device) -> None:
+    """Compute in the precision that the cache needs.
+
+    Raises ConfigurationError when `plugin_config` sets another, and for a cache in u4 without a fixed size.
+    """
+    plugin_config = values.get("plugin_config", {})
+    kept = values.get("kv_cache_precision")
+    if device is not Device.CPU:
+        return
+    if "u4" in {kept, plugin_config.get("KV_CACHE_PRECISION")} and not values.get("cache_size_gb"):
+        raise wanted.error(
+            "kv_cache_precision",
+            "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
+            "cache_size_gb, or use u8",
+        )
+    if kept not in _NEED_THEIR_OWN:
+        return
+    computed = plugin_config.get(HINT, kept)
+    if computed != kept:
+        raise wanted.error(
+            "kv_cache_precision",
+            f"a KV cache in {kept} needs {HINT} = {kept!r} on the CPU, and plugin_config sets {computed!r}; leave one "
+            "of them out, or use u8, u4 or f16, which go with any",
+        )
+    values["plugin_config"] = plugin_config | {HINT: kept}
+
+
+# How generation models are built, planned and admitted.
+
+log = logging.getLogger(__name__)
+
+# With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
+# one could not be measured, so there OpenVINO's own default stands.
+EMULATED_CHUNK = 256
+# Resident bytes for each byte of weights, measured on Linux with OpenVINO 2026.4: the CPU plugin repacks int4 and int8.
+_CONTINUOUS, _STATEFUL = 2.0, 2.5
+# What is kept for prompts that begin alike: some long prompts and the traffic between their repetitions.
+_PREFIX_TOKENS = 16_384
+_PREFIX_SHARE = 1 / 16
+# Of a cache that grows as needed, what ordinary requests make it take.
+_USUAL_TOKENS = 2048
+
+
+class _Generate(ServedTask):
+    cpu_role = CpuRole.FIRST
+
+    def build(self, parts: ModelParts) -> GenerationModel:
+        installed, wanted = parts.installed, parts.wanted
+        chat = ChatTokenizer(installed.path, installed.context_limit)
+        known = installed.canary
+
+        def canary(limit: int) -> Canary:
+            if not isinstance(known, GenerationCanary):
+                return no_canary
+            tokens = len(chat.encode_chat((Message("user", known.prompt),)))
+            if tokens > limit:
+                raise wanted.error(
+                    "max_prompt_len",
+                    f"max_prompt_len holds prompts of {limit} tokens, and {tokens} are needed: before the model "
+                    "is called ready, its engine is examined with a known question",
+                )
+            return parts.guard(generation_canary(known, chat))
+
+        limits = wanted.of(GenerationOptions)
+        greedy = (limits.sampling_defaults or parts.settings.sampling_defaults) == "greedy"
+        placements = parts.place(canary)
+        defaults = sampling_defaults(installed.path)
+        return GenerationModel(
+            installed,
+            placements,
+            chat,
+            limits.max_tokens_limit or sys.maxsize,
+            limits.best_of_limit,
+            None if greedy else defaults,
+            aliases=wanted.aliases,
+            idle_unload_s=wanted.idle_unload_s,
+        )
+
+    async def start(self, parts: TaskParts) -> None:
+        """See `ServedTask.start`."""
+        await parts.of(schema_compiler).start()
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:
+        """Units are requests."""
+        match options:
+            case ContinuousOptions(max_num_seqs=sequences, max_num_batched_tokens=tokens):
+                capacity = Capacity(sequences, tokens, piece_tokens=tokens)
+                return AdmissionLimits(256, parallel=min(64, sequences), capacity=capacity)
+        return AdmissionLimits(64, capacity=Capacity(sequences=1))
+
+    def static_shapes(
+        self, installed: InstalledModel, wanted: ModelSettings, values: dict[str, Any], *, emulated: bool
+    ) -> Shapes:
+        check_devices(wanted)
+        limit = installed.context_limit
+        defaults = StatefulOptions()
+        prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
+        response = values.get("min_response_len", defaults.min_response_len)
+        if prompt > limit:
+            raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
+        values["max_prompt_len"] = prompt
+        if emulated and values.get("prefill_hint") != "STATIC":
+            # The largest power of two that neither exceeds the prompt.
+            values.setdefault("prefill_chunk_size", max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1))))
+        lengths = (prompt, response, values.get("prefill_chunk_size") or 0)
+        return Shapes(lengths, prompt, min(prompt + response, limit))
+
+    def complete(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        device: Device,
+        memory: int | None,
+        store: Path,
+    ) -> None:
+        """Find the draft, size the prefix cache, and where prompts are not split, a step: it must hold any prompt.
+
+        A longer one would never be scheduled, and hang.
+        """
+        complete_draft(installed, wanted, values, store)
+        complete_precision(wanted, values, device)
+        values.setdefault("prefix_cache_tokens", _prefix_tokens(installed, values, device, memory))
+        if values.get("dynamic_split_fuse") is not False:
+            return
+        asked, limit = wanted.options.get("max_num_batched_tokens"), installed.context_limit
+        if asked is not None and asked < limit:
+            log.warning(
+                "model %s: max_num_batched_tokens is raised from %d to %d, the model's context: with "
+                "dynamic_split_fuse = false every prompt must fit one step",
+                wanted.name,
+                asked,
+                limit,
+            )
+        values["max_num_batched_tokens"] = max(asked or 0, limit)
+
+    def footprint(self, installed: InstalledModel, plan: EnginePlan) -> Footprint:
+        match plan.options:
+            case ContinuousOptions(cache_size_gb=fixed, draft_model=draft) as options:
+                kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
+                tokens = max(min(plan.total_limit, _USUAL_TOKENS), kept or 0)
+                cache = kv_cache_bytes(installed.path, tokens) or 0
+                weights = 0
+                if draft is not None:
+                    cache += draft_cache(Path(draft), tokens)
+                    weights = int(_CONTINUOUS * draft_weights(Path(draft)))
+                # A cache of a fixed size is divided between the two models.
+                return Footprint(_CONTINUOUS, weights + (fixed * 2**30 or cache))
+            case StatefulOptions():
+                return Footprint(_STATEFUL, kv_cache_bytes(installed.path, plan.total_limit) or 0)
+        return Footprint()
+
+    def lacks(self, options: EngineOptions) -> frozenset[Feature]:
+        return frozenset({"n", "logprobs"}) if isinstance(options, StatefulOptions) else NOTHING
+
+    def uses(self, options: EngineOptions) -> tuple[Path, ...]:
+        """The draft."""
+        draft = options.draft_model if isinstance(options, ContinuousOptions) else None
+        return () if draft is None else (Path(draft),)
+
+    def notes(self, installed: InstalledModel, plan: EnginePlan) -> list[str]:
+        """What has no effect on the NPU, and what a prompt limit above the usual one costs there.
+
+        The cache is static, so it is taken, used or not.
+        """
+        if not isinstance(plan.options, StatefulOptions):
+            return []
+        notes = [ON_NPU] if "draft_model" in plan.ignored else []
+        if plan.lengths[0] <= StatefulOptions().max_prompt_len:
+            return notes
+        size = kv_cache_bytes(installed.path, plan.total_limit)
+        told = "an unknown amount" if size is None else f"{size / 2**20:.0f} MiB"
+        return [
+            *notes,
+            f"max_prompt_len {plan.lengths[0]} makes a static KV cache of {plan.total_limit} tokens: {told} of memory",
+        ]
+
+
+def _prefix_tokens(installed: InstalledModel, values: dict[str, Any], device: Device, memory: int | None) -> int:
+    """How many tokens are kept for prompts that begin alike, where nothing was set."""
+    token = kv_cache_bytes(installed.path, 1)
+    if not token:
+        return 0
+    if fixed := values.get("cache_size_gb"):
+        return int(fixed * 2**30 // token)
+    if device is not Device.CPU:
+        return 0  # a GPU takes the memory at once, and how much it has left is not known here
+    return _PREFIX_TOKENS if memory is None else min(_PREFIX_TOKENS, int(memory * _PREFIX_SHARE) // token)
+
+
+GENERATE = _Generate()

@@ -1,0 +1,300 @@
+"""The messages of a conversation as OpenAI writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import orjson
+from pydantic import BeforeValidator, Field
+
+from worker_node.api.body import DialectBody
+from worker_node.api.leniency import Table
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, Message, Picture, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.http.fields import MESSAGE, only_functions, only_text, text_or_image
+from worker_node.tasks.generate.http.native import picture_of_url
+
+
+class TextPart(DialectBody):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(DialectBody):
+    """A part of a message that is a picture; `detail` is a hint for models that see in several resolutions."""
+
+    class Url(DialectBody):
+        """The picture itself, as a data URL."""
+
+        url: str
+        detail: str | None = None
+
+    type: Literal["image_url"]
+    image_url: Url
+
+
+Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
+
+
+class SystemMessage(DialectBody):
+    """Instructions; `developer` is OpenAI's newer word for `system`."""
+
+    rules: ClassVar[Table] = MESSAGE
+
+    role: Literal["system", "developer"]
+    content: Content
+
+
+class UserMessage(DialectBody):
+    """What the user said."""
+
+    rules: ClassVar[Table] = MESSAGE
+
+    role: Literal["user"]
+    content: str | list[Part]
+
+
+class PastCall(DialectBody):
+    """A call that the model made; its arguments are JSON in a string."""
+
+    class CalledFunction(DialectBody):
+        """What was called, and with what."""
+
+        name: str
+        arguments: str
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(DialectBody):
+    """What the model answered."""
+
+    rules: ClassVar[Table] = MESSAGE
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    refusal: str | None = None
+    tool_calls: list[PastCall] | None = None
+    reasoning_content: str | None = None
+
+
+class ToolMessage(DialectBody):
+    """What a called function returned."""
+
+    rules: ClassVar[Table] = MESSAGE
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def conversation(
+    messages: Sequence[SystemMessage | UserMessage | AssistantMessage | ToolMessage],
+) -> tuple[Message, ...]:
+    """The messages as the node has them. Raises BadRequest, PayloadTooLarge for a picture."""
+    called: dict[str, str] = {}
+    turns: list[Message] = []
+    for number, message in enumerate(messages):
+        if isinstance(message, UserMessage):
+            text, pictures = _parts(message.content, f"messages[{number}].content")
+            turns.append(Message("user", text, pictures=pictures))
+            continue
+        text = text_of(message.content)
+        if isinstance(message, AssistantMessage):
+            calls = message.tool_calls or []
+            called |= {call.id: call.function.name for call in calls}
+            past = tuple(ToolCall(call.function.name, past_arguments(call.function.arguments)) for call in calls)
+            turns.append(Message("assistant", text, past))
+        elif isinstance(message, ToolMessage):
+            turns.append(Message("tool", text, tool_name=message.name or called.get(message.tool_call_id)))
+        else:
+            turns.append(Message("system", text))
+    return tuple(turns)
+
+
+def _parts(content: str | Sequence[TextPart | ImagePart], where: str) -> tuple[str, tuple[Picture, ...]]:
+    """The text of a content, and the pictures in it."""
+    if isinstance(content, str):
+        return content, ()
+    text, pictures = "", []
+    for number, part in enumerate(content):
+        if isinstance(part, TextPart):
+            text += part.text
+        else:
+            pictures.append(picture_of_url(part.image_url.url, len(text), f"{where}[{number}].image_url.url"))
+    return text, tuple(pictures)
+
+
+def past_arguments(text: str | None) -> dict[str, Any]:
+    """The arguments of a call that a model made. They may be cut off or malformed: then the template shows the text."""
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
+
+
+def text_of(content: Content | None) -> str:
+    """The text of a content."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+# Tools, the choice among them, and the form of the answer, as OpenAI's bodies write them.
+
+MAX_TOOLS = 128
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionTool(DialectBody):
+    """A function that the model may ask to be called."""
+
+    class OfferedFunction(DialectBody):
+        """Its name, what it does, and the JSON schema of its arguments."""
+
+        name: ToolName
+        description: str | None = None
+        parameters: dict[str, Any] | None = None
+        strict: bool | None = None
+
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+OfferedTool = Annotated[FunctionTool, BeforeValidator(only_functions)]
+
+
+class NamedChoice(DialectBody):
+    """This function is to be called."""
+
+    class ChosenFunction(DialectBody):
+        """Its name."""
+
+        name: ToolName
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class AllowedChoice(DialectBody):
+    """Only these of the functions may be called, or one of them is to be."""
+
+    class Allowed(DialectBody):
+        """Which, and whether one must be called."""
+
+        mode: Literal["auto", "required"]
+        tools: Annotated[list[NamedChoice], Field(min_length=1)]
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+
+
+class TextFormat(DialectBody):
+    """The answer is free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(DialectBody):
+    """The answer is a JSON object, or JSON that matches a schema, which llama.cpp's server takes here."""
+
+    type: Literal["json_object"]
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class JsonSchema(DialectBody):
+    """A schema, under the field name that OpenAI gives it."""
+
+    name: ToolName
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(DialectBody):
+    """The answer is JSON that is valid against the schema, which is always enforced.
+
+    Where it is not strict, as it is by default, keywords that cannot be enforced are dropped.
+    """
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema | None = None
+    # Where llama.cpp's server takes it.
+    bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> AnswerSchema | None:
+    """What the answer must match. Raises BadRequest where the schema is missing."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema is not None:
+        return AnswerSchema(
+            wanted.json_schema.json_schema, "response_format.json_schema.schema", wanted.json_schema.strict is True
+        )
+    bare = wanted.bare_schema if isinstance(wanted, JsonSchemaFormat) else wanted.json_schema
+    if bare is not None:
+        return AnswerSchema(bare, "response_format.schema", strict=False)
+    if isinstance(wanted, JsonSchemaFormat):
+        raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
+    return AnswerSchema({"type": "object"}, "response_format")
+
+
+def domain_tools(tools: Iterable[FunctionTool]) -> list[Tool]:
+    """The tools as the node has them; without a schema a tool takes no arguments."""
+    return [
+        Tool(
+            tool.function.name,
+            tool.function.description or "",
+            tool.function.parameters or {"type": "object", "properties": {}},
+            f"tools[{index}].function.parameters",
+            tool.function.strict is True,
+        )
+        for index, tool in enumerate(tools)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tools may be called: those of the `names`, any with None. With `forced` one is called, with `none` none."""
+
+    names: tuple[str, ...] | None = None
+    forced: bool = False
+    none: bool = False
+
+    @classmethod
+    def of(cls, choice: str | None) -> Self:
+        """The choice that is a word: none, auto or required."""
+        return cls(forced=choice == "required", none=choice == "none")
+
+
+def tool_use(tools: list[Tool], wanted: Wanted, *, single: bool) -> ToolUse | None:
+    """The tools that the model is told of, and whether it must call one. Raises BadRequest for names of no tool."""
+    if len({tool.name for tool in tools}) != len(tools):
+        raise BadRequest("two tools have the same name", param="tools")
+    if wanted.none:
+        return None
+    for name in wanted.names or ():
+        if name not in {tool.name for tool in tools}:
+            raise BadRequest(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
+    if wanted.forced and not tools:
+        raise BadRequest("tool_choice: required, but there are no tools", param="tool_choice")
+    chosen = tuple(tool for tool in tools if wanted.names is None or tool.name in wanted.names)
+    return ToolUse(chosen, forced=wanted.forced, single=single) if chosen else None

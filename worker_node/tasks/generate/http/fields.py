@@ -1,0 +1,386 @@
+"""Forms of the answer under the names that vLLM and llama.cpp's server give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from worker_node.api.body import DialectBody
+from worker_node.api.keep_alive import KeepAlive
+from worker_node.api.leniency import Table, Unsupported, hints
+from worker_node.api.openai.accounting import ACCOUNTING
+from worker_node.api.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext
+from worker_node.structured_output.ebnf import literal
+from worker_node.tasks.generate.http.stream import UsageOfChunks
+
+_NO_LAZY = (
+    "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
+)
+_NO_TAGS = "tags of the caller's own cannot be enforced; offer tools, whose calls are"
+_MAX_CHOICES = 256
+_MAX_CHOICE = 1000
+
+# The runtime's grammars hold no control characters but those of white space.
+_PLAIN = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
+Choice = Annotated[str, Field(min_length=1, max_length=_MAX_CHOICE, pattern=_PLAIN)]
+Choices = Annotated[list[Choice], Field(min_length=1)]
+Schema = dict[str, Any] | str
+Answer = AnswerSchema | GivenForm | str
+_REGEX: Literal["regex"] = "regex"
+_GRAMMAR: Literal["grammar"] = "grammar"
+
+REFUSED: Table = {
+    "grammar_triggers": Unsupported(_NO_LAZY),
+    "grammar_lazy": Unsupported(_NO_LAZY),
+    **hints("guided_decoding_backend", "guided_whitespace_pattern"),
+}
+
+
+class StructuredOutputs(DialectBody):
+    """vLLM's newer name for the forms of an answer."""
+
+    rules: ClassVar[Table] = {
+        "structural_tag": Unsupported(_NO_TAGS),
+        **hints("disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern"),
+    }
+
+    choice: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
+    choices: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
+    json_schema: Annotated[Schema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class GuidedFields(DialectBody):
+    """What vLLM's and llama.cpp's servers take beside, or in place of, `response_format`."""
+
+    guided_choice: Annotated[Choices, Field(max_length=_MAX_CHOICES)] | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def held_to(self, wanted: AnswerSchema | None) -> Answer | None:
+        """The form of the answer, or None; `wanted` is what another field asks for.
+
+        Raises BadRequest for more than one.
+        """
+        more = self.structured_outputs or StructuredOutputs()
+        found = [wanted] if wanted is not None else []
+        forms: list[tuple[str, Any]] = [
+            ("guided_json", self.guided_json),
+            ("json_schema", self.json_schema),
+            ("structured_outputs.json", more.json_schema),
+        ]
+        schemas = [_schema(value, where) for where, value in forms if value is not None]
+        if more.json_object:
+            schemas.append(AnswerSchema({"type": "object"}, "structured_outputs.json_object"))
+        choices = [_choice(one) for one in (self.guided_choice, more.choice, more.choices) if one is not None]
+        texts = [
+            GivenForm(kind, source, where)
+            for kind, where, source in (
+                (_REGEX, "guided_regex", self.guided_regex),
+                (_REGEX, "structured_outputs.regex", more.regex),
+                (_GRAMMAR, "guided_grammar", self.guided_grammar),
+                (_GRAMMAR, "grammar", self.grammar),
+                (_GRAMMAR, "structured_outputs.grammar", more.grammar),
+            )
+            # llama.cpp's clients send an empty grammar for none.
+            if source
+        ]
+        everything: list[Answer] = [*found, *schemas, *choices, *texts]
+        if len(everything) > 1:
+            raise BadRequest("the answer can have one form only: leave the others out", param="structured_outputs")
+        return everything[0] if everything else None
+
+
+def _schema(given: Schema, where: str) -> AnswerSchema:
+    if isinstance(given, str):
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError:
+            given = None  # type: ignore[assignment]
+        if not isinstance(given, dict):
+            raise BadRequest(f"{where}: the text is no JSON schema", param=where)
+    return AnswerSchema(given, where, strict=False)
+
+
+def _choice(texts: list[str]) -> str:
+    """The grammar of exactly one of the texts."""
+    return "root ::= " + " | ".join(map(literal, dict.fromkeys(texts))) + "\n"
+
+
+# Fields that several of OpenAI's bodies share.
+
+# What the schema takes; a model's own best_of_limit decides.
+MAX_CHOICES = 128
+
+NumberOf = Annotated[int, Field(ge=1, le=1_000_000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(DialectBody):
+    """What a stream holds besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(GuidedFields):
+    """Sampling parameters of OpenAI, and what local servers add: top_k, min_p, repetition_penalty, ignore_eos."""
+
+    model: str
+    max_tokens: NumberOf | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    keep_alive: KeepAlive | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def usage_of_chunks(self) -> UsageOfChunks:
+        """What a stream tells of its tokens."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return UsageOfChunks.NONE
+        return UsageOfChunks.SO_FAR if options.continuous_usage_stats else UsageOfChunks.AT_THE_END
+
+    def urgency(self, context: RequestContext) -> RequestContext:
+        """The context with the priority of vLLM's field: what is above 0 may wait and is batch work."""
+        return context if (self.priority or 0) <= 0 else replace(context, priority=Priority.BATCH)
+
+    @property
+    def keep_last(self) -> int | None:
+        """How many of the prompt's last tokens count. vLLM's 0 leaves nothing to continue, so it cuts nothing."""
+        return self.truncate_prompt_tokens or None
+
+
+# Kinds of content and tools that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
+
+_IMAGES = frozenset({"image_url", "input_image"})
+_MEDIA = {
+    "input_audio": "sound",
+    "audio_url": "sound",
+    "video_url": "films",
+    "input_video": "films",
+    "file": "files",
+    "input_file": "files",
+}
+
+
+def only_text(part: Any) -> Any:
+    """The part of a message that may hold text only, as it was sent. Raises PydanticCustomError."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _IMAGES:
+        reason = "{kind}: images are read in messages of the user only"
+        raise PydanticCustomError("unsupported_part", reason, {"kind": kind})
+    return text_or_image(part)
+
+
+def text_or_image(part: Any) -> Any:
+    """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        reason = "{kind}: the models here read text and images, no {media}"
+        raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
+    return part
+
+
+def only_functions(tool: Any) -> Any:
+    """The tool as it was sent. Raises PydanticCustomError for one that the server itself would have to run."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        reason = "{kind}: this node runs no tools of its own and takes functions only, which the caller runs"
+        raise PydanticCustomError("unsupported_tool", reason, {"kind": kind[:60]})
+    return tool
+
+
+# The fields of OpenAI's generation routes that this node does not implement, local servers' additions among them.
+#
+# Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
+
+_SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
+_TOKENS = "single tokens cannot be favoured or forbidden by this engine"
+_SEARCH = "this node searches nothing; offer a tool that does"
+_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
+_INFILL = "text cannot be filled in before a suffix: the models here only continue a prompt"
+_PROMPT_LOGPROBS = "the engine tells no reliable probabilities of the prompt's tokens"
+
+# How long or in which manner a model thinks and writes: no model has to do as it is told.
+STYLE = hints(
+    "include_reasoning",
+    "reasoning",
+    "reasoning_budget",
+    "reasoning_control",
+    "reasoning_effort",
+    "reasoning_format",
+    "thinking",
+    "thinking_token_budget",
+    "verbosity",
+)
+
+_SAMPLING: Table = {
+    "allowed_token_ids": Unsupported(_TOKENS),
+    "bad_words": Unsupported(_TOKENS),
+    "dry_multiplier": Unsupported(_SAMPLER),
+    "dynatemp_range": Unsupported(_SAMPLER),
+    "early_stopping": Unsupported("this engine has no beam search"),
+    **REFUSED,
+    "length_penalty": Unsupported("this engine has no beam search", (1,)),
+    "logit_bias": Unsupported(_TOKENS),
+    "logits_processors": Unsupported(_TOKENS),
+    "lora": Unsupported("adapters are not loaded here; install the merged model"),
+    "mirostat": Unsupported(_SAMPLER),
+    "n_cmpl": Unsupported("use n", (1,)),
+    "n_indent": Unsupported("lines are not indented by the engine; ask for it in the prompt"),
+    "n_probs": Unsupported("use logprobs"),
+    "prompt_embeds": Unsupported("a prompt is text or token ids"),
+    "prompt_logprobs": Unsupported(_PROMPT_LOGPROBS),
+    "repetition_detection": Unsupported("use the penalties, or stop"),
+    "response_fields": Unsupported("replies have all of their fields"),
+    "return_tokens": Unsupported("tokens are returned as text; use /tokenize for their ids"),
+    "return_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
+    "return_tokens_as_token_ids": Unsupported("tokens are returned as text; use /tokenize for their ids"),
+    "t_max_predict_ms": Unsupported("send the header X-Request-Timeout-Ms, which counts from the request's arrival"),
+    "tfs_z": Unsupported(_SAMPLER, (1,)),
+    "top_a": Unsupported(_SAMPLER),
+    "top_n_sigma": Unsupported(_SAMPLER, (-1,)),
+    "typical_p": Unsupported(_SAMPLER, (1,)),
+    "use_beam_search": Unsupported("this engine has no beam search; use n for several answers"),
+    "xtc_probability": Unsupported(_SAMPLER),
+    # Without what they belong to they do nothing.
+    **hints(
+        "dry_allowed_length",
+        "dry_base",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "dynatemp_exponent",
+        "min_keep",
+        "mirostat_eta",
+        "mirostat_tau",
+        "post_sampling_probs",
+        "samplers",
+        "spaces_between_special_tokens",
+        "xtc_threshold",
+    ),
+    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1, 64)),
+}
+
+CHAT: Table = {
+    **ACCOUNTING,
+    **STYLE,
+    **_SAMPLING,
+    **hints("prediction", "store"),
+    "add_special_tokens": Unsupported("the chat template writes the special tokens"),
+    "audio": Unsupported("the models here neither hear nor speak"),
+    "chat_template": Unsupported(_TEMPLATE),
+    "documents": Unsupported("the templates here take no documents; write them into a message"),
+    "echo": Unsupported("a conversation is not sent back; use /v1/completions"),
+    "function_call": Unsupported("this is the form before 2023-11; use tool_choice", ("auto", "none")),
+    "functions": Unsupported("this is the form before 2023-11; use tools"),
+    "plugins": Unsupported("this node has no plug-ins"),
+    "web_search_options": Unsupported(_SEARCH),
+}
+
+COMPLETIONS: Table = {
+    **ACCOUNTING,
+    **STYLE,
+    **_SAMPLING,
+    **hints("store"),
+    "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
+    "response_format": Unsupported("use /v1/chat/completions", ({"type": "text"},)),
+    "suffix": Unsupported(_INFILL),
+}
+
+RESPONSES: Table = {
+    **ACCOUNTING,
+    **STYLE,
+    **_SAMPLING,
+    **hints("include", "stream_options"),
+    # It bounds the calls of tools that a server runs, and there are none here.
+    **hints("max_tool_calls"),
+    "background": Unsupported("a response is made while the client waits"),
+    "conversation": Unsupported("none are stored here; use previous_response_id, or send the earlier turns as input"),
+    "prompt": Unsupported("no prompts are stored here"),
+    "top_logprobs": Unsupported("use /v1/chat/completions"),
+}
+
+TOKENIZE: Table = {"chat_template": Unsupported(_TEMPLATE), "tools": Unsupported("send them with a request")}
+
+MESSAGE: Table = {
+    "audio": Unsupported("the models here neither hear nor speak"),
+    "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
+    **hints("annotations", "cache_breakpoint", "cache_control", "name", "reasoning", "reasoning_details"),
+}
+
+TABLES = (CHAT, COMPLETIONS, RESPONSES, MESSAGE, TOKENIZE)
+
+
+# vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.
+
+_MAX_BYTES = 8192
+_MAX_DEPTH = 4
+# What the node itself hands to the template.
+_RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "eos_token", "messages", "tools"})
+
+
+def rendering(
+    variables: Mapping[str, Any] | None, *, add_generation_prompt: bool | None, continue_final_message: bool | None
+) -> Rendering:
+    """How the conversation is rendered. Raises BadRequest."""
+    if continue_final_message and add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message: the prompt ends either with the last message or where a new one begins; leave "
+            "add_generation_prompt out",
+            param="continue_final_message",
+        )
+    return Rendering(
+        _checked(variables or {}),
+        answer_prompt=add_generation_prompt is not False,
+        continue_last=bool(continue_final_message),
+    )
+
+
+def _checked(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    taken = sorted(_RESERVED & variables.keys())
+    if taken:
+        raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
+    if len(orjson.dumps(variables)) > _MAX_BYTES or _deeper(variables, _MAX_DEPTH):
+        raise BadRequest(
+            f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_DEPTH} deep",
+            param="chat_template_kwargs",
+        )
+    return variables
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _deeper(part, levels - 1) for part in inner if isinstance(part, dict | list))

@@ -1,0 +1,143 @@
+"""The native dialect: POST /inference (spec: node-api)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api import parameters
+from worker_node.api.body import Body, OneOrMany, read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.errors import describe
+from worker_node.api.keys import NODE
+from worker_node.api.middleware import inference
+from worker_node.api.sse import EventStream
+from worker_node.api.timing import timing_ms
+from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge
+from worker_node.core.types import Finished, Message, Picture, Route, Token
+from worker_node.tasks.generate.model import FORMATS, MAX_PICTURE_BYTES, PICTURE_TYPES, GenerationRequest
+from worker_node.tasks.generate.service import GenerationRun, generate
+
+
+class InferenceBody(Body):
+    """Body of POST /inference."""
+
+    prompt: str
+    model: str | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], OneOrMany, Field(max_length=16)] = Field(
+        default_factory=list
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    raw: bool = False
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/inference", inference(_inference))]
+
+
+async def _inference(request: web.Request) -> web.StreamResponse:
+    node = request.app[NODE]
+    context = request_context(request)
+    body = await read_body(request, InferenceBody)
+    sampling = parameters.sampling(parameters.NATIVE, body.model_dump(exclude_unset=True))
+    prompt = body.prompt if body.raw else (Message("user", body.prompt),)
+    wanted = GenerationRequest(context, prompt, sampling, body.model)
+    async with generate(node.services, wanted, whole=not body.stream) as run:
+        if body.stream:
+            return await _stream(request, run)
+        text: list[str] = []
+        finished: Finished | None = None
+        async for event in run.events:
+            if isinstance(event, Token):
+                text.append(event.text)
+            elif isinstance(event, Finished):
+                finished = event
+    assert finished is not None  # noqa: S101  (the last event, else an error was raised)
+    return web.Response(
+        body=orjson.dumps({"text": "".join(text), **_done(run.route, finished)}),
+        content_type="application/json",
+        charset="utf-8",
+        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
+    )
+
+
+async def _stream(request: web.Request, run: GenerationRun) -> web.StreamResponse:
+    async with EventStream(request, route_headers(run.head())) as stream:
+        try:
+            async for event in run.events:
+                if isinstance(event, Token):
+                    await stream.send({"text": event.text}, "token")
+                elif isinstance(event, Finished):
+                    await stream.send(_done(run.route, event), "done")
+        except NodeError as error:
+            stream.failed(error)
+            # The status line was sent long ago: the error is the last event, and there is no `done`.
+            await stream.send({"error": describe(error)}, "error")
+    return stream.response
+
+
+def _done(route: Route, finished: Finished) -> dict[str, Any]:
+    done: dict[str, Any] = {
+        "model": route.model,
+        "device": route.device,
+        "finish_reason": finished.finish_reason,
+        "usage": {
+            "prompt_tokens": finished.usage.prompt_tokens,
+            "completion_tokens": finished.usage.completion_tokens,
+        },
+        "timing_ms": {
+            **timing_ms(finished.timing, "queue", "tokenize", "first_token"),
+            **timing_ms(finished.timing, "total"),
+            "generate": round(finished.timing.inference, 3),
+        },
+        "npu_busy_delta_us": finished.npu_busy_delta_us,
+    }
+    if finished.npu_busy_shared:
+        done["npu_busy_exclusive"] = False
+    if route.emulated:
+        done["emulated"] = True
+    return done
+
+
+# Pictures in requests: URLs and base64, bounded before anything is decoded.
+
+_HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
+_HEAD_LENGTH = 200
+_REMOTE = ("http", "https")
+
+
+def picture_of_url(url: str, at: int, where: str) -> Picture:
+    """The picture of a data URL, or a remote one, which is fetched later if the settings allow it.
+
+    Raises BadRequest for any other URL, PayloadTooLarge.
+    """
+    if url[:_HEAD_LENGTH].partition(":")[0].lower() in _REMOTE:
+        return Picture("", at, where, url)
+    head = _HEAD.match(url[:_HEAD_LENGTH])
+    if head is None:
+        raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)
+    if (kind := head["type"].lower()) not in PICTURE_TYPES:
+        raise BadRequest(f"{where}: images are {FORMATS}, not {kind}", param=where)
+    return picture(url[head.end() :], at, where)
+
+
+def picture(base64: str, at: int, where: str) -> Picture:
+    """The picture of a base64 text. Raises BadRequest if it is empty, PayloadTooLarge."""
+    if not base64:
+        raise BadRequest(f"{where}: the image is empty", param=where)
+    if (size := len(base64) * 3 // 4) > MAX_PICTURE_BYTES + 2:
+        raise PayloadTooLarge(
+            f"{where}: the image has {size} bytes; the bound is {MAX_PICTURE_BYTES}. Send a smaller one", param=where
+        )
+    return Picture(base64, at, where)

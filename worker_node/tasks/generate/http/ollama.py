@@ -1,0 +1,390 @@
+"""The answers of /api/generate and /api/chat in frames, one for each piece, or as one whole."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import DialectBody, read_body
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keep_alive import KeepAlive, keeping, seconds_of
+from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table, Unsupported, hints
+from worker_node.api.middleware import inference
+from worker_node.api.ollama.errors import message
+from worker_node.api.ollama.frames import Loading, ending, frame
+from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
+from worker_node.api.ollama.residents import resident, served
+from worker_node.api.sse import LineStream
+from worker_node.core.errors import BadRequest, NodeError
+from worker_node.core.types import (
+    Finished,
+    Message,
+    Picture,
+    Piece,
+    Reasoning,
+    Rendering,
+    RequestContext,
+    Token,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStarted,
+    ToolUse,
+)
+from worker_node.manager.served import ServedModel
+from worker_node.tasks.generate.http.native import picture
+from worker_node.tasks.generate.model import GenerationRequest
+from worker_node.tasks.generate.service import GenerationRun, generate
+
+# The answers of /api/generate and /api/chat in frames, one for each piece, or as one whole.
+
+
+class Frames(ABC):
+    """Renders one answer. `model` is the name that the client used."""
+
+    def __init__(self, model: str, loading: Loading) -> None:
+        self._model = model
+        self._loading = loading
+        self._text = ""
+        self._thinking = ""
+        self._calls: list[tuple[str, str]] = []
+        self._sent = 0
+
+    @abstractmethod
+    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """The fields that hold a part of the answer."""
+
+    def add(self, piece: Piece) -> None:
+        """One more piece has come."""
+        if isinstance(piece, Token):
+            self._text += piece.text
+        elif isinstance(piece, Reasoning):
+            self._thinking += piece.text
+        elif isinstance(piece, ToolCallStarted):
+            self._calls.append((piece.name, ""))
+        else:
+            name, arguments = self._calls[piece.call]
+            self._calls[piece.call] = (name, arguments + piece.text)
+
+    def piece(self, piece: Piece) -> dict[str, Any] | None:
+        """The frame for a piece; a call makes one when it is complete."""
+        if isinstance(piece, ToolCallArguments):
+            self.add(piece)
+            return None
+        if isinstance(piece, ToolCallStarted):
+            done = self._complete()
+            self.add(piece)
+            return done
+        text, thinking = (piece.text, "") if isinstance(piece, Token) else ("", piece.text)
+        return frame(self._model, **self._answer(text, thinking, []), done=False)
+
+    def last(self, finished: Finished) -> list[dict[str, Any]]:
+        """The frames at the end."""
+        done = self._complete()
+        final = frame(self._model, **self._answer("", "", []), **ending(finished, self._loading))
+        return [final] if done is None else [done, final]
+
+    def whole(self, finished: Finished) -> dict[str, Any]:
+        """The reply as one object."""
+        calls = _rendered(self._calls)
+        text = self._text if self._calls == [] or self._text.strip() else ""
+        return frame(self._model, **self._answer(text, self._thinking, calls), **ending(finished, self._loading))
+
+    def _complete(self) -> dict[str, Any] | None:
+        """The frame for the calls that are complete and not sent."""
+        new, self._sent = self._calls[self._sent :], len(self._calls)
+        calls = _rendered(new)
+        return frame(self._model, **self._answer("", "", calls), done=False) if calls else None
+
+
+class Generated(Frames):
+    """Frames of /api/generate."""
+
+    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
+        return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+class Chatted(Frames):
+    """Frames of /api/chat."""
+
+    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        turn: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking:
+            turn["thinking"] = thinking
+        if calls:
+            turn["tool_calls"] = calls
+        return {"message": turn}
+
+
+def _rendered(calls: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects; one that was cut in the middle has none and is left out."""
+    rendered: list[dict[str, Any]] = []
+    for name, text in calls:
+        try:
+            arguments = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+        rendered.append({"function": {"name": name, "arguments": arguments}})
+    return rendered
+
+
+# The fields of Ollama's generation routes that this node does not implement.
+
+GENERATE: Table = {
+    **hints("truncate"),
+    "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
+    "logprobs": Unsupported("use /v1/completions"),
+    "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
+    "template": Unsupported("the model's own template cannot be replaced; send raw: true and a finished prompt"),
+    "top_logprobs": Unsupported("use /v1/completions"),
+}
+
+CHAT: Table = {
+    "logprobs": Unsupported("use /v1/chat/completions"),
+    "top_logprobs": Unsupported("use /v1/chat/completions"),
+}
+
+TABLES = (GENERATE, CHAT)
+
+
+# POST /api/generate and POST /api/chat.
+
+
+class _Common(DialectBody):
+    model: str
+    stream: bool | None = None
+    format: Format | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    shift: bool | None = None
+
+    def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
+        """The domain request, for the model of that id. Raises BadRequest."""
+        options = self.options or OllamaOptions()
+        if self.shift:
+            # False is what always happens here: an answer ends where the context does.
+            context.note_ignored("shift")
+        return GenerationRequest(
+            context,
+            sampling=options.sampling(),
+            model=model,
+            grammar=schema_of(self.format),
+            think=bool(self.think) if isinstance(self.think, str) else self.think,
+            rendering=self._rendering(),
+            context_limit=options.num_ctx,
+            **more,
+        )
+
+    def _rendering(self) -> Rendering:
+        """A level of thinking is a variable of the templates that know levels; others think or do not."""
+        return Rendering({"reasoning_effort": self.think}) if isinstance(self.think, str) else Rendering()
+
+
+class GenerateBody(_Common):
+    """Body of POST /api/generate."""
+
+    rules: ClassVar[Table] = GENERATE
+    takes_images: ClassVar[bool] = True
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+
+
+class OllamaCall(DialectBody):
+    """A call that the model made; its arguments are an object."""
+
+    class OllamaCalledFunction(DialectBody):
+        """What was called, and with what."""
+
+        name: str
+        arguments: dict[str, Any] = Field(default_factory=dict)
+        index: int | None = None
+
+    function: OllamaCalledFunction
+    type: Literal["function"] | None = None
+    id: str | None = None
+
+
+class OllamaMessage(DialectBody):
+    """One turn of a conversation; `images` are base64."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: list[str] | None = None
+
+
+class OllamaTool(DialectBody):
+    """A function that the model may ask to be called."""
+
+    class OllamaOfferedFunction(DialectBody):
+        """Its name, what it does, and the JSON schema of its arguments."""
+
+        name: Annotated[str, Field(min_length=1, max_length=128)]
+        description: str | None = None
+        parameters: dict[str, Any] | None = None
+
+    type: Literal["function"] | None = None
+    function: OllamaOfferedFunction
+
+
+class OllamaChatBody(_Common):
+    """Body of POST /api/chat."""
+
+    rules: ClassVar[Table] = CHAT
+    takes_images: ClassVar[bool] = True
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[OllamaTool] | None = None
+    truncate: bool | None = None
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the model is told of."""
+        tools = tuple(
+            Tool(
+                tool.function.name,
+                tool.function.description or "",
+                tool.function.parameters or {"type": "object", "properties": {}},
+                f"tools[{index}].function.parameters",
+                strict=False,
+            )
+            for index, tool in enumerate(self.tools or [])
+        )
+        return ToolUse(tools) if tools else None
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/api/generate", inference(_generate)), web.post("/api/chat", inference(_chat))]
+
+
+def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+    return tuple(
+        Message(
+            turn.role,
+            turn.content or "",
+            tuple(ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []),
+            turn.tool_name,
+            _pictures(turn.images, f"messages[{number}].images"),
+        )
+        for number, turn in enumerate(messages)
+    )
+
+
+def _pictures(images: Sequence[str] | None, where: str) -> tuple[Picture, ...]:
+    """Images come before the text, as in Ollama. Raises BadRequest, PayloadTooLarge."""
+    return tuple(picture(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, GenerateBody)
+    if not body.prompt and not body.images:
+        return await _load_or_unload(request, context, body, {"response": ""})
+    model = await served(request, body.model)
+    prompt: str | tuple[Message, ...] = body.prompt or ""
+    if not body.raw:
+        system = (Message("system", body.system),) if body.system else ()
+        prompt = (*system, Message("user", body.prompt or "", pictures=_pictures(body.images, "images")))
+    elif body.images:
+        raise BadRequest("images: a raw prompt has no place for them", param="images")
+    elif body.system:
+        raise BadRequest("system: a raw prompt has no place for it", param="system")
+    wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
+    return await _answer(request, body, model, wanted, Generated)
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, OllamaChatBody)
+    if not body.messages:
+        empty = {"message": {"role": "assistant", "content": ""}}
+        return await _load_or_unload(request, context, body, empty)
+    model = await served(request, body.model)
+    prompt = _conversation(body.messages)
+    wanted = body.request(
+        context,
+        model.id,
+        prompt=prompt,
+        tool_use=body.tool_use(),
+        split_reasoning=True,
+        # Ollama's own default.
+        drop_oldest=body.truncate is not False,
+    )
+    return await _answer(request, body, model, wanted, Chatted)
+
+
+async def _load_or_unload(
+    request: web.Request, context: RequestContext, body: _Common, empty: dict[str, Any]
+) -> web.StreamResponse:
+    """A request that asks for no text loads its model, or unloads it with `keep_alive` 0."""
+    manager = request.app[NODE].manager
+    reason = "load"
+    seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    if context.dry_run:
+        return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
+    if seconds == 0:
+        reason = "unload"
+        manager.unload(await served(request, body.model))
+    else:
+        model, _ = await resident(request, body.model, context)
+        if body.keep_alive is not None:
+            manager.keep(model, seconds)
+    done = frame(body.model, **empty, done=True, done_reason=reason)
+    if body.stream is False:
+        return web.Response(body=orjson.dumps(done), content_type="application/json", charset="utf-8")
+    async with LineStream(request, {}) as stream:
+        await stream.send(done)
+    return stream.response
+
+
+async def _answer(
+    request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest, form: type[Frames]
+) -> web.StreamResponse:
+    whole = body.stream is False
+    async with (
+        keeping(request, model, body.keep_alive),
+        generate(request.app[NODE].services, wanted, whole=whole) as run,
+    ):
+        frames = form(body.model, Loading(run.loading_s))
+        if not whole:
+            return await _stream(request, run, frames)
+        async for event in run.events:
+            if isinstance(event, Finished):
+                finished = event
+            else:
+                frames.add(event)
+    return web.Response(
+        body=orjson.dumps(frames.whole(finished)),
+        content_type="application/json",
+        charset="utf-8",
+        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
+    )
+
+
+async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> web.StreamResponse:
+    async with LineStream(request, route_headers(run.head())) as stream:
+        try:
+            async for event in run.events:
+                if isinstance(event, Finished):
+                    for part in frames.last(event):
+                        await stream.send(part)
+                elif (piece := frames.piece(event)) is not None:
+                    await stream.send(piece)
+        except NodeError as error:
+            stream.failed(error)
+            # The status line is long gone: the error is the last line, and nothing is `done`.
+            await stream.send({"error": message(error)})
+    return stream.response

@@ -1,0 +1,266 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from worker_node.api import parameters
+from worker_node.api.body import Body, DialectBody
+from worker_node.api.leniency import Table
+from worker_node.api.parameters import RepetitionPenalty
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.http.conversation import MAX_TOOLS, ToolName, Wanted, past_arguments, tool_use
+from worker_node.tasks.generate.http.fields import (
+    RESPONSES,
+    STYLE,
+    NumberOf,
+    Penalty,
+    only_functions,
+    only_text,
+    text_or_image,
+)
+from worker_node.tasks.generate.http.native import picture_of_url
+from worker_node.tasks.generate.model import GenerationRequest
+
+_SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
+_SAMPLING |= {"stop", "temperature", "top_k", "top_p"}
+
+
+class ResponsesTextPart(DialectBody):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class ResponsesImagePart(DialectBody):
+    """A part of a message that is a picture, as a data URL; `detail` is a hint. Files are not kept here."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+
+
+Parts = list[Annotated[ResponsesTextPart, BeforeValidator(only_text)]]
+MessagePart = Annotated[
+    ResponsesTextPart | ResponsesImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)
+]
+
+
+class MessageItem(DialectBody):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[MessagePart]
+    id: str | None = None
+    status: str | None = None
+
+
+class CallItem(DialectBody):
+    """A call that the model made; its arguments are JSON in a string."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class OutputItem(DialectBody):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(DialectBody):
+    """What the model thought in an earlier turn; it is not shown to the model again."""
+
+    type: Literal["reasoning"]
+    content: Any = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: str | None = None
+    summary: Any = None
+
+
+class ItemReference(Body):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+InputItem = CallItem | OutputItem | ReasoningItem | MessageItem
+Item = InputItem | ItemReference
+
+
+class ResponsesFunctionTool(DialectBody):
+    """A function that the model may ask to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+OfferedTool = Annotated[ResponsesFunctionTool, BeforeValidator(only_functions)]
+
+
+class ResponsesNamedChoice(DialectBody):
+    """This function is to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class ResponsesAllowedChoice(DialectBody):
+    """Only these of the functions may be called, or one of them is to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesNamedChoice], Field(min_length=1)]
+
+
+class Format(DialectBody):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(DialectBody):
+    """How the answer's text is to be."""
+
+    rules: ClassVar[Table] = STYLE
+
+    format: Format | None = None
+
+
+class ResponsesBody(DialectBody):
+    """Body of POST /v1/responses."""
+
+    rules: ClassVar[Table] = RESPONSES
+    takes_images: ClassVar[bool] = True
+
+    model: str
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: NumberOf | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    # vLLM takes these here too.
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedChoice | ResponsesAllowedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+
+    @property
+    def items(self) -> list[Item]:
+        """The input; a text is a message of the user."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=[ResponsesTextPart(type="input_text", text=self.input)])]
+        return self.input
+
+    def request(self, context: RequestContext, items: Sequence[Item]) -> GenerationRequest:
+        """The domain request that answers these items, among which no reference is left. Raises BadRequest."""
+        return GenerationRequest(
+            context,
+            self._conversation(items),
+            parameters.sampling(parameters.OPENAI, self.model_dump(include=_SAMPLING)),
+            self.model,
+            tool_use=self._tool_use(),
+            grammar=self._schema(),
+            split_reasoning=True,
+            drop_oldest=self.truncation == "auto",
+        )
+
+    def _conversation(self, items: Sequence[Item]) -> tuple[Message, ...]:
+        turns = [Message("system", self.instructions)] if self.instructions else []
+        called = {item.call_id: item.name for item in items if isinstance(item, CallItem)}
+        for number, item in enumerate(items):
+            if isinstance(item, CallItem):
+                turns.append(Message("assistant", "", (ToolCall(item.name, past_arguments(item.arguments)),)))
+            elif isinstance(item, OutputItem):
+                turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
+            elif isinstance(item, MessageItem):
+                text, pictures = _message_parts(item.content, f"input[{number}].content")
+                role = "system" if item.role == "developer" else item.role
+                turns.append(Message(role, text, pictures=pictures))
+        return tuple(turns)
+
+    def _tool_use(self) -> ToolUse | None:
+        tools = [
+            Tool(
+                tool.name,
+                tool.description or "",
+                tool.parameters or {"type": "object", "properties": {}},
+                f"tools[{index}].parameters",
+                # Here a tool is strict by default.
+                tool.strict is not False,
+            )
+            for index, tool in enumerate(self.tools or [])
+        ]
+        if isinstance(self.tool_choice, ResponsesNamedChoice):
+            wanted = Wanted((self.tool_choice.name,), forced=True)
+        elif isinstance(self.tool_choice, ResponsesAllowedChoice):
+            names = tuple(tool.name for tool in self.tool_choice.tools)
+            wanted = Wanted(names, forced=self.tool_choice.mode == "required")
+        else:
+            wanted = Wanted.of(self.tool_choice)
+        return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
+
+    def _schema(self) -> AnswerSchema | None:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return AnswerSchema({"type": "object"}, "text.format")
+        if wanted.json_schema is None:
+            raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
+        return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
+
+
+def _text(content: str | Sequence[ResponsesTextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _message_parts(
+    content: str | Sequence[ResponsesTextPart | ResponsesImagePart], where: str
+) -> tuple[str, tuple[Picture, ...]]:
+    """The text of a message, and the pictures in it."""
+    if isinstance(content, str):
+        return content, ()
+    text, pictures = "", []
+    for number, part in enumerate(content):
+        if isinstance(part, ResponsesTextPart):
+            text += part.text
+        else:
+            pictures.append(picture_of_url(part.image_url, len(text), f"{where}[{number}].image_url"))
+    return text, tuple(pictures)

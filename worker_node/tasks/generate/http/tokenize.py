@@ -1,0 +1,113 @@
+"""POST /tokenize and /detokenize, in vLLM's form: the tokens of a prompt as a generation would get it, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.api.body import DialectBody, read_body
+from worker_node.api.context import request_context
+from worker_node.api.keys import NODE
+from worker_node.api.leniency import Table
+from worker_node.core.errors import BadRequest
+from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
+from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
+from worker_node.tasks.generate.model import GenerationModel, generation_model
+from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
+
+_MAX_TOKENS = 1_000_000
+
+
+class TokenizeBody(DialectBody):
+    """Body of POST /tokenize: a `prompt`, or the `messages` of a conversation.
+
+    llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and tells each token's
+    text beside its id for `with_pieces`.
+    """
+
+    rules: ClassVar[Table] = TOKENIZE
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+
+    async def tokens(self, model: GenerationModel, texts: LargeTexts, deadline: float) -> list[int]:
+        """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
+        if self.content is not None and self.prompt is None and self.messages is None:
+            special = bool(self.add_special)
+            return await texts.encode(model.tokenizer, self.content, special=special, deadline=deadline)
+        if (self.prompt is None) == (self.messages is None) or self.content is not None:
+            raise BadRequest("send either prompt or messages", param="prompt")
+        if self.prompt is not None:
+            special = self.add_special_tokens is not False
+            return await texts.encode(model.tokenizer, self.prompt, special=special, deadline=deadline)
+        wanted = rendering(
+            self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+        messages = conversation(self.messages or [])
+        if found := next((picture for turn in messages for picture in turn.pictures), None):
+            raise BadRequest(f"{found.where}: only text is tokenized here; leave images out", param=found.where)
+        text = await texts.render(model.tokenizer, messages, rendering=wanted, deadline=deadline)
+        return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)
+
+
+class DetokenizeBody(DialectBody):
+    """Body of POST /detokenize. Special tokens are text too."""
+
+    rules: ClassVar[Table] = TOKENIZE
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=_MAX_TOKENS)]
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    body = await read_body(request, TokenizeBody)
+    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
+    model = await generation_model(request.app[NODE].manager, body.model, deadline)
+    tokens = await body.tokens(model, texts, deadline)
+    longest = max(place.total_limit for place in model.placements)
+    told: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens}
+    if body.with_pieces:
+        told["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
+    if body.return_token_strs:
+        told["token_strs"] = await texts.decode_each(model.tokenizer, tokens, deadline=deadline)
+    return _json(told)
+
+
+async def _detokenize(request: web.Request) -> web.Response:
+    body = await read_body(request, DetokenizeBody)
+    texts, deadline = request.app[NODE].services.parts.of(large_texts), request_context(request).deadline
+    tokenizer = (await generation_model(request.app[NODE].manager, body.model, deadline)).tokenizer
+    ids = tokenizer.check_ids(body.tokens, "tokens") if body.tokens else []
+    text = await texts.decode(tokenizer, ids, deadline=deadline)
+    return _json({"prompt": text, "content": text})
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text; its bytes where they are no text of their own."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")

@@ -1,0 +1,120 @@
+"""Metrics of the images in chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from prometheus_client import CollectorRegistry
+
+from worker_node.core.types import Finished, Picture, Route, TokenIds
+from worker_node.observability.metrics import LATENCY, Distribution, Tally, Telemetry
+from worker_node.observability.tracing import Operation, Tracing
+from worker_node.tasks.generate.model import GenerationRequest
+
+
+class PictureMetrics:
+    """The task's own metrics of images, in the node's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._images = Tally(
+            "npu_node_images",
+            "Images of chats by where they came from; the outcome is decoded or the code of the error",
+            ("model", "source", "outcome"),
+            registry,
+        )
+        self._bytes = Tally(
+            "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model", "source"), registry
+        )
+
+    def count(self, model: str, picture: Picture, size: int, refusal: str | None) -> None:
+        """Count an image whose file has `size` bytes, or that was refused with this code."""
+        source = "inline" if picture.url is None else "remote"
+        self._images.add(1, model, source, refusal or "decoded")
+        if refusal is None:
+            self._bytes.add(size, model, source)
+
+
+# Metrics of generations alone.
+
+_TOKEN_LATENCY = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+
+
+class GenerationMetrics:
+    """The task's own metrics, in the node's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_route = ("model", "device")
+        self.tokens = Tally("npu_node_generation_tokens", "Tokens generated", by_route, registry)
+        self.first_token = Distribution(
+            "npu_node_time_to_first_token_seconds", "From arrival to the first token", by_route, LATENCY, registry
+        )
+        self.inter_token = Distribution(
+            "npu_node_inter_token_latency_seconds",
+            "Mean time between a request's tokens",
+            by_route,
+            _TOKEN_LATENCY,
+            registry,
+        )
+
+
+def declare_generation_metrics(telemetry: Telemetry) -> None:
+    """Create the metrics at start, so that they are exported from then on."""
+    telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
+    telemetry.own(PictureMetrics)
+
+
+def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:
+    """Counts tokens as they are generated: an answer may take minutes, and its caller may leave before."""
+    tokens, model, device = telemetry.own(GenerationMetrics).tokens, route.model, route.device
+
+    def count(more: int) -> None:
+        tokens.add(more, model, device)
+
+    return count
+
+
+def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
+    """Count a finished generation; its tokens were counted as they came."""
+    timing, tokens = finished.timing, finished.usage.completion_tokens
+    telemetry.finished(
+        route, finished.usage, timing, busy_us=finished.npu_busy_delta_us, busy_shared=finished.npu_busy_shared
+    )
+    if timing.first_token is None:
+        return
+    own = telemetry.own(GenerationMetrics)
+    own.first_token.observe(timing.first_token / 1e3, route.model, route.device)
+    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
+    if tokens > 1:
+        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
+        own.inter_token.observe(between, route.model, route.device)
+
+
+# The trace of a generation: its name and what was asked of it, in the words of GenAI's semantic conventions.
+
+
+def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
+    """Trace the generation that runs while the block does."""
+    return tracing.operation(_name(request), request.context, _of_sampling(request))
+
+
+def _name(request: GenerationRequest) -> str:
+    """`chat` for messages, `text_completion` for a prompt that is continued as it stands."""
+    return "text_completion" if isinstance(request.prompt, str | TokenIds) else "chat"
+
+
+def _of_sampling(request: GenerationRequest) -> dict[str, float | str]:
+    """What was asked of a generation."""
+    sampling = request.sampling
+    found: dict[str, float | str] = {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+    }
+    if sampling.max_new_tokens is not None:
+        found["gen_ai.request.max_tokens"] = sampling.max_new_tokens
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.seed is not None:
+        found["gen_ai.request.seed"] = sampling.seed
+    return found

@@ -1,0 +1,136 @@
+"""What a model takes of pictures: how large, at how many tokens each, and with which marks in its prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from worker_node.core.types import (
+    AnswerSchema,
+    GivenForm,
+    Message,
+    ModelKind,
+    Rendering,
+    RequestContext,
+    Sampling,
+    TokenIds,
+    ToolUse,
+)
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ServedModel
+from worker_node.serving.run import model_of
+from worker_node.tasks.generate.options import GenerationOptions
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+
+MAX_PICTURE_BYTES = 20_000_000
+FORMATS = "PNG, JPEG, WebP or GIF"
+PICTURE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRules:
+    """Pictures are scaled down before they go to the engine, as far as its preprocessor loses nothing by it.
+
+    The shorter side then has at most `shortest` pixels (None: any), and a picture at most `max_pixels`. `tokens` is an
+    estimate of the tokens for a width and a height. `marks` stand for pictures in the model's own prompts, so that they
+    cannot be part of a text.
+    """
+
+    tokens: Callable[[int, int], int]
+    max_pixels: int
+    shortest: int | None = None
+    marks: tuple[str, ...] = ()
+
+
+# A served generation model, and how a request finds the one that it names.
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationModel(ServedModel):
+    """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
+
+    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones. `pictures` is
+    None for a model without vision.
+    """
+
+    tokenizer: ChatTokenizer
+    max_tokens_limit: int = sys.maxsize
+    best_of_limit: int = GenerationOptions().best_of_limit
+    sampling_defaults: Mapping[str, Any] | None = None
+    pictures: PictureRules | None = None
+
+    def abilities(self) -> Sequence[str]:
+        """See `ServedModel.abilities`."""
+        found = {
+            "vision": self.pictures is not None,
+            # The engine of a model with vision takes no grammars, which calls of tools are held to.
+            "tools": self.tokenizer.takes_tools and self.pictures is None,
+            "thinking": self.tokenizer.can_think,
+        }
+        return [ability for ability, has in found.items() if has]
+
+    def template(self) -> str:
+        """See `ServedModel.template`."""
+        return self.tokenizer.chat_template
+
+
+async def generation_model(
+    manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
+) -> GenerationModel:
+    """The generation model of that name, or the default one; for requests with pictures (`seeing`) one with vision.
+
+    Raises as `model_of`.
+    """
+    if name is None and seeing:
+        for model in manager.models:
+            if isinstance(model, GenerationModel) and model.pictures is not None:
+                return model
+    return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)
+
+
+# What a request for text asks for.
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to continue. Text and token ids are continued as they stand; messages go through the chat template.
+
+    `sampling.max_new_tokens` None means as many as the placement allows. The answer is held to `grammar`: EBNF (see
+    `grammars`), or what it is compiled from; with tools it may be calls instead, and is if one is forced.
+    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is told
+    apart from the answer. Prompt and answer together have at most `context_limit` tokens. Of the prompt only the last
+    `keep_last` tokens count, -1 for as many as there is room for; with `drop_oldest` the oldest turns of a conversation
+    that is too long are left out.
+    """
+
+    context: RequestContext
+    prompt: str | TokenIds | tuple[Message, ...]
+    sampling: Sampling
+    model: str | None = None
+    tool_use: ToolUse | None = None
+    grammar: str | AnswerSchema | GivenForm | None = None
+    think: bool | None = None
+    split_reasoning: bool = False
+    context_limit: int | None = None
+    rendering: Rendering = field(default_factory=Rendering)
+    keep_last: int | None = None
+    drop_oldest: bool = False
+
+
+# Sampling defaults for what a request leaves open.
+
+
+def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:
+    """The sampling with its open fields filled in: by its dialect's defaults, else by those `of_the_model`.
+
+    None of these leaves it greedy. A default length is at most `limit` tokens, and at least what the request demands.
+    """
+    if of_the_model is None:
+        return sampling
+    defaults = of_the_model if sampling.dialect_defaults is None else sampling.dialect_defaults
+    filled = {field: value for field, value in defaults.items() if field in sampling.open_fields}
+    if (length := filled.get("max_new_tokens")) is not None:
+        filled["max_new_tokens"] = max(min(length, limit), sampling.min_tokens)
+    return replace(sampling, **filled, open_fields=frozenset())

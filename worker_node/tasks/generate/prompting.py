@@ -1,0 +1,433 @@
+"""From a request to an engine's input: the prompt's tokens, the grammar, and the parser of the answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
+from worker_node.core.types import AnswerSchema, GivenForm, Message, Picture, Sampling, TokenIds, Tool, ToolUse
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.scheduling.routing import Candidate, Feature
+from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.run import Services
+from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
+from worker_node.tasks.generate.dialogue import ReasoningFirst, ToolFormat, declaration, tool_format, with_instructions
+from worker_node.tasks.generate.images import (
+    check_pictures,
+    picture_decoder,
+    picture_prompt,
+    pictures_of,
+    with_tags,
+    without_tags,
+)
+from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture
+from worker_node.tasks.generate.metrics import PictureMetrics
+from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, completed
+from worker_node.tasks.generate.schemas import schema_compiler
+from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
+from worker_node.tasks.generate.tool_calls import CLOSING, OPENING, Parser
+
+_NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`parser` separates tool calls and reasoning from the answer; None where all of it is text.
+
+    `seen` is the prompt for an engine with vision; `tokens` are then those of its text.
+    """
+
+    tokens: list[int]
+    grammar: str | None = None
+    parser: Parser | None = None
+    seen: PicturePrompt | None = None
+
+    @property
+    def count(self) -> int:
+        """Tokens of the prompt; of pictures an estimate."""
+        return len(self.tokens) + (0 if self.seen is None else self.seen.picture_tokens)
+
+
+async def prepare(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    grammar: str | None,
+    pixels: Mapping[str, RawPicture] = _NOTHING_SEEN,
+) -> Prepared:
+    """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
+
+    `pixels` are those of the request's pictures, by the fields that hold them.
+
+    Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt what `LargeTexts` raises.
+    """
+    if isinstance(request.prompt, tuple):
+        turns = request.prompt
+        if request.drop_oldest:
+            turns = await _newest(texts, model, request, turns, grammar, pixels)
+        prepared = await _conversation(texts, model, request, turns, grammar, pixels)
+    elif isinstance(request.prompt, TokenIds):
+        ids = model.tokenizer.check_ids(request.prompt.ids)
+        last = kept(model, request)
+        prepared = Prepared(ids if last is None else ids[-last:], grammar)
+    else:
+        deadline, last = request.context.deadline, kept(model, request)
+        ids = await texts.encode(model.tokenizer, request.prompt, deadline=deadline, last=last)
+        seen = None if model.pictures is None else PicturePrompt(request.prompt, [], 0)
+        prepared = Prepared(ids, grammar, seen=seen)
+    if not prepared.tokens:
+        raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
+    return prepared
+
+
+async def _conversation(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    grammar: str | None,
+    pixels: Mapping[str, RawPicture],
+) -> Prepared:
+    if model.pictures is not None:
+        return await _with_pictures(texts, model, request, messages, pixels)
+    chat, use = model.tokenizer, request.tool_use
+    if request.think and not chat.can_think:
+        raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
+    calls = tool_format(model.installed.family)
+    if use is not None and not use.forced and request.grammar is not None:
+        calls = calls.beside_json
+    history, declarations = _with_tools(model, use, calls, messages)
+    last, deadline = kept(model, request), request.context.deadline
+    text = await texts.render(
+        chat,
+        history,
+        declarations,
+        request.think,
+        request.rendering,
+        bounded=last is None,
+        deadline=deadline,
+    )
+    if use is not None and use.forced:
+        # The answer begins where a call does, so that the model writes in the form that it was trained on.
+        text += calls.opening
+    tokens = await texts.encode(chat, text, special=False, last=last, deadline=deadline)
+    return Prepared(tokens, grammar, _parser(request, calls, text))
+
+
+def _with_tools(
+    model: GenerationModel, use: ToolUse | None, calls: ToolFormat, messages: tuple[Message, ...]
+) -> tuple[list[Message], list[dict[str, Any]] | None]:
+    """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
+    chat = model.tokenizer
+    # A template declares tools in the format that its model was trained on.
+    native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
+    history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
+    if not chat.takes_tools or (use is not None and not native):
+        history = [_in_words(message, calls) for message in history]
+    return history, [declaration(tool) for tool in use.tools] if use is not None and native else None
+
+
+def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Parser | None:
+    """The parser of the answer to a rendered conversation; None where all of the answer is text."""
+    use = request.tool_use
+    if use is not None and use.forced:
+        return calls.forced_parser(_names(use))
+    if use is not None and request.grammar is not None:
+        return calls.free_parser(_names(use))
+    answer = calls.parser(_names(use)) if use is not None else None
+    if not request.split_reasoning or request.grammar is not None:
+        return answer
+    return ReasoningFirst(answer, begun=rendered.rstrip().endswith("<think>"))
+
+
+async def _with_pictures(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    pixels: Mapping[str, RawPicture],
+) -> Prepared:
+    """The prompt of a model that sees, which has neither tools nor grammars here."""
+    chat, deadline = model.tokenizer, request.context.deadline
+    rules = model.pictures
+    if rules is None:
+        raise RuntimeError("a model without vision got a request for one with it")
+    if request.think and not chat.can_think:
+        raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
+    history, pictures = with_tags(messages)
+    text = await texts.render(chat, history, None, request.think, request.rendering, deadline=deadline)
+    tokens = await texts.encode(chat, without_tags(text, len(pictures)), special=False, deadline=deadline)
+    # The engine's tokenizer adds what a text begins with, and the template has written it already.
+    seen = picture_prompt(text.removeprefix(chat.opening()), pictures, pixels, rules)
+    reader = ReasoningFirst(None, begun=text.rstrip().endswith("<think>")) if request.split_reasoning else None
+    return Prepared(tokens, parser=reader, seen=seen)
+
+
+async def _newest(
+    texts: LargeTexts,
+    model: GenerationModel,
+    request: GenerationRequest,
+    messages: tuple[Message, ...],
+    grammar: str | None,
+    pixels: Mapping[str, RawPicture],
+) -> tuple[Message, ...]:
+    """The messages without the oldest turns that there is no room for; the instructions before them stay.
+
+    A tool's result goes with the call that it belongs to. With no room for the last turn alone nothing is left out.
+    """
+    head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
+    starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
+    limit = kept(model, replace(request, keep_last=-1))
+
+    async def fits(start: int) -> bool:
+        try:
+            prepared = await _conversation(texts, model, request, messages[:head] + messages[start:], grammar, pixels)
+        except ContextLengthExceeded:
+            return False
+        return limit is None or prepared.count <= limit
+
+    first, end = 0, len(starts)
+    while first < end:
+        middle = (first + end) // 2
+        if await fits(starts[middle]):
+            end = middle
+        else:
+            first = middle + 1
+    return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
+
+
+def kept(model: GenerationModel, request: GenerationRequest) -> int | None:
+    """How many of the prompt's last tokens count; None for all."""
+    if request.keep_last is None or request.keep_last >= 0:
+        return request.keep_last
+    window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
+    room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
+    return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
+
+
+def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
+    """How to sample: with the model's defaults, and where a form decides the end of the answer, without other ends.
+
+    Stop strings, stop tokens and `ignore_eos` have no effect then, and are noted as ignored: cut anywhere else, the
+    answer would not have its form. Raises BadRequest for stop tokens that are none of the model's, and for a least
+    length that cannot be had.
+    """
+    sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
+    if sampling.stop_token_ids:
+        model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
+    has_form = request.grammar is not None or (request.tool_use is not None and request.tool_use.forced)
+    if has_form:
+        for name in ("stop", "stop_token_ids", "ignore_eos"):
+            if getattr(sampling, name):
+                request.context.note_ignored(name)
+        sampling = replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
+    if not sampling.min_tokens:
+        return sampling
+    if has_form:
+        # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
+        raise UnsupportedParameter(
+            "min_tokens: a schema or a forced call decides where the answer ends; leave one of them out",
+            param="min_tokens",
+        )
+    if sampling.max_new_tokens is not None and sampling.min_tokens > sampling.max_new_tokens:
+        raise BadRequest(
+            f"min_tokens: {sampling.min_tokens} is more than the {sampling.max_new_tokens} tokens that the answer may "
+            "have",
+            param="min_tokens",
+        )
+    return sampling
+
+
+def _names(use: ToolUse) -> frozenset[str]:
+    return frozenset(tool.name for tool in use.tools)
+
+
+def _in_words(message: Message, wanted: ToolFormat) -> Message:
+    """An earlier turn in words, for a template that does not know calls."""
+    if message.tool_calls:
+        text = "\n".join(part for part in (message.content, wanted.written(message.tool_calls)) if part)
+        return Message(message.role, text)
+    return message
+
+
+# The form that an answer is held to, from the tools and the schema of a request.
+
+
+def answer_form(family: str, request: GenerationRequest) -> Form | None:
+    """A forced call, JSON that matches a schema, either of calls and that JSON, text with calls in it, or a text of a
+    form that the caller gave; None where none counts.
+
+    Calls are written as that family of models writes them.
+    """
+    wanted = request.grammar
+    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
+    use = request.tool_use
+    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
+        return Form(text=GivenText(wanted.kind, wanted.source, wanted.where))
+    if use is None or not isinstance(request.prompt, tuple):
+        return None if answer is None else Form(answer)
+    form = tool_format(family)
+    if use.forced:
+        return Form(calls=CallForm(_parts(use.tools), form.arguments))
+    tags = (OPENING, CLOSING)
+    if answer is None:
+        if not _may_hold_calls(request):
+            return None
+        parts = {tool.name: FormPart(tool.parameters, tool.path, strict=False) for tool in use.tools}
+        return Form(
+            calls=CallForm(
+                parts, form.arguments, tags if form.opening else None, form.listed, not use.single, optional=True
+            )
+        )
+    form = form.beside_json
+    return Form(answer, CallForm(_parts(use.tools), form.arguments, tags, form.listed, not use.single))
+
+
+def _may_hold_calls(request: GenerationRequest) -> bool:
+    """Whether calls in free text can be held: after one there may be nothing to write but the end."""
+    return request.grammar is None and not request.sampling.min_tokens and not request.sampling.ignore_eos
+
+
+def _parts(tools: Sequence[Tool]) -> dict[str, FormPart]:
+    return {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in tools}
+
+
+# A generation before it is routed: the prompt in tokens, the grammar, what the request demands of a placement.
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGeneration:
+    """A request with its model found and its prompt tokenized; nothing has been decided or run.
+
+    The `request` has the sampling that it left open filled in.
+    """
+
+    request: GenerationRequest
+    model: GenerationModel
+    prompt: Prepared
+    demand: Demand
+
+
+async def prepare_generation(
+    services: Services, model: GenerationModel, request: GenerationRequest
+) -> PreparedGeneration:
+    """Decode the pictures, compile the schema and tokenize.
+
+    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+    """
+    pixels = await _decode_pictures(services, model, request)
+    grammar = request.grammar if isinstance(request.grammar, str) else None
+    if (form := answer_form(model.installed.family, request)) is not None:
+        grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
+    request = replace(request, sampling=checked_sampling(model, request))
+    prompt = await prepare(services.parts.of(large_texts), model, request, grammar, pixels)
+    _check_amounts(model, request.sampling)
+    count, wanted = prompt.count, request.sampling.max_new_tokens
+    # Room that the request could not use is no reason to leave a placement.
+    room = min(request.context.min_new_tokens, wanted or request.context.min_new_tokens)
+    _check_window(model, request, count + room)
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=count,
+        token_count=count,
+        min_new_tokens=room,
+        require=request.context.require_device,
+        needs=_needs(request.sampling),
+    )
+    return PreparedGeneration(request, model, prompt, demand)
+
+
+async def _decode_pictures(
+    services: Services, model: GenerationModel, request: GenerationRequest
+) -> dict[str, RawPicture]:
+    """The pixels of the request's pictures by field; refuses the request before that if the queue is full."""
+    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(PictureMetrics).count, model.id)
+    try:
+        pictures = check_pictures(services.manager, model, request)
+    except NodeError as error:
+        for picture in pictures_of(request.prompt):
+            note(picture, 0, error.code)
+        raise
+    if not request.context.dry_run:
+        reject_if_full(model.placements, 1, request.context)
+    if not pictures or model.pictures is None:
+        return {}
+    return await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline, note)
+
+
+def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
+    """Raise BadRequest for more tokens or answers than the model gives to one request."""
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > model.max_tokens_limit:
+        raise BadRequest(
+            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
+            param="max_new_tokens",
+        )
+    if sampling.choices > model.best_of_limit:
+        raise BadRequest(
+            f"{sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
+            "request here",
+            param="n",
+        )
+
+
+def _needs(sampling: Sampling) -> frozenset[Feature]:
+    """What not every placement can do."""
+    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
+    return frozenset(feature for feature, asked in wanted.items() if asked)
+
+
+def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
+    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens.
+
+    A limit beyond the model's is listed as limited: Ollama clamps it.
+    """
+    window = request.context_limit
+    if window is None:
+        return
+    if window > (widest := max(placement.total_limit for placement in model.placements)):
+        request.context.note_limited("num_ctx", widest)
+    if tokens > window:
+        raise ContextLengthExceeded(
+            f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
+        )
+
+
+def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
+    """The job for the engine of `candidate`; an answer gets at most `limit` tokens and what the window leaves."""
+    sampling = request.sampling
+    window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
+    room = min(limit, window - prepared.count)
+    return GenerateJob(
+        id=0,
+        tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
+        max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+        deadline=request.context.deadline,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        interactive=request.context.interactive,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logprobs=sampling.logprobs,
+        grammar=prepared.grammar,
+        min_new_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        seen=prepared.seen,
+    )
+
+
+def _unnoted(_picture: Picture, _size: int, _refusal: str | None) -> None:
+    """An image that is only explained is neither taken nor refused."""

@@ -1,0 +1,440 @@
+"""Conversations and texts to the token ids of a generation model, counted exactly and never cut in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
+from worker_node.core.types import Message, Rendering
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.models.directory import ChatTemplate, find_template
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool
+from worker_node.serving.tokenizing import check_ids
+from worker_node.settings import NodeSettings
+from worker_node.tasks.generate.tokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    DetokenizerGraph,
+    TemplateRenderer,
+    TokenizerGraph,
+    WindowDetokenizer,
+)
+
+_AS_USUAL = Rendering()
+_REASON = "Minja's error: "
+# One of these any template renders: some take no system message, some want one.
+_PROBES = (("user",), ("system", "user"), ("user", "assistant", "user"))
+
+
+class ChatTokenizer:
+    """The tokenizer and chat template of a generation model, as its OpenVINO graphs and GenAI's renderer have them.
+
+    Making it releases the GIL for most of its second. Its calls take a millisecond or two for ordinary prompts;
+    `large_texts` runs large ones apart. A text that cannot fit the model's context, whatever its tokens are, is refused
+    before it is tokenized.
+    """
+
+    def __init__(self, directory: Path, context_limit: int) -> None:
+        self.directory = directory
+        template = find_template(directory)
+        try:
+            self._graph = TokenizerGraph(directory)
+            self._detokenizer = DetokenizerGraph(directory)
+        except RuntimeError as error:
+            files = "openvino_tokenizer.xml or openvino_detokenizer.xml"
+            raise ConfigurationError(f"{directory}: {files} cannot be loaded: {first_line(error)}") from None
+        # Not by way of `self`: in a cycle it would keep its threads, files and megabytes until a collection.
+        detokenizer = self._detokenizer
+        self._renderer = TemplateRenderer(
+            directory,
+            "" if template is None else template.text,
+            self._graph.info,
+            lambda token: detokenizer.decode([token], skip_special=False),
+        )
+        if template is not None:
+            self._check_template(template)
+        self.context_limit = context_limit
+        self._table = list(self._detokenizer.vocabulary)
+        self._special: dict[int, bytes] = {}
+        self.end_tokens = frozenset({self._renderer.special_ids["eos"]})
+        self._longest_piece = max(map(len, self._table))
+        self._byte_level = self._blank_special_tokens()
+        self._counts_up_to = self._silent_limit()
+
+    def _check_template(self, template: ChatTemplate) -> None:
+        """Raise ConfigurationError for a template that renders none of the simplest conversations."""
+        problem = ""
+        for roles in _PROBES:
+            history = [{"role": role, "content": "a"} for role in roles]
+            try:
+                self._renderer.render(history)
+            except RuntimeError as error:
+                problem = problem or first_line(error)
+            else:
+                return
+        raise ConfigurationError(f"{template.file}: the chat template cannot be used: {problem}")
+
+    def _blank_special_tokens(self) -> bool:
+        """Give special tokens no text; False if the vocabulary's bytes are not what the tokenizer decodes to."""
+        shown = self._detokenizer.decode_each(len(self._table))
+        for token, piece in enumerate(self._table):
+            text = piece.decode("utf-8", "ignore")
+            if text.encode() == piece and text.rstrip("\0") != shown[token]:
+                return False
+            if shown[token] and token in self._detokenizer.special:
+                self._special[token] = piece
+                self._table[token] = b""
+        return True
+
+    def _silent_limit(self) -> int:
+        """How many tokens the tokenizer returns at most: some graphs cut longer texts without a word."""
+        probe = "a " * (self.context_limit + 2)
+        return len(self._graph.encode(probe, special=False))
+
+    def encode_prompt(self, prompt: str, *, special: bool = True, last: int | None = None) -> list[int]:
+        """Return the token ids of a prompt as it stands, or the `last` of them.
+
+        With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
+        """
+        return self._encode(prompt, special=special) if last is None else self._tail(prompt, last, special=special)
+
+    def check_ids(self, ids: Sequence[int], param: str | None = None) -> list[int]:
+        """Return token ids that came as such. Raises BadRequest if they are none of this model's."""
+        check_ids(ids, len(self._table), param)
+        return list(ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation in the model's own template, ready for the answer.
+
+        Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
+        """
+        return self.encode_rendered(self.render(messages))
+
+    def encode_rendered(self, text: str, *, last: int | None = None) -> list[int]:
+        """Return the token ids of a conversation that `render` made, or the `last` of them."""
+        # A template writes the special tokens itself.
+        return self.encode_prompt(text, special=not self.chat_template, last=last)
+
+    def opening(self) -> str:
+        """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
+        bare, whole = (self._graph.encode("a", special=special) for special in (False, True))
+        at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return self.decode(whole[:at], skip_special_tokens=False) if at else ""
+
+    @property
+    def chat_template(self) -> str:
+        """The model's own template, in Jinja."""
+        return self._renderer.template
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's own template tells it of tools."""
+        return "tools" in self.chat_template
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model's own template knows of reasoning before the answer."""
+        return "think" in self.chat_template
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None = None,
+        think: bool | None = None,
+        rendering: Rendering = _AS_USUAL,
+        *,
+        bounded: bool = True,
+    ) -> str:
+        """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
+
+        Raises as `encode_chat`; unless `bounded`, a text that cannot fit the context is rendered too.
+        """
+        self.check_size(messages, bounded=bounded)
+        if not self.chat_template:
+            return _only_message(messages)
+        history = [_template_message(message) for message in messages]
+        extra = dict(rendering.variables)
+        if think is not None:
+            extra["enable_thinking"] = think
+        try:
+            text = self._renderer.render(
+                history,
+                answer_prompt=rendering.answer_prompt and not rendering.continue_last,
+                tools=tools,
+                variables=extra,
+            )
+        except RuntimeError as error:
+            raise BadRequest("the model's chat template does not take this conversation") from error
+        return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
+
+    def check_size(self, messages: Sequence[Message], *, bounded: bool = True) -> None:
+        """Raise ContextLengthExceeded for too many messages; where `bounded`, for too many characters, too."""
+        if len(messages) > self.context_limit:
+            raise ContextLengthExceeded(
+                f"the conversation has {len(messages)} messages, which cannot fit the model's context of "
+                f"{self.context_limit} tokens",
+                param="messages",
+            )
+        if bounded:
+            self.refuse_hopeless(sum(len(m.content) for m in messages))
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
+        if token >= len(self._table):
+            return b""
+        if self._byte_level:
+            return self._table[token]
+        return self._detokenizer.decode([token], skip_special=True).encode()
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        self.refuse_hopeless(len(text))
+        tokens = self._graph.encode(text, special=special)
+        if len(tokens) >= self._counts_up_to:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(tokens)} tokens or more and the model's context is {self.context_limit}",
+                param="prompt",
+            )
+        return tokens
+
+    def _tail(self, text: str, last: int, *, special: bool) -> list[int]:
+        """The last tokens of a text of any length.
+
+        The tokenizer cuts long texts, so the text is tokenized in parts from its end, each from a blank on: there
+        tokens begin anew. A part has too few bytes for too many tokens.
+        """
+        size = max(1, self._counts_up_to // 4)
+        tokens: list[int] = []
+        end = len(text)
+        while end > 0 and len(tokens) <= last:
+            start = max(0, end - size)
+            if start > 0:
+                start = max(start, text.find(" ", start, end))
+            tokens = [*self._graph.encode(text[start:end], special=special and start == 0), *tokens]
+            end = start
+        return tokens[-last:]
+
+    def refuse_hopeless(self, characters: int) -> None:
+        """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
+        if characters > self.context_limit * self._longest_piece:
+            raise ContextLengthExceeded(
+                f"the prompt has {characters} characters, which cannot fit the model's context of "
+                f"{self.context_limit} tokens",
+                param="prompt",
+            )
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a fresh detokenizer for one generation."""
+        if self._byte_level:
+            return ByteDetokenizer(self._table if skip_special_tokens else self._whole_table())
+        return WindowDetokenizer(lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens; those beyond the vocabulary have none."""
+        known = [token for token in tokens if token < len(self._table)]
+        return self._detokenizer.decode(known, skip_special=skip_special_tokens)
+
+    def _whole_table(self) -> Sequence[bytes]:
+        table = list(self._table)
+        for token, piece in self._special.items():
+            table[token] = piece
+        return table
+
+
+def first_line(error: RuntimeError) -> str:
+    """What GenAI says, without the places in its own source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
+    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return (reasons or told or lines or ["no reason given"])[0][:200]
+
+
+def _only_message(messages: Sequence[Message]) -> str:
+    """The prompt of a model without a chat template, as in OpenVINO's servers."""
+    if len(messages) != 1 or messages[0].tool_calls:
+        raise BadRequest(
+            f"the model has no chat template, so it takes exactly one message and no tools; this conversation has "
+            f"{len(messages)}",
+            param="messages",
+        )
+    return messages[0].content
+
+
+def _up_to_last(text: str, content: str) -> str:
+    """A rendered conversation up to the end of its last message."""
+    at = text.rfind(content.strip())
+    if not content.strip() or at < 0:
+        raise BadRequest(
+            "continue_final_message: the last message has no text that could be continued", param="messages"
+        )
+    return text[: at + len(content.strip())]
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_name is not None:
+        fields["name"] = message.tool_name
+    return fields
+
+
+# Tokenization and templates as functions of plain values, for the preparation processes (`serving.large_texts`).
+
+_TOKENIZERS = 4
+
+
+@lru_cache(_TOKENIZERS)
+def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
+    return ChatTokenizer(Path(directory), context_limit)
+
+
+def encode(directory: str, context_limit: int, text: str, special: bool, last: int | None) -> bytes:
+    """The token ids (int32) of a text. Raises as `ChatTokenizer.encode_prompt`."""
+    ids = _tokenizer(directory, context_limit).encode_prompt(text, special=special, last=last)
+    return np.asarray(ids, TOKEN_DTYPE).tobytes()
+
+
+def render(
+    directory: str,
+    context_limit: int,
+    messages: list[Any],
+    tools: list[dict[str, Any]] | None,
+    think: bool | None,
+    rendering: dict[str, Any],
+    bounded: bool,
+) -> str:
+    """A conversation in the model's own template. Raises as `ChatTokenizer.render`."""
+    return _tokenizer(directory, context_limit).render(
+        msgspec.convert(messages, list[Message]),
+        tools,
+        think,
+        msgspec.convert(rendering, Rendering),
+        bounded=bounded,
+    )
+
+
+def decode(directory: str, context_limit: int, tokens: bytes) -> str:
+    """The text of token ids (int32), special ones included."""
+    ids = np.frombuffer(tokens, TOKEN_DTYPE).tolist()
+    return _tokenizer(directory, context_limit).decode(ids, skip_special_tokens=False)
+
+
+def decode_each(directory: str, context_limit: int, tokens: bytes) -> list[str]:
+    """The text of each of the token ids (int32), special ones included."""
+    tokenizer = _tokenizer(directory, context_limit)
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in np.frombuffer(tokens, TOKEN_DTYPE)]
+
+
+# Tokenizes prompts: small ones at once, large ones in processes that can be killed, so that they delay nobody.
+#
+# The tokenizer and the chat template of a generation model are native calls that hold the GIL: 660,000 characters,
+# which
+# a client may send, would stop the event loop for most of a second.
+
+# 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
+_INLINE_BYTES = 4_000
+_INLINE_TOKENS = 2_000
+# Decoding one by one costs a call each.
+_INLINE_SINGLE_TOKENS = 200
+# Most of a process's memory is address space that its runtime reserves and never touches.
+_LIMITS = PreparationLimits(processes=2, cpu_s=10.0, memory_bytes=8 * 2**30)
+_MODULES = ("worker_node.tasks.generate.tokenization",)
+
+
+def is_small(texts: Sequence[str]) -> bool:
+    """Whether texts are tokenized as quickly as they are handed to a process."""
+    if sum(map(len, texts)) > _INLINE_BYTES:
+        return False
+    return sum(len(text.encode(errors="replace")) for text in texts) <= _INLINE_BYTES
+
+
+class LargeTexts:
+    """The processes that tokenize large texts, until `close`. They are started when the first one comes."""
+
+    def __init__(self, pool: PreparationPool | None = None) -> None:
+        self._pool = pool or PreparationPool(_LIMITS, _MODULES)
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._pool.close()
+
+    async def encode(
+        self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True, last: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a prompt, or the `last` of them; `deadline` is monotonic seconds.
+
+        Raises as `ChatTokenizer.encode_prompt`; BadRequest for a text that takes too long; Overloaded,
+        DeadlineExceeded, EngineUnavailable.
+        """
+        if is_small([text]):
+            return tokenizer.encode_prompt(text, special=special, last=last)
+        if last is None:
+            tokenizer.refuse_hopeless(len(text))
+        ids = await self._run(encode, tokenizer, text, special, last, deadline=deadline, param="prompt")
+        tokens: list[int] = np.frombuffer(ids, TOKEN_DTYPE).tolist()
+        return tokens
+
+    async def render(
+        self,
+        tokenizer: ChatTokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None = None,
+        think: bool | None = None,
+        rendering: Rendering = _AS_USUAL,
+        *,
+        deadline: float,
+        bounded: bool = True,
+    ) -> str:
+        """Return a conversation in the model's own template. Raises as `ChatTokenizer.render` and `encode`."""
+        if is_small([message.content for message in messages]):
+            return tokenizer.render(messages, tools, think, rendering, bounded=bounded)
+        tokenizer.check_size(messages, bounded=bounded)
+        text: str = await self._run(
+            render,
+            tokenizer,
+            msgspec.to_builtins(messages),
+            None if tools is None else list(tools),
+            think,
+            msgspec.to_builtins(rendering),
+            bounded,
+            deadline=deadline,
+            param="messages",
+        )
+        return text
+
+    async def decode(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> str:
+        """Return the text of token ids, special ones included. Raises as `encode`."""
+        if len(tokens) <= _INLINE_TOKENS:
+            return tokenizer.decode(tokens, skip_special_tokens=False)
+        ids = np.asarray(tokens, TOKEN_DTYPE).tobytes()
+        text: str = await self._run(decode, tokenizer, ids, deadline=deadline, param="tokens")
+        return text
+
+    async def decode_each(self, tokenizer: ChatTokenizer, tokens: Sequence[int], *, deadline: float) -> list[str]:
+        """Return the text of each token id, special ones included. Raises as `encode`."""
+        if len(tokens) <= _INLINE_SINGLE_TOKENS:
+            return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        ids = np.asarray(tokens, TOKEN_DTYPE).tobytes()
+        texts: list[str] = await self._run(decode_each, tokenizer, ids, deadline=deadline, param="tokens")
+        return texts
+
+    async def _run(self, function: Any, tokenizer: ChatTokenizer, *arguments: Any, deadline: float, param: str) -> Any:
+        directory = str(tokenizer.directory)
+        return await self._pool.run(
+            function, directory, tokenizer.context_limit, *arguments, deadline=deadline, param=param
+        )
+
+
+def large_texts(_settings: NodeSettings) -> LargeTexts:
+    """The processes of a node."""
+    return LargeTexts()

@@ -1,0 +1,414 @@
+"""One tool call in JSON, read character by character: its name and its arguments as they come."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from worker_node.core.types import Piece, Token, ToolCallArguments, ToolCallStarted
+
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+_OTHERS = frozenset({"id", "type", "name"})
+_OPENING, _CLOSING = "{[", "}]"
+
+
+class _At(Enum):
+    OBJECT = auto()
+    KEY = auto()
+    IN_KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    IN_VALUE = auto()
+    AFTER = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+@dataclass(slots=True)
+class CallScanner:
+    """Reads `{"name": …, "arguments": {…}}`, keys in any order, `parameters` for `arguments`.
+
+    `name` is known as soon as it has been read. Arguments are given out piece by piece from then on, and are kept until
+    then. An object of another kind, or with a name that is not in `names`, is `broken`: what was read stays in `raw`.
+    """
+
+    names: Collection[str]
+    name: str | None = None
+    raw: str = ""
+    _at: _At = _At.OBJECT
+    _key: str = ""
+    _value: str = ""
+    _depth: int = 0
+    _in_string: bool = False
+    _escaped: bool = False
+    _kept: str = ""
+    _given: bool = False
+
+    @property
+    def done(self) -> bool:
+        """The object is closed."""
+        return self._at is _At.DONE
+
+    @property
+    def broken(self) -> bool:
+        """This is no tool call."""
+        return self._at is _At.BROKEN
+
+    @property
+    def in_string(self) -> bool:
+        """What comes next stands within a string of JSON."""
+        return self._in_string and self._at is _At.IN_VALUE
+
+    def feed(self, character: str) -> Iterator[str]:
+        """Read one character; yields what is now certain of the arguments, once `name` is known."""
+        self.raw += character
+        self._step(character)
+        if self.name is not None:
+            if self._kept:
+                kept, self._kept = self._kept, ""
+                self._given = True
+                yield kept
+            if self.done and not self._given:
+                self._given = True
+                yield "{}"
+        elif self.done:
+            self._at = _At.BROKEN
+
+    def _step(self, character: str) -> None:
+        match self._at:
+            case _At.IN_KEY | _At.IN_VALUE:
+                self._inside(character)
+            case _At.OBJECT:
+                self._expect(character, "{", _At.KEY)
+            case _At.KEY if character == '"':
+                self._open(_At.IN_KEY, character)
+            case _At.KEY if character == "}":
+                self._at = _At.DONE
+            case _At.COLON:
+                self._expect(character, ":", _At.VALUE)
+            case _At.VALUE if character not in _BLANKS:
+                self._open(_At.IN_VALUE, character)
+            case _At.AFTER if character in ",}":
+                self._at = _At.KEY if character == "," else _At.DONE
+            case _:
+                if character not in _BLANKS:
+                    self._at = _At.BROKEN
+
+    def _expect(self, character: str, wanted: str, then: _At) -> None:
+        if character == wanted:
+            self._at = then
+        elif character not in _BLANKS:
+            self._at = _At.BROKEN
+
+    def _open(self, at: _At, character: str) -> None:
+        self._at = at
+        self._value = ""
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._inside(character)
+
+    def _inside(self, character: str) -> None:
+        """Within a key or a value: find its end."""
+        if self._in_string:
+            self._take(character)
+            if self._escaped:
+                self._escaped = False
+            elif character == "\\":
+                self._escaped = True
+            elif character == '"':
+                self._in_string = False
+                if self._depth == 0:
+                    self._close()
+            return
+        if character == '"':
+            self._in_string = True
+            self._take(character)
+        elif character in _OPENING:
+            self._depth += 1
+            self._take(character)
+        elif character in _CLOSING and self._depth > 0:
+            self._depth -= 1
+            self._take(character)
+            if self._depth == 0:
+                self._close()
+        elif self._depth == 0 and character in ",}":
+            self._close()
+            self._step(character)
+        elif self._depth == 0 and character in _BLANKS:
+            self._close()
+        else:
+            self._take(character)
+
+    def _take(self, character: str) -> None:
+        self._value += character
+        if self._at is _At.IN_VALUE and self._key in _ARGUMENTS and self._value[0] == "{":
+            self._kept += character
+
+    def _close(self) -> None:
+        """A key or a value is complete."""
+        text, self._value = self._value, ""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            self._at = _At.BROKEN
+            return
+        if self._at is _At.IN_KEY:
+            self._key = value
+            self._at = _At.COLON if value in _ARGUMENTS | _OTHERS else _At.BROKEN
+            return
+        self._at = _At.AFTER
+        if self._key == "name":
+            self.name = value if isinstance(value, str) and value in self.names and self.name is None else None
+            if self.name is None:
+                self._at = _At.BROKEN
+        elif self._key in _ARGUMENTS and not isinstance(value, dict):
+            self._other_arguments(value)
+
+    def _other_arguments(self, value: object) -> None:
+        # Some models write the object as a string, or null where there is none.
+        if value is None:
+            self._kept += "{}"
+        elif isinstance(value, str):
+            self._kept += value
+        else:
+            self._at = _At.BROKEN
+
+
+# Tool calls in the answer: state machines from growing text to text, calls and arguments.
+#
+# Three ways of writing them are known: JSON between tags (Hermes, Qwen, SmolLM), the bare JSON of Llama 3, and Llama's
+# calls in the manner of Python. Text that turns out to be no call is given back as it was.
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+_BLANKS = " \t\r\n"
+# A call in Python's manner is read when it is complete; longer than this it is not one.
+_MAX_PYTHONIC = 32_768
+
+
+class Parser(Protocol):
+    """Splits growing text into pieces; `flush` returns what was held back, at the end."""
+
+    def push(self, text: str) -> list[Piece]: ...
+    def flush(self) -> list[Piece]: ...
+
+
+class _Calls:
+    """Numbers the calls of one answer and holds the scanner of the one that is being read."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._count = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the next call."""
+        self.scanner = CallScanner(self._names)
+        self.told = False
+
+    def feed(self, character: str) -> list[Piece]:
+        """Read one character of the call."""
+        pieces: list[Piece] = []
+        for arguments in self.scanner.feed(character):
+            pieces += self._tell()
+            pieces.append(ToolCallArguments(self._count - 1, arguments))
+        return pieces + (self._tell() if self.scanner.name is not None else [])
+
+    def _tell(self) -> list[Piece]:
+        if self.told:
+            return []
+        self.told = True
+        self._count += 1
+        return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
+
+    def add(self, name: str, arguments: str) -> list[Piece]:
+        """Add a call that was parsed at once."""
+        self._count += 1
+        return [ToolCallStarted(self._count - 1, name), ToolCallArguments(self._count - 1, arguments)]
+
+
+class OneCall:
+    """An answer that was held to be one call in JSON and nothing else."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._calls = _Calls(names)
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        reading = (character for character in text if not self._calls.scanner.done)
+        return _joined([piece for character in reading for piece in self._calls.feed(character)])
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        return []
+
+
+class TaggedCalls:
+    """Text with calls between `<tool_call>` and `</tool_call>`: an object each, or a list of them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._calls = _Calls(names)
+        self._held = ""
+        self._inside = False
+        self._after_call = False
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        pieces: list[Piece] = []
+        for character in text:
+            pieces += self._in_call(character) if self._inside else self._in_text(character)
+        return _joined(pieces)
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        held, self._held = self._held, ""
+        # An unfinished call of which something was told already cannot be taken back; its start is no text either.
+        return [Token(held)] if held and not (self._inside and self._calls.told) else []
+
+    def _in_text(self, character: str) -> list[Piece]:
+        if self._after_call and character in _BLANKS:
+            return []  # the line breaks between calls are no answer
+        self._after_call = False
+        self._held += character
+        if self._held == OPENING:
+            self._inside = True
+            self._calls.start()
+            return []
+        if OPENING.startswith(self._held):
+            return []
+        # The held text may end with another beginning of the tag.
+        keep = next((size for size in range(len(self._held) - 1, 0, -1) if OPENING.startswith(self._held[-size:])), 0)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return [Token(text)]
+
+    def _in_call(self, character: str) -> list[Piece]:
+        self._held += character
+        scanner = self._calls.scanner
+        # Within a string the tag is an argument's text.
+        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.told):
+            return self._close()
+        if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
+            return []
+        if scanner.done:
+            if character == ",":
+                self._calls.start()
+            return []
+        return self._calls.feed(character)
+
+    def _close(self) -> list[Piece]:
+        held, self._held, self._inside = self._held, "", False
+        told = self._after_call = self._calls.told
+        empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
+        return [] if told or empty else [Token(held)]
+
+
+class CallsOrAnswer:
+    """An answer that was held to be calls between tags or one JSON value: its first character tells which."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+        self._is_call: bool | None = None
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        if self._is_call is None and text.strip():
+            self._is_call = text.lstrip().startswith(OPENING[0])
+        if self._is_call is None:
+            return []
+        return self._calls.push(text) if self._is_call else [Token(text)] if text else []
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        return self._calls.flush() if self._is_call else []
+
+
+class BareCalls:
+    """Llama's way: the whole answer is calls in JSON, or one list of calls in the manner of Python."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._calls = _Calls(names)
+        self._held = ""
+        self._plain = False
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        pieces: list[Piece] = []
+        for position, character in enumerate(text):
+            if self._plain:
+                return _joined([*pieces, Token(text[position:])])
+            pieces += self._read(character)
+        return _joined(pieces)
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        if self._plain or not self._held:
+            return []
+        held, self._held, self._plain = self._held, "", True
+        if held.lstrip().startswith("["):
+            if (calls := pythonic_calls(held, self._names)) is not None:
+                return [piece for name, arguments in calls for piece in self._calls.add(name, arguments)]
+            return [Token(held)]
+        return [] if self._calls.told or not held.strip() else [Token(held)]
+
+    def _read(self, character: str) -> list[Piece]:
+        self._held += character
+        start = self._held.lstrip()
+        if not start:
+            return []
+        if start[0] == "[":
+            return self._give_up() if len(self._held) > _MAX_PYTHONIC else []
+        scanner = self._calls.scanner
+        if scanner.done:
+            return self._after(character)
+        pieces = self._calls.feed(character)
+        return self._give_up() if self._calls.scanner.broken and not self._calls.told else pieces
+
+    def _after(self, character: str) -> list[Piece]:
+        """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
+        if character in _BLANKS + ";,":
+            return []
+        self._calls.start()
+        self._held = character
+        return self._calls.feed(character) if character == "{" else self._give_up()
+
+    def _give_up(self) -> list[Piece]:
+        held, self._held, self._plain = self._held, "", True
+        return [Token(held)]
+
+
+def pythonic_calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
+    """The calls of `[f(x=1), g()]` as name and JSON arguments; None if the text is anything else."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            return None
+        calls = []
+        for node in tree.elts:
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)) or node.args:
+                return None
+            name = ast.unparse(node.func)
+            arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            if name not in names or None in arguments:
+                return None
+            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return calls
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbouring pieces of one kind as one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Token) and isinstance(last, Token):
+            joined[-1] = Token(last.text + piece.text)
+        elif isinstance(piece, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.call == piece.call:
+            joined[-1] = ToolCallArguments(piece.call, last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined

@@ -1,3 +1,0 @@
-"""The kind of the models."""
-
-RERANK = "rerank"

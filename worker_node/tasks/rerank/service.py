@@ -1,0 +1,200 @@
+"""Reranking models, requests and replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry
+
+from worker_node.core.errors import BadRequest, EngineUnavailable
+from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.manager.served import ServedModel
+from worker_node.observability.metrics import Tally, Telemetry
+from worker_node.observability.tracing import Operation
+from worker_node.scheduling.admission import AdmissionLimits, Work
+from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.run import Services, SingleRun, model_of, run_single
+from worker_node.tasks.rerank.messages import Scored, rerank_job
+from worker_node.tasks.rerank.options import RerankOptions
+from worker_node.tasks.rerank.task import RERANK
+from worker_node.tasks.rerank.tokenizer import PairTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class RerankModel(ServedModel):
+    """A served reranking model; a request may have `documents_limit` documents."""
+
+    tokenizer: PairTokenizer
+    documents_limit: int = RerankOptions().documents_limit
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `ServedModel.facts`."""
+        return {"documents_limit": self.documents_limit}
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """Documents to score for a query with one model; `model` None means the node's default reranking model.
+
+    Documents are cut at their end to `max_document_tokens`, and with `truncate` to what the model has room for. Errors
+    call them by the request's `field`.
+    """
+
+    context: RequestContext
+    query: str
+    documents: tuple[str, ...]
+    model: str | None = None
+    truncate: bool = False
+    max_document_tokens: int | None = None
+    field: str = "documents"
+
+
+@dataclass(frozen=True, slots=True)
+class RerankReply:
+    """`logits`: the log-odds that each document matches the query, f64 (n,), in the request's order.
+
+    The NPU's busy time and device tokens are as in `EmbeddingReply`.
+    """
+
+    route: Route
+    logits: npt.NDArray[np.float64]
+    usage: Usage
+    timing: Timing
+    npu_busy_delta_us: int | None = None
+    npu_busy_shared: bool = False
+    device_tokens: int | None = None
+    loading_s: float = 0.0
+
+    @property
+    def scores(self) -> npt.NDArray[np.float64]:
+        """How well each document matches, from 0 to 1."""
+        return 1.0 / (1.0 + np.exp(-np.clip(self.logits, -700.0, 700.0)))
+
+    def ranking(self) -> list[int]:
+        """The documents' places in the request, best first; equal ones stay in the request's order."""
+        return [int(index) for index in np.argsort(-self.logits, kind="stable")]
+
+
+def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The log-odds of a match, f64 [n], from a classifier's logits, f32 [n, labels].
+
+    With one label that is its logit (so the score is its sigmoid); with two the second's less the first's (so the score
+    is the softmax of the second).
+    """
+    wide = rows.astype(np.float64)
+    return wide[:, 0] if wide.shape[1] == 1 else wide[:, 1] - wide[:, 0]
+
+
+# Metrics of reranking alone.
+
+
+class RerankMetrics:
+    """The task's own metrics, in the node's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"npu_node_{name}", text, ("model", "device"), registry)
+
+        self.documents = tally("reranked_documents", "Documents scored")
+        self._device_tokens = tally("rerank_device_tokens", "Tokens computed for reranking, padding included")
+        self._tokens = tally("rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding")
+
+    def reranked(self, reply: RerankReply) -> None:
+        """Count a finished request."""
+        labels = (reply.route.model, reply.route.device)
+        self.documents.add(len(reply.logits), *labels)
+        if reply.device_tokens is not None:
+            self._device_tokens.add(reply.device_tokens, *labels)
+            self._tokens.add(reply.usage.prompt_tokens, *labels)
+
+
+def declare_rerank_metrics(telemetry: Telemetry) -> None:
+    """Create the metrics at start, so that they are exported from then on."""
+    telemetry.made["documents"] = telemetry.own(RerankMetrics).documents
+
+
+# Rerank documents: tokenize, route, admit, run. Every dialect comes through here.
+
+
+async def rerank(services: Services, request: RerankRequest) -> RerankReply:
+    """Return how well each document matches the query.
+
+    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
+    ModelLoading, DeviceUnavailable, NpuNotProven.
+    """
+    with services.tracing.operation("rerank", request.context, {"npu.texts": len(request.documents)}) as operation:
+        began = time.monotonic()
+        model = await model_of(services.manager, RERANK, RerankModel, request.model, request.context.deadline)
+        with model.activity.used_by(request.context):
+            reply = await _rerank(services, model, request, operation, began)
+        operation.answered(reply.usage, busy_us=reply.npu_busy_delta_us, busy_shared=reply.npu_busy_shared)
+    services.telemetry.finished(
+        reply.route,
+        reply.usage,
+        reply.timing,
+        busy_us=reply.npu_busy_delta_us,
+        busy_shared=reply.npu_busy_shared,
+    )
+    services.telemetry.own(RerankMetrics).reranked(reply)
+    return reply
+
+
+async def _rerank(
+    services: Services, model: RerankModel, request: RerankRequest, operation: Operation, began: float
+) -> RerankReply:
+    context, count = request.context, len(request.documents)
+    if count > model.documents_limit:
+        raise BadRequest(
+            f"{count} {request.field} in one request; {model.id} takes at most {model.documents_limit}: send them in "
+            "parts",
+            param=request.field,
+        )
+    if not context.dry_run:
+        reject_if_full(model.placements, count, context)
+    pairs = await model.tokenizer.encode(
+        request.query,
+        request.documents,
+        truncate=request.truncate,
+        max_document_tokens=request.max_document_tokens,
+        field=request.field,
+        deadline=context.deadline,
+    )
+    lengths = [len(pair.ids) for pair in pairs]
+    operation.tokenized(began)
+    usage = Usage(sum(lengths))
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=max(lengths),
+        token_count=usage.prompt_tokens,
+        require=context.require_device,
+    )
+
+    def work(limits: AdmissionLimits) -> Work:
+        return Work(sum(map(limits.computed_tokens, lengths)))
+
+    job = rerank_job(pairs, context.deadline, interactive=context.interactive)
+    run = SingleRun(demand, context, job, Scored, count, work, began, time.monotonic())
+    answer = await run_single(services, run, operation)
+    result, route = answer.result, answer.route
+    logits = log_odds(result.rows(count))
+    if not np.isfinite(logits).all():
+        raise EngineUnavailable(
+            f"{model.id} on {route.device} computed scores that are not numbers; try again or examine the device",
+            retry_after=1.0,
+        )
+    return RerankReply(
+        route,
+        logits,
+        usage,
+        answer.timing,
+        result.busy_us,
+        result.busy_shared,
+        result.device_tokens,
+        answer.loading_s,
+    )

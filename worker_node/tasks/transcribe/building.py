@@ -1,0 +1,226 @@
+"""The canary of speech engines: a sentence that they must understand."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
+from worker_node.core.types import Device
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import Engine
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.served import ServedModel
+from worker_node.models.manifest import InstalledModel
+from worker_node.models.store import ModelStore
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.routing import NOTHING, Feature
+from worker_node.scheduling.wait_estimate import Capacity
+from worker_node.serving.build import not_installed
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
+from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
+from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
+from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
+from worker_node.tasks.transcribe.options import AudioOptions, TranscribeOptions
+from worker_node.tasks.transcribe.voice import VoiceRules
+
+# Three seconds of a LibriVox reading of "Sense and Sensibility" (public domain): "He might even have been made amiable
+# himself." A small model may mishear a word; an engine that answers garbage has none of them.
+_WORDS = ("might", "even", "have", "been", "made", "himself")
+_ENOUGH = 5
+
+
+@cache
+def canary_samples() -> bytes:
+    """The sentence as 16-bit PCM. Raises ConfigurationError when PyAV is not installed."""
+    try:
+        from worker_node.tasks.transcribe.audio import decode_audio  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            "speech recognition decodes audio with PyAV, which is not installed: pip install 'npu-node[speech]'"
+        ) from error
+    source = resources.files("worker_node.tasks.transcribe").joinpath("canary.ogg")
+    with resources.as_file(source) as path, tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "canary.pcm"
+        decode_audio(str(path), str(target), 10.0)
+        return target.read_bytes()
+
+
+def speech_canary(installed: InstalledModel) -> Canary:
+    """Return the canary of one model. Raises ConfigurationError when PyAV is not installed."""
+    samples = canary_samples()
+
+    async def examine(engine: Engine) -> None:
+        job = TranscribeJob(0, samples, time.monotonic() + CANARY_TIMEOUT_S, language="en")
+        async with aclosing(engine.run(job, Heard)) as results:
+            text = (await anext(results)).text
+        words = set(re.findall(r"[a-z]+", text.lower()))
+        found = sum(word in words for word in _WORDS)
+        if found < _ENOUGH:
+            raise CanaryFailed(
+                f"{installed.id} understood {found} of {len(_WORDS)} words of a sentence; {_ENOUGH} are right"
+            )
+
+    return examine
+
+
+# Whether silence is skipped in a request, and by which rules: the request's own, or the model's options.
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceChoice:
+    """What a request says, in the field `param`; what is None is left to the model's options.
+
+    `insist`: the request is refused where this node cannot do it.
+    """
+
+    wanted: bool | None = None
+    threshold: float | None = None
+    silence_ms: int | None = None
+    padding_ms: int | None = None
+    param: str | None = None
+    insist: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How to find speech: `network` is the file of Silero's network."""
+
+    network: Path
+    rules: VoiceRules
+
+
+def find_network(store: ModelStore) -> Path | None:
+    """The network's file; None where it is not installed, or damaged."""
+    try:
+        path = store.get(VOICE_MODEL).path / VOICE_FILE
+    except (ModelNotFound, ConfigurationError):
+        return None
+    return path if path.is_file() else None
+
+
+async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
+    """How a request has silence skipped, None if it has not.
+
+    Raises UnsupportedParameter where it cannot be, and what `ModelManager.look` raises.
+    """
+    if not (limits.vad if choice.wanted is None else choice.wanted):
+        return None
+    network = await manager.look(find_network, deadline)
+    if network is None:
+        if choice.wanted and not choice.insist:
+            return None
+        raise UnsupportedParameter(
+            f"{choice.param or 'vad'}: voice activity cannot be detected, {VOICE_MODEL} is not installed on this node; "
+            f"its operator can run: npu-node pull {VOICE_MODEL}",
+            param=choice.param,
+        )
+    rules = VoiceRules(
+        limits.vad_threshold if choice.threshold is None else choice.threshold,
+        limits.vad_silence_ms if choice.silence_ms is None else choice.silence_ms,
+        limits.vad_padding_ms if choice.padding_ms is None else choice.padding_ms,
+    )
+    return Voice(network, rules)
+
+
+# How speech recognition models are built, examined and admitted.
+
+# Resident bytes for each byte of f16 weights: the CPU widens them, and the decoder is compiled twice for the NPU.
+_WEIGHTS = 3.0
+_MAX_OUTSTANDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionModel(ServedModel):
+    """A served Whisper model. `languages` are the codes that it knows; none for an English-only model."""
+
+    languages: frozenset[str]
+    limits: AudioOptions
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether it can be told a language, and translates."""
+        return bool(self.languages)
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `ServedModel.facts`."""
+        return {
+            "languages": sorted(self.languages) or ["en"],
+            "translates": self.multilingual,
+            "skips_silence": self.limits.vad,
+        }
+
+
+class _Transcribe(ServedTask):
+    cpu_role = CpuRole.YIELDS
+
+    def build(self, parts: ModelParts) -> TranscriptionModel:
+        installed, limits = parts.installed, parts.wanted.of(AudioOptions)
+        store = ModelStore(parts.settings.model_store)
+        if limits.vad and find_network(store) is None:
+            raise parts.wanted.error(
+                "vad",
+                f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}",
+            )
+        examination = speech_canary(installed)
+        return TranscriptionModel(
+            installed,
+            parts.place(lambda _limit: examination),
+            _languages(installed),
+            limits,
+            aliases=parts.wanted.aliases,
+            idle_unload_s=parts.wanted.idle_unload_s,
+        )
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
+        """Units are windows of audio; their size is counted in encoder positions, 50 a second."""
+        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(step_tokens=POSITIONS))
+
+    def static_shapes(
+        self,
+        installed: InstalledModel,  # noqa: ARG002
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        *,
+        emulated: bool,
+    ) -> Shapes:
+        if emulated and not wanted.options.get("precision"):
+            # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
+            values["precision"] = "f32"
+        return Shapes((POSITIONS,), POSITIONS, POSITIONS)
+
+    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
+        return Footprint(weights=_WEIGHTS)
+
+    def lacks(self, options: EngineOptions) -> frozenset[Feature]:
+        """On the NPU a language cannot be detected: see `runner`."""
+        on_npu = isinstance(options, TranscribeOptions) and options.busy_counter is not None
+        return frozenset({"language_detection"}) if on_npu else NOTHING
+
+    def keeps_compiled(self, device: Device, *, emulated: bool) -> bool:
+        """On the emulated NPU compiling takes seconds, and keeping it a copy of all weights."""
+        return device is not Device.CPU and not emulated
+
+
+def _languages(installed: InstalledModel) -> frozenset[str]:
+    path = installed.path / "generation_config.json"
+    try:
+        content = json.loads(path.read_bytes())
+        known = content.get("lang_to_id") or {}
+        return frozenset(str(name).strip("<|>") for name in known) if content.get("is_multilingual") else frozenset()
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{path}: not readable ({error}); pull or export the model again") from error
+
+
+TRANSCRIBE = _Transcribe()

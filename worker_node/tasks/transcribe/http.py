@@ -1,0 +1,515 @@
+"""Form fields that have silence skipped: OpenAI's `chunking_strategy`, faster-whisper-server's `vad_filter`."""
+
+from __future__ import annotations
+
+import errno
+import math
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import orjson
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+from multidict import MultiDict
+from pydantic import Field
+
+from worker_node.api.arrival import arrival, silence
+from worker_node.api.context import request_context, route_headers
+from worker_node.api.keys import NODE, STATE, DryRun
+from worker_node.api.leniency import Ignored
+from worker_node.api.middleware import inference
+from worker_node.api.openai.errors import describe_error
+from worker_node.api.operation import ApiOperation
+from worker_node.api.replies import Reply
+from worker_node.api.sse import EventStream
+from worker_node.api.task import TaskApi
+from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
+from worker_node.tasks.transcribe import service
+from worker_node.tasks.transcribe.building import TranscriptionModel, VoiceChoice, find_voice
+from worker_node.tasks.transcribe.messages import Span
+from worker_node.tasks.transcribe.options import AudioOptions
+from worker_node.tasks.transcribe.service import (
+    SpokenPart,
+    Transcription,
+    TranscriptionRequest,
+    audio_decoder,
+    declare_speech_metrics,
+    explain,
+    find_model,
+    transcribe,
+)
+
+_STRATEGY, _FILTER = "chunking_strategy", "vad_filter"
+_AUTO, _SERVER = "auto", "server_vad"
+_LONGEST_SILENCE_MS, _LONGEST_PADDING_MS = 60_000, 5_000
+_MEMBERS = ("type", "threshold", "silence_duration_ms", "prefix_padding_ms")
+# Client libraries send the members of an object as fields of their own.
+FIELDS = frozenset({_STRATEGY, _FILTER, *(f"{_STRATEGY}[{member}]" for member in _MEMBERS)})
+
+
+def read_voice(fields: MultiDict[str]) -> VoiceChoice:
+    """What a form asks for. Raises BadRequest."""
+    strategy = _strategy(fields)
+    switch = fields.get(_FILTER, "").strip().lower()
+    if switch not in {"", "true", "false", "1", "0"}:
+        raise BadRequest(f"{_FILTER} is true or false", param=_FILTER)
+    if not switch:
+        return strategy
+    wanted = switch in {"true", "1"}
+    if strategy.wanted and not wanted:
+        raise BadRequest(f"{_FILTER} is false, and {_STRATEGY} asks for it; send one of them", param=_FILTER)
+    return VoiceChoice(wanted, strategy.threshold, strategy.silence_ms, strategy.padding_ms, _FILTER)
+
+
+def _strategy(fields: MultiDict[str]) -> VoiceChoice:
+    text = fields.get(_STRATEGY, "").strip()
+    members: dict[str, Any] = {
+        name.removeprefix(f"{_STRATEGY}[").removesuffix("]"): value
+        for name, value in fields.items()
+        if name.startswith(f"{_STRATEGY}[") and name.endswith("]")
+    }
+    if text in {"", "null"} and not members:
+        return VoiceChoice()
+    if text == _AUTO and not members:
+        return VoiceChoice(True, param=_STRATEGY, insist=False)
+    if text:
+        try:
+            parsed = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            parsed = None
+        if not isinstance(parsed, dict) or members:
+            raise BadRequest(f'{_STRATEGY} is "{_AUTO}" or an object with the type "{_SERVER}"', param=_STRATEGY)
+        members = parsed
+    return _server_vad(members)
+
+
+def _server_vad(members: Mapping[str, Any]) -> VoiceChoice:
+    if unknown := members.keys() - set(_MEMBERS):
+        raise UnsupportedParameter(f"{_STRATEGY}: {min(unknown)!r:.80} is not a member of it", param=_STRATEGY)
+    if members.get("type") != _SERVER:
+        raise BadRequest(f'{_STRATEGY}: its type is "{_SERVER}"', param=_STRATEGY)
+    silence = _number(members, "silence_duration_ms", _LONGEST_SILENCE_MS)
+    padding = _number(members, "prefix_padding_ms", _LONGEST_PADDING_MS)
+    return VoiceChoice(
+        True,
+        _number(members, "threshold", 1),
+        None if silence is None else round(silence),
+        None if padding is None else round(padding),
+        param=_STRATEGY,
+    )
+
+
+def _number(members: Mapping[str, Any], name: str, most: float) -> float | None:
+    value = members.get(name)
+    if value is None or value == "":
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number <= most:
+        raise BadRequest(f"{_STRATEGY}: {name} is a number from 0 to {most:g}", param=_STRATEGY)
+    return number
+
+
+# Reads a multipart upload: small fields into memory, the file to disk, everything bounded.
+
+Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
+_FORMATS = get_args(Format)
+_LONGEST_FIELD = 16_384
+_MOST_FIELDS = 32
+_CHUNK = 1 << 18
+# Sent by OpenAI's client libraries; without effect on a Whisper model.
+_HINTS = frozenset({"include[]", "include", "known_speaker_names[]", "known_speaker_references[]"})
+_KNOWN = frozenset(
+    {
+        "model",
+        "language",
+        "prompt",
+        "response_format",
+        "temperature",
+        "timestamp_granularities[]",
+        "timestamp_granularities",
+        "stream",
+    }
+)
+# What aiohttp's reader raises for bodies that are not framed as they should be.
+_MALFORMED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    AssertionError,
+    HttpProcessingError,
+    web.RequestPayloadError,
+)
+_LANGUAGE = re.compile(r"[a-z]{2,3}")
+
+
+@dataclass(slots=True)
+class UploadForm:
+    """The fields of an upload, in order of arrival; the file is at `path`, of `size` bytes (None: there was none)."""
+
+    path: Path
+    size: int | None = None
+    fields: MultiDict[str] = field(default_factory=MultiDict)
+
+    def wanted(self, *, translate: bool) -> TranscriptionRequest:
+        """What the fields ask for. Raises BadRequest."""
+        form = self.form()
+        granularities = {
+            *self.fields.getall("timestamp_granularities[]", []),
+            *self.fields.getall("timestamp_granularities", []),
+        }
+        if unknown := granularities - {"word", "segment"}:
+            raise BadRequest(
+                f"timestamp_granularities[]: {min(unknown)!r:.40} is none of word, segment",
+                param="timestamp_granularities[]",
+            )
+        if granularities and form != "verbose_json":
+            raise BadRequest(
+                "timestamp_granularities[] needs response_format verbose_json", param="timestamp_granularities[]"
+            )
+        language = self.fields.get("language", "").strip().lower() or None
+        if language is not None and not _LANGUAGE.fullmatch(language):
+            raise BadRequest('language is a code such as "en"', param="language")
+        return TranscriptionRequest(
+            model=self.fields.get("model") or None,
+            language=language,
+            translate=translate,
+            segments=form in {"srt", "vtt"} or (form == "verbose_json" and granularities != {"word"}),
+            words="word" in granularities,
+            prompt=self.fields.get("prompt", ""),
+            temperature=self._number("temperature"),
+            voice=read_voice(self.fields),
+        )
+
+    def form(self) -> Format:
+        """The form of the reply. Raises BadRequest."""
+        value = self.fields.get("response_format", "json")
+        for known in _FORMATS:
+            if value == known:
+                return known  # type: ignore[no-any-return]  # get_args loses the type
+        raise BadRequest(f"response_format is one of {', '.join(_FORMATS)}", param="response_format")
+
+    def stream(self) -> bool:
+        """Whether the reply is a stream of events. Raises BadRequest."""
+        value = self.fields.get("stream", "false").lower()
+        if value not in {"true", "false", "1", "0", ""}:
+            raise BadRequest("stream is true or false", param="stream")
+        return value in {"true", "1"}
+
+    def note_ignored(self, request: web.Request, *, detects_voice: bool) -> None:
+        """List fields without effect in the reply, or refuse them where the node is strict.
+
+        `detects_voice`: what the form says of voice activity has an effect.
+        """
+        state = request[STATE]
+        strict = state.node.settings.unknown_fields == "reject"
+        ignored = Ignored()
+        for name in dict.fromkeys(self.fields):
+            if name in _KNOWN or (detects_voice and name in FIELDS):
+                continue
+            if strict and name not in _HINTS | FIELDS:
+                raise UnsupportedParameter(f"{name[:80]!r} is not a field of this request", param=name[:80])
+            ignored.add(name)
+        state.ignored = ignored
+
+    def _number(self, name: str) -> float:
+        text = self.fields.get(name, "") or "0"
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= 1:
+            raise BadRequest(f"{name} is a number from 0 to 1", param=name)
+        return value
+
+
+async def read_form(request: web.Request, path: Path, most_bytes: int) -> UploadForm:
+    """Read the upload; its file, of at most `most_bytes`, goes to `path`.
+
+    Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded, InsufficientStorage.
+    """
+    if not request.content_type.startswith("multipart/"):
+        raise BadRequest("send the audio as multipart/form-data, with the fields file and model")
+    # Fields and the frames between them take some room beside the file.
+    if (request.content_length or 0) > most_bytes + (1 << 20):
+        raise PayloadTooLarge(f"the body has {request.content_length} bytes; the file may have {most_bytes}")
+    form = UploadForm(path)
+    try:
+        async with arrival(request):
+            reader = await request.multipart()
+            while (part := await reader.next()) is not None:
+                if not isinstance(part, BodyPartReader):
+                    raise BadRequest("parts of multipart/form-data must not be multipart themselves")
+                if part.name == "file" and form.size is None:
+                    form.size = await _store(part, path, most_bytes, request)
+                elif part.name == "file":
+                    raise BadRequest("file: one file a request", param="file")
+                else:
+                    await _field(part, form, request)
+    except _MALFORMED:
+        if request.transport is None:
+            raise ConnectionResetError("the client left before its body was read") from None
+        raise BadRequest("the body is no multipart/form-data as its headers say") from None
+    if form.size is None:
+        raise BadRequest("file is missing", param="file")
+    if form.size == 0:
+        raise BadRequest("file is empty", param="file")
+    return form
+
+
+async def _field(part: BodyPartReader, form: UploadForm, request: web.Request) -> None:
+    if part.name is None:
+        raise BadRequest("a part of the body has no name")
+    if len(form.fields) >= _MOST_FIELDS:
+        raise BadRequest(f"more than {_MOST_FIELDS} fields")
+    data = bytearray()
+    while chunk := await _chunk(part, request):
+        data += chunk
+        if len(data) > _LONGEST_FIELD:
+            raise BadRequest(f"{part.name[:80]}: more than {_LONGEST_FIELD} bytes", param=part.name[:80])
+    try:
+        form.fields.add(part.name, data.decode())
+    except UnicodeDecodeError:
+        raise BadRequest(f"{part.name[:80]}: not UTF-8", param=part.name[:80]) from None
+
+
+async def _store(part: BodyPartReader, path: Path, most_bytes: int, request: web.Request) -> int:
+    size = 0
+    try:
+        with path.open("wb") as file:
+            while chunk := await _chunk(part, request):
+                size += len(chunk)
+                if size > most_bytes:
+                    raise PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
+                # A page-cache write; only a full disk makes it slow.
+                file.write(chunk)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
+        raise
+    return size
+
+
+async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
+    async with silence(request):
+        return await part.read_chunk(_CHUNK)
+
+
+# POST /v1/audio/transcriptions and /v1/audio/translations, as OpenAI's API has them.
+
+_MEBIBYTE = 1 << 20
+_DURATION = Field(description="Seconds of audio")
+
+
+class Text(Reply):
+    """Reply with response_format json."""
+
+    text: str
+    usage: dict[str, Any]
+
+
+class Segment(Reply):
+    """A segment of a verbose reply. What a Whisper pipeline does not report is null."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    no_speech_prob: float | None
+
+
+class Word(Reply):
+    """A word of a verbose reply."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseText(Reply):
+    """Reply with response_format verbose_json."""
+
+    task: str
+    language: str | None
+    duration: float = _DURATION
+    text: str
+    segments: list[Segment] | None = None
+    words: list[Word] | None = None
+    usage: dict[str, Any]
+
+
+async def _transcriptions(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, translate=False)
+
+
+async def _translations(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, translate=True)
+
+
+async def _answer(request: web.Request, *, translate: bool) -> web.StreamResponse:
+    node, context = request.app[NODE], request_context(request)
+    if (dry_run := request[STATE].dry_run) is not None:
+        form = described_form(dry_run)
+        wanted = form.wanted(translate=translate)
+        form.stream()  # raises what the request would
+        form.note_ignored(request, detects_voice=True)
+        await explain(node.services, context, wanted)
+    # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
+    bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
+    most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
+    with scratch_directory() as scratch:
+        form = await read_form(request, scratch / "upload", most)
+        wanted, reply_form, stream = form.wanted(translate=translate), form.form(), form.stream()
+        model = await find_model(node.services, wanted, context)
+        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
+        form.note_ignored(request, detects_voice=voice is not None or not wanted.voice.wanted)
+        if form.size is not None and form.size > model.limits.max_audio_mb * _MEBIBYTE:
+            raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
+        decoder = node.services.parts.of(audio_decoder)
+        async with transcribe(node.services, decoder, context, wanted, voice, scratch / "upload", scratch) as run:
+            if stream and reply_form in {"json", "text"}:
+                return await _stream(request, run)
+            parts = [part async for part in run.parts]
+            headers = route_headers(run.route, run.busy_us, shared=run.busy_shared)
+            return _rendered(reply_form, run, parts, wanted, headers)
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory for one request's files. Raises InsufficientStorage where none can be made."""
+    try:
+        room = tempfile.TemporaryDirectory(prefix="npu-node-audio-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise InsufficientStorage(
+            f"no temporary directory for the upload can be made ({error.strerror}); free space, or set TMPDIR"
+        ) from None
+    with room as path:
+        yield Path(path)
+
+
+def described_form(dry_run: DryRun) -> UploadForm:
+    """The form of a request that is only to be explained, given as JSON without its file."""
+    form = UploadForm(Path())
+    fields = orjson.loads(dry_run.body)
+    if not isinstance(fields, dict):
+        raise BadRequest("body is an object with the fields of the form, without its file", param="body")
+    for name, value in fields.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None:
+                form.fields.add(name, str(item).lower() if isinstance(item, bool) else str(item))
+    return form
+
+
+def _rendered(
+    form: str, run: Transcription, parts: list[SpokenPart], wanted: TranscriptionRequest, headers: dict[str, str]
+) -> web.Response:
+    text = service.whole(part.text for part in parts)
+    segments = [segment for part in parts for segment in part.segments]
+    if form == "srt":
+        return web.Response(text=service.srt(segments), content_type="application/x-subrip", headers=headers)
+    if form == "vtt":
+        return web.Response(text=service.vtt(segments), content_type="text/vtt", headers=headers)
+    if form == "text":
+        return web.Response(text=text + "\n", content_type="text/plain", headers=headers)
+    reply: dict[str, Any] = {"text": text, "usage": _usage(run)}
+    if form == "verbose_json":
+        reply |= {
+            "task": "translate" if wanted.translate else "transcribe",
+            "language": run.language,
+            "duration": round(run.seconds, 3),
+        }
+        if wanted.segments:
+            reply["segments"] = [_segment(place, segment, wanted) for place, segment in enumerate(segments)]
+        if wanted.words:
+            reply["words"] = [
+                {"word": word.text.strip(), "start": round(word.begin, 2), "end": round(word.end, 2)}
+                for part in parts
+                for word in part.words
+            ]
+    return web.Response(body=orjson.dumps(reply), content_type="application/json", headers=headers)
+
+
+def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[str, Any]:
+    raw = segment.text.encode()
+    return {
+        "id": place,
+        "seek": round(segment.begin * 100),
+        "start": round(segment.begin, 2),
+        "end": round(segment.end, 2),
+        "text": segment.text,
+        "tokens": [],
+        "temperature": wanted.temperature,
+        "avg_logprob": None,
+        "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 3),
+        "no_speech_prob": None,
+    }
+
+
+def _usage(run: Transcription) -> dict[str, Any]:
+    return {"type": "duration", "seconds": round(run.seconds)}
+
+
+async def _stream(request: web.Request, run: Transcription) -> web.StreamResponse:
+    """One delta for each passage of at most 30 s, as soon as it is done."""
+    async with EventStream(request, route_headers(run.route)) as stream:
+        try:
+            texts: list[str] = []
+            async for part in run.parts:
+                delta = part.text if texts else part.text.lstrip()
+                texts.append(delta)
+                await stream.send({"type": "transcript.text.delta", "delta": delta})
+            done: dict[str, Any] = {
+                "type": "transcript.text.done",
+                "text": service.whole(texts),
+                "usage": _usage(run),
+                "device": run.route.device,
+            }
+            if run.busy_us is not None:
+                done["npu_busy_delta_us"] = run.busy_us
+            await stream.send(done)
+        except NodeError as error:
+            stream.failed(error)
+            # The status line is gone: the error is the last event, and there is no `done`.
+            await stream.send({"error": describe_error(error)}, "error")
+    return stream.response
+
+
+def _routes() -> list[web.RouteDef]:
+    return [
+        route
+        for prefix in ("/v1", "/v3")
+        for route in (
+            web.post(f"{prefix}/audio/transcriptions", inference(_transcriptions)),
+            web.post(f"{prefix}/audio/translations", inference(_translations)),
+        )
+    ]
+
+
+_REPLIES = {"application/json": VerboseText, "text/plain": None, "text/vtt": None, "text/event-stream": None}
+
+API = TaskApi(
+    routes=_routes,
+    operations=tuple(
+        ApiOperation("post", f"{prefix}/audio/{path}", summary, _REPLIES, inference=True)
+        for prefix in ("/v1", "/v3")
+        for path, summary in (
+            ("transcriptions", "Transcribe speech (multipart/form-data: file, model, …)"),
+            ("translations", "Translate speech to English (multipart/form-data: file, model, …)"),
+        )
+    ),
+    metrics=declare_speech_metrics,
+)

@@ -1,0 +1,205 @@
+"""The canary of vision engines, which must pass before a model is ready.
+
+Models come without known answers here. That the engine answers a text with a picture at all shows that the graphs of
+vision and language fit each other on this device."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worker_node.core.errors import ConfigurationError
+from worker_node.core.types import Device, Message, Picture
+from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.protocol import TOKEN_DTYPE, Engine
+from worker_node.models.directory import read_config, sampling_defaults
+from worker_node.models.manifest import InstalledModel
+from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.routing import Feature
+from worker_node.scheduling.wait_estimate import Capacity
+from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
+from worker_node.settings import ModelSettings
+from worker_node.settings.declaration import EngineOptions
+from worker_node.tasks.generate.images import picture_prompt, with_tags
+from worker_node.tasks.generate.messages import GenerateJob, RawPicture, TokenDelta
+from worker_node.tasks.generate.model import GenerationModel, PictureRules
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.vision.options import VisionNpuOptions
+
+_SIDE = 64
+_QUESTION = "What is this?"
+
+
+def vision_canary(tokenizer: ChatTokenizer, rules: PictureRules) -> Canary:
+    """Return the check that the engine answers a question about a grey picture with a token."""
+
+    async def check(engine: Engine) -> None:
+        picture = Picture("", 0, "canary")
+        turns, pictures = with_tags([Message("user", _QUESTION, pictures=(picture,))])
+        text = tokenizer.render(turns)
+        grey = RawPicture(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
+        job = GenerateJob(
+            id=0,
+            tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
+            max_new_tokens=1,
+            deadline=time.monotonic() + CANARY_TIMEOUT_S,
+            ignore_eos=True,
+            seen=picture_prompt(text.removeprefix(tokenizer.opening()), pictures, {"canary": grey}, rules),
+        )
+        if not [token async for delta in engine.run(job, TokenDelta) for token in delta.tokens]:
+            raise CanaryFailed("a question about a picture got no answer")
+
+    return check
+
+
+# What a model takes of pictures, from its configuration: estimates, by the type of model.
+
+# Of models whose preprocessing is not known here: a large picture for the best of them, and a generous estimate.
+_UNKNOWN_PIXELS, _UNKNOWN_TOKENS = 2048 * 2048, 1024
+_MARKS: Mapping[str, tuple[str, ...]] = {
+    "llava": ("<image>",),
+    "llava-qwen2": ("<image>",),
+    "llava_next": ("<image>",),
+    "internvl_chat": ("<image>", "<IMG_CONTEXT>"),
+    "minicpmv": ("(<image>./</image>)",),
+    "gemma3": ("<start_of_image>", "<image_soft_token>"),
+    "gemma4": ("<start_of_image>", "<image_soft_token>", "<|image|>"),
+    "phi3_v": ("<|image_",),
+    "phi4mm": ("<|image_",),
+}
+_QWEN_MARKS = ("<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>")
+
+
+def picture_rules(directory: Path) -> PictureRules:
+    """The rules of a vision model's directory. Raises ConfigurationError for a file that cannot be read."""
+    config = read_config(directory / "config.json")
+    preprocessor = read_config(directory / "preprocessor_config.json")
+    kind = str(config.get("model_type", ""))
+    if kind.startswith("qwen"):
+        return _qwen(preprocessor)
+    marks = _MARKS.get(kind, ("<image>",))
+    if kind in {"llava", "llava-qwen2"}:
+        side = _side(preprocessor, 384)
+        patch = _number(config.get("vision_config"), "patch_size", 14)
+        # GenAI puts a line break behind each picture.
+        tokens = max(1, side // patch) ** 2 + 1
+        return PictureRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
+    if kind == "internvl_chat":
+        return _internvl(config, marks)
+    if kind in {"gemma3", "gemma4"}:
+        tokens = _number(config, "mm_tokens_per_image", 256)
+        return PictureRules(lambda _width, _height: tokens, _UNKNOWN_PIXELS, None, marks)
+    return PictureRules(lambda _width, _height: _UNKNOWN_TOKENS, _UNKNOWN_PIXELS, None, marks)
+
+
+def _qwen(preprocessor: Mapping[str, Any]) -> PictureRules:
+    """A token for each square of merged patches, after scaling between two bounds of pixels."""
+    square = (_number(preprocessor, "patch_size", 14) * _number(preprocessor, "merge_size", 2)) ** 2
+    least = _number(preprocessor, "min_pixels", 4 * square)
+    most = min(_number(preprocessor, "max_pixels", 1280 * square), 16 * 2**20)
+
+    def tokens(width: int, height: int) -> int:
+        return math.ceil(min(max(width * height, least), most) * 1.1 / square) + 2
+
+    return PictureRules(tokens, most, None, _QWEN_MARKS)
+
+
+def _internvl(config: Mapping[str, Any], marks: tuple[str, ...]) -> PictureRules:
+    """Up to `max_dynamic_patch` tiles and a thumbnail, each of the same size."""
+    side = _number(config, "force_image_size", 448)
+    patch = _number(config.get("vision_config"), "patch_size", 14)
+    tile = max(1, side // patch // 2) ** 2
+    tiles = _number(config, "max_dynamic_patch", 12)
+
+    def tokens(width: int, height: int) -> int:
+        # Tiles follow the shape of the picture; how many there are at most is all that is sure.
+        return tile * (1 if width == height and width <= side else tiles + 1) + 2
+
+    return PictureRules(tokens, tiles * side * side, None, marks)
+
+
+def _side(preprocessor: Mapping[str, Any], default: int) -> int:
+    """The side of the square that pictures are cut to."""
+    for name in ("crop_size", "size"):
+        match preprocessor.get(name):
+            case int(side) if side > 0:
+                return side
+            case {"height": int(side)} | {"shortest_edge": int(side)} if side > 0:
+                return side
+    return default
+
+
+def _number(part: Any, name: str, default: int) -> int:
+    value = part.get(name) if isinstance(part, Mapping) else None
+    return value if isinstance(value, int) and value > 0 else default
+
+
+# How vision-language models are built, planned and admitted.
+
+# Resident bytes for each byte of weights, as those of the generation engines.
+_WEIGHTS = 2.5
+_MAX_OUTSTANDING = 64
+
+
+class _VisionChat(ServedTask):
+    cpu_role = CpuRole.FIRST
+
+    def build(self, parts: ModelParts) -> GenerationModel:
+        if find_spec("PIL") is None:
+            raise ConfigurationError(
+                f"{parts.installed.id}: Pillow, which decodes images, is missing: pip install 'npu-node[vision]'"
+            )
+        installed = parts.installed
+        chat = ChatTokenizer(installed.path, installed.context_limit)
+        rules = picture_rules(installed.path)
+        greedy = parts.settings.sampling_defaults == "greedy"
+        return GenerationModel(
+            installed,
+            parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
+            chat,
+            sampling_defaults=None if greedy else sampling_defaults(installed.path),
+            pictures=rules,
+            aliases=parts.wanted.aliases,
+            idle_unload_s=parts.wanted.idle_unload_s,
+        )
+
+    def admission(self, options: EngineOptions) -> AdmissionLimits:  # noqa: ARG002
+        """Units are requests, of which one runs at a time."""
+        return AdmissionLimits(_MAX_OUTSTANDING, capacity=Capacity(sequences=1))
+
+    def static_shapes(
+        self,
+        installed: InstalledModel,
+        wanted: ModelSettings,
+        values: dict[str, Any],
+        *,
+        emulated: bool,  # noqa: ARG002
+    ) -> Shapes:
+        limit, defaults = installed.context_limit, VisionNpuOptions()
+        prompt = values.get("max_prompt_len") or min(installed.max_prompt_len or defaults.max_prompt_len, limit)
+        response = values.get("min_response_len", defaults.min_response_len)
+        if prompt > limit:
+            raise wanted.error("max_prompt_len", f"max_prompt_len is {prompt}, the model's context {limit} tokens")
+        values["max_prompt_len"] = prompt
+        return Shapes((prompt, response), prompt, min(prompt + response, limit))
+
+    def footprint(self, _installed: InstalledModel, _plan: EnginePlan) -> Footprint:
+        return Footprint(_WEIGHTS)
+
+    def lacks(self, options: EngineOptions) -> frozenset[Feature]:  # noqa: ARG002
+        return frozenset({"n", "logprobs"})
+
+    def parts(self, options: EngineOptions) -> Mapping[str, Device]:
+        if isinstance(options, VisionNpuOptions):
+            return {"language": Device.NPU, "vision": Device.CPU}
+        return {}
+
+
+VISION_CHAT = _VisionChat()

@@ -1,3 +1,0 @@
-"""The kind of model that this task serves."""
-
-VISION = "vision"
