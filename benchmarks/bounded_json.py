@@ -14,10 +14,8 @@ import time
 
 import jsonschema_rs
 
+from worker_node.bounded.jobs import JOBS, json_object, make_request
 from worker_node.core.types import ModelKind, RequestContext, Sampling, Token
-from worker_node.jobs.bounds import make_request
-from worker_node.jobs.catalog import JOBS
-from worker_node.jobs.shaping import json_object
 from worker_node.server import hosted_node
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.model import GenerationRequest

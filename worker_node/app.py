@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api import explain, health, metrics, openapi
-from worker_node.api.admin import routes as admin
-from worker_node.api.authorization import API_KEYS, ApiKeys
-from worker_node.api.dashboard import page as dashboard
-from worker_node.api.dashboard.events import EventLog
-from worker_node.api.dashboard.history import Histories
-from worker_node.api.dialects import also_below_v3
-from worker_node.api.expectation import answering_expectations
-from worker_node.api.keys import IGNORED_NAMES, NODE
-from worker_node.api.leniency import IgnoredNames
-from worker_node.api.middleware import (
+from worker_node.http import admin, dashboard, explain, health, metrics, models, ollama, openai, openapi, pages
+from worker_node.http.connection import answering_expectations
+from worker_node.http.dashboard import EventLog, Histories
+from worker_node.http.errors import also_below_v3
+from worker_node.http.leniency import IGNORED_NAMES, NODE, IgnoredNames
+from worker_node.http.middleware import (
+    API_KEYS,
+    ApiKeys,
+    OriginPolicy,
     before_each_head,
+    cors_headers,
     errors_as,
+    guard_origins,
     hide_versions,
     list_ignored_fields,
     log_requests,
     note_head,
     require_key,
     tell_request_id,
+    traced,
 )
-from worker_node.api.models import pulling as model_pulls
-from worker_node.api.models import routes as node_models
-from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import models as openai_models
-from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
-from worker_node.api.pages import routes as pages
-from worker_node.api.task import error_form, task_apis
-from worker_node.api.tracing import traced
+from worker_node.http.task import error_form, task_apis
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
 
@@ -69,12 +63,10 @@ def make_app(node: Node) -> web.Application:
     app[dashboard.EVENTS] = EventLog()
     app.cleanup_ctx.append(dashboard.keep_history)
     node.telemetry.registry.register(metrics.NodeCollector(node))
-    app[model_pulls.PULLS] = model_pulls.PullJobs()
-    people = (pages, health, explain, metrics, dashboard, openapi)
-    models = (model_pulls, node_models, admin, openai_models, ollama_models)
+    app[models.PULLS] = models.PullJobs()
     of_tasks = tuple(task_apis())
-    rooms = [room.routes for room in (*people, *models)]
-    for routes in (*rooms, *(api.routes for api in of_tasks)):
+    own = (pages, health, explain, metrics, dashboard, openapi, models, admin, openai, ollama)
+    for routes in (*(module.routes for module in own), *(api.routes for api in of_tasks)):
         app.add_routes(answering_expectations(also_below_v3(routes())))
     for api in of_tasks:
         if api.prepare is not None:

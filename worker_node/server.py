@@ -15,18 +15,17 @@ from functools import partial
 
 from aiohttp import web
 
-from worker_node.api.connection import GuardedConnection
-from worker_node.api.connection_limits import ConnectionLimits
-from worker_node.api.dialects import Renderer
-from worker_node.api.errors import error_response
-from worker_node.api.health import node_status
-from worker_node.api.middleware import note_refusal
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
 from worker_node.core.operating_system import allow_files
 from worker_node.devices.probe import probe
 from worker_node.devices.source import npu_source
+from worker_node.http.connection import ConnectionLimits, GuardedConnection
+from worker_node.http.errors import Renderer, error_response
+from worker_node.http.health import node_status
+from worker_node.http.middleware import note_refusal
+from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore
@@ -41,7 +40,6 @@ from worker_node.serving.run import Services
 from worker_node.serving.task import TaskParts, served_task
 from worker_node.settings import NodeSettings
 from worker_node.settings.reading import SettingsSource
-from worker_node.tls import ServerTls
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.faults.client.test_tls import NOTHING, issue, make_authority
+from worker_node.http.tls import ServerTls
 from worker_node.server import running_node
 from worker_node.settings import NodeSettings
-from worker_node.tls import ServerTls
 
 CONTAINER = Path(__file__).parents[2] / "config" / "container"
 IMAGE = (CONTAINER / "Containerfile").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend_client._cli.dashboard import server
-from worker_node.api.dashboard import page
+from worker_node.http import dashboard
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "backend_client" / "_cli" / "dashboard" / "page.html"
@@ -53,7 +53,7 @@ def test_the_page_exists_once():
 
 def test_the_node_finds_it_without_importing_the_client():
     program = (
-        "import sys; from worker_node.api.dashboard import page; page.routes(); "
+        "import sys; from worker_node.http.dashboard import page; page.routes(); "
         "print([name for name in sys.modules if name.startswith('backend_client')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -61,14 +61,14 @@ def test_the_node_finds_it_without_importing_the_client():
 
 
 def test_both_servers_send_it_alike(html):
-    assert page.page_headers(html) == server.page_headers(html)
+    assert dashboard.page_headers(html) == server.page_headers(html)
 
 
 @pytest.mark.parametrize("kind", ["script", "style"])
 def test_the_policy_names_the_one_inline_block(html, inspected, kind):
     (text,) = inspected.inline[kind]
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    policy = page.page_headers(html)["Content-Security-Policy"]
+    policy = dashboard.page_headers(html)["Content-Security-Policy"]
     assert f"{kind}-src 'sha256-{digest}';" in policy
     assert "unsafe" not in policy
 

@@ -3,15 +3,12 @@
 import jsonschema_rs
 import pytest
 
-from worker_node.api import explain, health, metrics, openapi
-from worker_node.api.admin import routes as admin
-from worker_node.api.dashboard import page as dashboard
-from worker_node.api.models import pulling as model_pulls
-from worker_node.api.models import routes as node_models
-from worker_node.api.ollama import models as ollama_models
-from worker_node.api.openai import models as openai_models
-from worker_node.api.pages import routes as pages
-from worker_node.api.task import task_apis
+from worker_node.http import admin, dashboard, explain, health, metrics, openapi, pages
+from worker_node.http import models as model_pulls
+from worker_node.http import models as node_models
+from worker_node.http import ollama as ollama_models
+from worker_node.http import openai as openai_models
+from worker_node.http.task import task_apis
 
 ROOMS = [
     pages,

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from worker_node.api.dashboard import page
+from worker_node.http import dashboard
 
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
 LONG = "an-organisation/a-model-with-a-very-long-name-that-no-column-was-made-for-" + "x" * 60
@@ -92,7 +92,7 @@ class ScriptedState:
     @asynccontextmanager
     async def running(self):
         app = web.Application()
-        app.add_routes([page.routes()[0], web.get("/dashboard/state", self.respond)])
+        app.add_routes([dashboard.routes()[0], web.get("/dashboard/state", self.respond)])
         app.add_routes([web.get("/dashboard/history", self.look_back)])
         runner = web.AppRunner(app)
         await runner.setup()

@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.support import warm_children
 from worker_node.core.operating_system import end_with_parent
 
-IMPORTED = ("worker_node.server", "worker_node.sidecar", "worker_node.commands.welcome", "uvloop")
+IMPORTED = ("worker_node.server", "worker_node.bounded.profile", "worker_node.commands.welcome", "uvloop")
 _LENGTH = 4
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worker_node.bounded.device_lock import DeviceLock
-from worker_node.bounded.settings import PROMPT_TOKENS, bounded_model
+from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.engines.process import Canary

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker_node.bounded.device_lock import DeviceLock
+from worker_node.bounded.fitting import fit
+from worker_node.bounded.jobs import JobRequest, json_object, repeats
 from worker_node.bounded.model import Choice
+from worker_node.bounded.settings import DeviceLock
 from worker_node.core.errors import ContextLengthExceeded, EngineUnavailable
 from worker_node.core.types import Device, Finished, RequestContext, Sampling, Token
 from worker_node.devices.npu import Reading
 from worker_node.devices.source import NpuSource
 from worker_node.engines.protocol import CanaryProof, EngineState
-from worker_node.jobs.bounds import JobRequest
-from worker_node.jobs.examples import repeats
-from worker_node.jobs.fitting import fit
-from worker_node.jobs.shaping import json_object
 from worker_node.manager.placement import Placement
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest

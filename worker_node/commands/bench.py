@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the figures; 1 if a job failed, or, where the figures are evidence, one is beyond its limit."""
     import orjson
 
-    from worker_node.bounded.benchmark import measure_jobs
+    from worker_node.bounded.proof import measure_jobs
     from worker_node.commands.job_service import with_service
 
     if args.repeat < 1:

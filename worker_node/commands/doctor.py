@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from worker_node.bounded.model import choose_model
     from worker_node.commands.serve import load_bounded_settings
     from worker_node.devices.probe import probe
-    from worker_node.doctor.examination import examine, for_any_device, healthy
+    from worker_node.doctor.checks import examine, for_any_device, healthy
     from worker_node.doctor.machine import ExaminedMachine
     from worker_node.models.store import ModelStore
 

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the result; 0 only if the job succeeded and the NPU's busy counter proves that the NPU ran it."""
     import orjson
 
+    from worker_node.bounded.jobs import make_request
     from worker_node.commands.job_service import with_service
-    from worker_node.jobs.bounds import make_request
 
     request = make_request(args.job, _text(args.input), args.max_new_tokens)
     result = with_service(args, lambda service: service.run(request))

@@ -21,8 +21,8 @@ def with_service(args: argparse.Namespace, work: Callable[[JobService], Awaitabl
     Raises NodeError; an unforeseen failure becomes one that names its type and no more, since its text might hold what
     was given or generated.
     """
+    from worker_node.bounded.profile import job_service
     from worker_node.commands.serve import load_bounded_settings
-    from worker_node.sidecar import job_service
 
     settings = load_bounded_settings(args)
 

@@ -76,7 +76,7 @@ def _bounded(args: argparse.Namespace) -> _Start:
     settings = load_bounded_settings(args)
 
     def start() -> Coroutine[Any, Any, None]:
-        from worker_node.sidecar import run_sidecar
+        from worker_node.bounded.profile import run_sidecar
 
         return run_sidecar(settings, on_listening=_announce)
 

@@ -21,10 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the record; 0 only if the NPU's busy counter proves the generation."""
     import orjson
 
-    from worker_node.bounded.smoke import smoke
+    from worker_node.bounded.jobs import SMOKE, bounded
+    from worker_node.bounded.proof import smoke
     from worker_node.commands.job_service import with_service
-    from worker_node.jobs.bounds import bounded
-    from worker_node.jobs.catalog import SMOKE
 
     request = bounded(SMOKE, args.prompt, args.max_new_tokens)
     record = with_service(args, lambda service: smoke(service, request))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import grp
 import os
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 # Where distributions and Intel's packages put libraries.
@@ -83,3 +85,39 @@ class ExaminedMachine:
     def may_use(self, path: str) -> bool:
         """Whether this process may read and write a file."""
         return os.access(self.root / path, os.R_OK | os.W_OK)
+
+
+# One result of one check.
+
+
+class Severity(StrEnum):
+    """`error`: the NPU cannot be used, or not be proven. `warning`: it works worse, or may stop working."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`id` is stable; `fix` is what to type or do, empty where nothing is wrong."""
+
+    id: str
+    severity: Severity
+    found: str
+    fix: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    """The check passed."""
+    return Finding(check, Severity.OK, found)
+
+
+def warning(check: str, found: str, fix: str) -> Finding:
+    """Degraded but usable."""
+    return Finding(check, Severity.WARNING, found, fix)
+
+
+def error(check: str, found: str, fix: str) -> Finding:
+    """The NPU cannot be used, or not be proven."""
+    return Finding(check, Severity.ERROR, found, fix)

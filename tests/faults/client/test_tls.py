@@ -15,9 +15,9 @@ from backend_client._protocol.bodies import connection_error
 from tests.faults.scripted_node import ScriptedNode
 from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError as NodeConfigurationError
+from worker_node.http.tls import ServerTls
 from worker_node.server import Profile, running_node
 from worker_node.settings import NodeSettings
-from worker_node.tls import ServerTls
 
 # A node that serves no model.
 NOTHING = Profile(lambda _: [], make_app, starts_parts=False)

@@ -10,9 +10,8 @@ import pytest
 
 from tests.support.application import application
 from tests.support.writing import WRITER, WritingEngine, writing_models
-from worker_node.api.connection import GuardedConnection
-from worker_node.api.connection_limits import ConnectionLimits
-from worker_node.api.errors import error_response
+from worker_node.http.connection import ConnectionLimits, GuardedConnection
+from worker_node.http.errors import error_response
 from worker_node.tasks.generate.http.responses import RESPONSES
 from worker_node.tasks.generate.messages import TokenDelta
 

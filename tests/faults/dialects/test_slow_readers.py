@@ -14,12 +14,12 @@ import pytest
 
 from tests.faults.hosting.test_engine_faults import until
 from worker_node import server
-from worker_node.api.sse import EventStream
 from worker_node.app import make_app
 from worker_node.core.types import Device
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
+from worker_node.http.sse import EventStream
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings

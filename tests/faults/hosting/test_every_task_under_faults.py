@@ -163,7 +163,7 @@ class Load:
 
 async def test_certificates_are_renewed_under_load_and_no_request_of_any_task_fails(store, tmp_path, monkeypatch):
     # Over 5 s on a busy machine: three engine processes, and those that decode the speech and the picture.
-    monkeypatch.setattr("worker_node.tls._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("worker_node.http.tls._LOOK_EVERY_S", 0.05)
     authority = make_authority(tmp_path, "authority")
     pairs = [issue(tmp_path, authority, f"certificate-{number}") for number in range(3)]
     served = tmp_path / "node.pem", tmp_path / "node.key"

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.client.test_tls import issue, make_authority, shown_certificate
 from tests.faults.hosting.test_every_task_under_faults import serving
 from tests.support.task_models import SEER, request
-from worker_node.tls import ServerTls
+from worker_node.http.tls import ServerTls
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -69,7 +69,7 @@ async def until(condition):
 
 async def test_an_authority_of_clients_is_replaced_in_the_middle_of_streams(store, tmp_path, monkeypatch):
     # Over 5 s on a busy machine: an engine process, and one that decodes the picture.
-    monkeypatch.setattr("worker_node.tls._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("worker_node.http.tls._LOOK_EVERY_S", 0.05)
     tls = Authorities(tmp_path)
     tls.serve(0, 0)
     settings = {"tls_cert": tls.cert, "tls_key": tls.key, "tls_client_ca": tls.client_ca}

@@ -6,13 +6,12 @@ from pydantic import Field
 
 from counting_task.serving.service import CountingMetrics, count
 from counting_task.serving.tally import tally
-from worker_node.api.body import Body, read_body
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.keys import NODE
-from worker_node.api.middleware import inference
-from worker_node.api.operation import ApiOperation
-from worker_node.api.replies import Reply
-from worker_node.api.task import TaskApi
+from worker_node.http.body import Body, read_body
+from worker_node.http.context import request_context, route_headers
+from worker_node.http.leniency import NODE
+from worker_node.http.middleware import inference
+from worker_node.http.replies import Reply
+from worker_node.http.task import ApiOperation, TaskApi
 
 
 class CountBody(Body):

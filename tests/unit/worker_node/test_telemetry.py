@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from worker_node.api.task import task_apis
 from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.http.task import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
 from worker_node.tasks.generate.metrics import count_generation, token_counter

@@ -13,22 +13,16 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api.body import Body, DialectBody, OneOrMany, note_ignored, read_body
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.keep_alive import KeepAlive, keeping
-from worker_node.api.keys import NODE, STATE
-from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.api.middleware import inference
-from worker_node.api.ollama.frames import Loading
-from worker_node.api.ollama.options import OllamaOptions
-from worker_node.api.ollama.residents import served
-from worker_node.api.openai.accounting import ACCOUNTING
-from worker_node.api.operation import BINARY, JSON, ApiOperation
-from worker_node.api.replies import OpenAIUsage, Reply
-from worker_node.api.task import TaskApi
-from worker_node.api.timing import timing_ms
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import RequestContext
+from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
+from worker_node.http.context import request_context, route_headers, timing_ms
+from worker_node.http.errors import ACCOUNTING
+from worker_node.http.leniency import NODE, STATE, Table, Unsupported, hints
+from worker_node.http.middleware import inference
+from worker_node.http.ollama import KeepAlive, Loading, OllamaOptions, keeping, served
+from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
 from worker_node.tasks.embed.service import (
     INPUT_TYPES,
     EmbeddingModel,

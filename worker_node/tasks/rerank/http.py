@@ -8,17 +8,14 @@ import orjson
 from aiohttp import web
 from pydantic import Field, RootModel
 
-from worker_node.api.body import DialectBody, read_body
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.dialects import OVMS_PREFIX
-from worker_node.api.errors import describe, retry_headers
-from worker_node.api.keys import NODE
-from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.api.middleware import inference
-from worker_node.api.operation import ApiOperation
-from worker_node.api.replies import Reply
-from worker_node.api.task import TaskApi
 from worker_node.core.errors import BadRequest, NodeError
+from worker_node.http.body import DialectBody, read_body
+from worker_node.http.context import request_context, route_headers
+from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
+from worker_node.http.leniency import NODE, Table, Unsupported, hints
+from worker_node.http.middleware import inference
+from worker_node.http.replies import Reply
+from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"

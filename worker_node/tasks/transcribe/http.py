@@ -19,17 +19,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiDict
 from pydantic import Field
 
-from worker_node.api.arrival import arrival, silence
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.keys import NODE, STATE, DryRun
-from worker_node.api.leniency import Ignored
-from worker_node.api.middleware import inference
-from worker_node.api.openai.errors import describe_error
-from worker_node.api.operation import ApiOperation
-from worker_node.api.replies import Reply
-from worker_node.api.sse import EventStream
-from worker_node.api.task import TaskApi
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
+from worker_node.http.body import arrival, silence
+from worker_node.http.context import request_context, route_headers
+from worker_node.http.errors import describe_error
+from worker_node.http.leniency import NODE, STATE, DryRun, Ignored
+from worker_node.http.middleware import inference
+from worker_node.http.replies import Reply
+from worker_node.http.sse import EventStream
+from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.transcribe import service
 from worker_node.tasks.transcribe.building import TranscriptionModel, VoiceChoice, find_voice
 from worker_node.tasks.transcribe.messages import Span

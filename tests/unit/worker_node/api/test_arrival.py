@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.application import application
-from worker_node.api import arrival
+from worker_node.http import body
 from worker_node.settings import NodeSettings
 
 FORM = "multipart/form-data; boundary=X"
@@ -63,7 +63,7 @@ async def test_a_body_that_drips_in_ends_with_the_callers_deadline(path, content
 
 async def test_a_timer_that_ends_just_before_the_deadline_is_the_deadline_and_no_silence_of_the_sender(monkeypatch):
     stopped = time.monotonic()
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: stopped))
+    monkeypatch.setattr(body, "time", SimpleNamespace(monotonic=lambda: stopped))
     async with application() as (client, _):
         sent = head("/v1/embeddings", "application/json", "X-Request-Timeout-Ms: 100")
         assert await answer(client, sent, None) == (504, "deadline_exceeded")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.api.body import _most_bytes
+from worker_node.http.body import _most_bytes
 from worker_node.settings import NodeSettings
 
 

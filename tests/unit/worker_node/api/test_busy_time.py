@@ -2,9 +2,9 @@
 
 import pytest
 
-from worker_node.api.busy import busy_fields, busy_time
-from worker_node.api.ollama.frames import Loading, ending
 from worker_node.core.types import Device, Finished, FinishReason, Route, Timing, Usage
+from worker_node.http.context import busy_fields, busy_time
+from worker_node.http.ollama import Loading, ending
 from worker_node.tasks.generate.http.responses import Items, _Response
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
 

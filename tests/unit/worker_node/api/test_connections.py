@@ -6,9 +6,8 @@ import contextlib
 import pytest
 from aiohttp import web
 
-from worker_node.api.connection import GuardedConnection
-from worker_node.api.connection_limits import ConnectionLimits
-from worker_node.api.errors import error_response
+from worker_node.http.connection import ConnectionLimits, GuardedConnection
+from worker_node.http.errors import error_response
 
 NEVER = 3600.0
 HEAD = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"

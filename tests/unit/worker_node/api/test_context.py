@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from worker_node.api.context import request_context
-from worker_node.api.keys import STATE, RequestState
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import Device
+from worker_node.http.context import request_context
+from worker_node.http.leniency import STATE, RequestState
 from worker_node.settings import NodeSettings
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.support.application import application
-from worker_node.api.dashboard.events import KEPT, EventLog
 from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http.dashboard import KEPT, EventLog
 from worker_node.settings import NodeSettings
 
 

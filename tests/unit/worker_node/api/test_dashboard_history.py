@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.api.dashboard.history import RANGES, SAMPLES, Histories, History, HistoryReading, total
-from worker_node.api.dashboard.state import FIRST_TOKEN_WINDOW_S, first_token_ms
-from worker_node.api.dashboard.usage import usage
 from worker_node.core.types import Device, Route
+from worker_node.http.dashboard import (
+    FIRST_TOKEN_WINDOW_S,
+    RANGES,
+    SAMPLES,
+    Histories,
+    History,
+    HistoryReading,
+    first_token_ms,
+    total,
+    usage,
+)
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.generate.metrics import declare_generation_metrics, token_counter
 

@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from worker_node.api.engine_metrics import EngineMetrics, process_footprint
 from worker_node.core.types import Device
 from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
 from worker_node.engines.restart import Recycle
+from worker_node.http.metrics import EngineMetrics, process_footprint
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}

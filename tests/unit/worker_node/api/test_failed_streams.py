@@ -7,8 +7,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.support.application import application
-from worker_node.api.sse import EventStream, LineStream
 from worker_node.core.errors import InternalError
+from worker_node.http.sse import EventStream, LineStream
 from worker_node.settings import NodeSettings
 
 

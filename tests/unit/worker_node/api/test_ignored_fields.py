@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.support.writing import EMBEDDER, WRITER, writing
-from worker_node.api.leniency import HINT, Hint, Unsupported
+from worker_node.http.leniency import HINT, Hint, Unsupported
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.http import EMBEDDINGS
 from worker_node.tasks.generate.http import fields as openai
@@ -124,7 +124,7 @@ async def test_the_native_api_is_strict(store, mode):
 
 
 async def test_hostile_names_cannot_break_out_of_the_header_the_log_or_the_metrics(store, caplog):
-    caplog.set_level(logging.INFO, "worker_node.api.leniency")
+    caplog.set_level(logging.INFO, "worker_node.http.leniency")
     hostile = {
         "x\r\nSet-Cookie: a=b": 1,
         "y\x00\x1b[31m": 1,
@@ -155,7 +155,7 @@ async def test_hostile_names_cannot_break_out_of_the_header_the_log_or_the_metri
 
 
 async def test_an_ignored_name_is_logged_once(store, caplog):
-    caplog.set_level(logging.INFO, "worker_node.api.leniency")
+    caplog.set_level(logging.INFO, "worker_node.http.leniency")
     async with writing(store) as (client, *_):
         for _ in range(3):
             await post(client, "/v1/chat/completions", verbosity="low")

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.api.keys import NODE
-from worker_node.api.middleware import before_each_head, hide_versions, log_requests, tell_request_id
-from worker_node.api.sse import EventStream
+from worker_node.http.leniency import NODE
+from worker_node.http.middleware import before_each_head, hide_versions, log_requests, tell_request_id
+from worker_node.http.sse import EventStream
 
 SECRET = "zanzibar-7f3a9c"
 

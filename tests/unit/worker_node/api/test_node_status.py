@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.api.health import node_status, status_reason
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http.health import node_status, status_reason
 from worker_node.node import NodeState
 from worker_node.tasks.embed.service import EmbeddingModel
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from worker_node.api.leniency import Ignored, sift
-from worker_node.api.ollama.options import OllamaOptions
 from worker_node.core.errors import UnsupportedParameter
+from worker_node.http.leniency import Ignored, sift
+from worker_node.http.ollama import OllamaOptions
 
 # What Ollama itself would do without being asked.
 DEFAULTS = {

@@ -8,9 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
-from worker_node.api.middleware import before_each_head, errors_as
-from worker_node.api.origins import OriginPolicy, cors_headers, guard_origins
 from worker_node.core.errors import BadRequest, Forbidden
+from worker_node.http.middleware import OriginPolicy, before_each_head, cors_headers, errors_as, guard_origins
 from worker_node.settings import NodeSettings
 
 
@@ -21,7 +20,7 @@ def _plain_error(error):
 @contextlib.asynccontextmanager
 async def serving(policy, monkeypatch):
     """Sends raw requests; returns status and headers."""
-    monkeypatch.setattr("worker_node.api.middleware.note_failure", lambda *_: None)
+    monkeypatch.setattr("worker_node.http.middleware.note_failure", lambda *_: None)
 
     async def answer(_request):
         return web.Response(text="reached")

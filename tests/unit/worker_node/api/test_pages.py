@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.support.application import application
-from worker_node.api import openapi
+from worker_node.http import openapi
 from worker_node.settings import NodeSettings
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

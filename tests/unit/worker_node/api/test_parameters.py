@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from worker_node.api import parameters
-from worker_node.api.ollama.options import OllamaOptions
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Sampling
+from worker_node.http import parameters
+from worker_node.http.ollama import OllamaOptions
 from worker_node.tasks.generate.http.fields import SamplingFields
 
 # Each field of Sampling with a value, and what the dialects call it.

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from worker_node.api.sse import EventStream, LineStream
+from worker_node.http.sse import EventStream, LineStream
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from tests.support.application import application
-from worker_node.api.structure import MAX_VALUES, check_structure, values
 from worker_node.core.errors import PayloadTooLarge
+from worker_node.http.body import MAX_VALUES, check_structure, values
 
 MANY = 2 * MAX_VALUES
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.bounded.benchmark import WARM_LIMIT_S, judge, measure_jobs, percentile
 from worker_node.bounded.model import REFERENCE_MODEL
+from worker_node.bounded.proof import WARM_LIMIT_S, judge, measure_jobs, percentile
 from worker_node.bounded.service import BoundedResult
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from worker_node.bounded.device_lock import DeviceLock
+from worker_node.bounded.settings import DeviceLock
 from worker_node.core.errors import EngineUnavailable
 
 

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from worker_node.bounded.jobs import SMOKE, bounded
+from worker_node.bounded.proof import smoke
 from worker_node.bounded.service import BoundedResult
-from worker_node.bounded.smoke import smoke
 from worker_node.core.errors import EngineUnavailable
 from worker_node.devices.npu import Reading
-from worker_node.jobs.bounds import bounded
-from worker_node.jobs.catalog import SMOKE
 
 SECRET = "canary-7f3a"
 
@@ -89,7 +88,7 @@ async def test_what_the_engine_saw_of_others_is_told():
 
 
 async def test_other_processes_on_the_npu_are_named(monkeypatch):
-    monkeypatch.setattr("worker_node.bounded.smoke.npu_users", lambda: [4711])
+    monkeypatch.setattr("worker_node.bounded.proof.npu_users", lambda: [4711])
     record = await smoke(ScriptedService([10]), REQUEST)
     assert "4711" in record.facts["warnings"][0]
 

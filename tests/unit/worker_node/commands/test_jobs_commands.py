@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from worker_node.bounded.benchmark import JobsReport
-from worker_node.bounded.smoke import SmokeRecord
+from worker_node.bounded.proof import JobsReport, SmokeRecord
 from worker_node.cli import main
 
 JOB = {"p50_s": 1.25, "p95_s": 2.5, "max_s": 2.6, "limit_s": 5.0, "json_null": 0}

@@ -8,9 +8,8 @@ import pytest
 
 from worker_node.devices.compile_cache import CacheKey
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.doctor.examination import examine, healthy
-from worker_node.doctor.finding import Severity
-from worker_node.doctor.machine import ExaminedMachine
+from worker_node.doctor.checks import examine, healthy
+from worker_node.doctor.machine import ExaminedMachine, Severity
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -273,7 +272,7 @@ def test_a_cache_of_these_versions(good):
 
 
 def test_a_cache_that_cannot_be_written(good, monkeypatch):
-    monkeypatch.setattr("worker_node.doctor.files.os.access", lambda *_: False)
+    monkeypatch.setattr("worker_node.doctor.checks.os.access", lambda *_: False)
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
 
 

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
+from worker_node.bounded.jobs import JOBS, make_request, parse_request
 from worker_node.core.errors import BadRequest
-from worker_node.jobs.bounds import make_request, parse_request
-from worker_node.jobs.catalog import JOBS
 
 # One of each of the seventeen planes of Unicode, and some that people write.
 PLANES = [*(chr(0x10000 * plane + 0x3021) for plane in range(17)), "é", "東", "😀", "𠀀", "\U0010fffd"]

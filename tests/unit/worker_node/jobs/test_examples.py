@@ -2,8 +2,7 @@
 
 import pytest
 
-from worker_node.jobs.catalog import JOBS
-from worker_node.jobs.examples import MEMORY, NOTIFICATION, repeats
+from worker_node.bounded.jobs import JOBS, MEMORY, NOTIFICATION, repeats
 
 TEXT = "Disk /dev/sda1 is 97 % full on host web-3. Ben wants weekly reports."
 

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker_node.jobs import schemas
-from worker_node.jobs.catalog import JOBS
-from worker_node.jobs.fitting import fit
-from worker_node.jobs.shaping import excerpt, json_object, summary, title
+from worker_node.bounded import jobs
+from worker_node.bounded.fitting import fit
+from worker_node.bounded.jobs import JOBS, excerpt, json_object, summary, title
 
 MARKUP = st.text(st.sampled_from("ab A.#*_`\"'“”-+>~|[]()1!:\n\t é東"), max_size=200)
 
@@ -89,18 +88,18 @@ GOOD = {"severity": "info", "category": "build", "summary": "It failed.", "actio
     ],
 )
 def test_json_of_another_form_is_null(value):
-    schema = schemas.notification(96)
+    schema = jobs.notification(96)
     assert json_object(orjson.dumps(GOOD).decode(), schema) == GOOD
     assert json_object(orjson.dumps(value).decode(), schema) is None
 
 
 def test_json_that_was_cut_is_null():
     text = orjson.dumps(GOOD).decode()
-    assert all(json_object(text[:end], schemas.notification(96)) is None for end in range(len(text)))
+    assert all(json_object(text[:end], jobs.notification(96)) is None for end in range(len(text)))
 
 
 def test_candidates_are_held_to_their_number_and_length():
-    schema = schemas.memory_candidate(192)
+    schema = jobs.memory_candidate(192)
     most = schema["properties"]["candidates"]["maxItems"]
     good = {"candidates": ["a"] * most, "notes": ""}
     assert json_object(orjson.dumps(good).decode(), schema) == good
@@ -120,13 +119,13 @@ def test_every_budget_has_a_schema_and_a_grammar(name, budget):
 
 
 def test_a_larger_budget_never_makes_a_smaller_form():
-    lengths = [schemas.notification(budget)["properties"]["summary"]["maxLength"] for budget in range(1, 257)]
+    lengths = [jobs.notification(budget)["properties"]["summary"]["maxLength"] for budget in range(1, 257)]
     assert lengths == sorted(lengths)
 
 
 def test_a_grammar_of_another_make_is_not_taken_for_compact():
     with pytest.raises(ValueError, match="blanks"):
-        schemas.compact("root ::= value\n")
+        jobs.compact("root ::= value\n")
 
 
 @given(st.text(max_size=300), st.integers(0, 100))

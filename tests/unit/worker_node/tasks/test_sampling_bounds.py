@@ -6,8 +6,8 @@ import msgspec
 import openvino_genai as genai
 import pytest
 
-from worker_node.api import parameters
-from worker_node.api.ollama.options import OllamaOptions
+from worker_node.http import parameters
+from worker_node.http.ollama import OllamaOptions
 from worker_node.tasks.generate.http.fields import SamplingFields
 from worker_node.tasks.generate.http.native import InferenceBody
 from worker_node.tasks.generate.http.responses_body import ResponsesBody

@@ -7,15 +7,14 @@ from typing import Annotated, Any, ClassVar
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api import parameters
-from worker_node.api.body import limited, read_body
-from worker_node.api.context import request_context
-from worker_node.api.keep_alive import keeping
-from worker_node.api.keys import NODE
-from worker_node.api.leniency import Table
-from worker_node.api.middleware import inference
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Finished, Piece, Reasoning, RequestContext, Token, ToolCallStarted, ToolUse
+from worker_node.http import parameters
+from worker_node.http.body import limited, read_body
+from worker_node.http.context import request_context
+from worker_node.http.leniency import NODE, Table
+from worker_node.http.middleware import inference
+from worker_node.http.ollama import keeping
 from worker_node.tasks.generate.http.conversation import (
     MAX_TOOLS,
     AllowedChoice,

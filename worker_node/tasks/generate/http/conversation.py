@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import orjson
 from pydantic import BeforeValidator, Field
 
-from worker_node.api.body import DialectBody
-from worker_node.api.leniency import Table
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, Message, Picture, Tool, ToolCall, ToolUse
+from worker_node.http.body import DialectBody
+from worker_node.http.leniency import Table
 from worker_node.tasks.generate.http.fields import MESSAGE, only_functions, only_text, text_or_image
 from worker_node.tasks.generate.http.native import picture_of_url
 

@@ -10,13 +10,13 @@ import orjson
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from worker_node.api.body import DialectBody
-from worker_node.api.keep_alive import KeepAlive
-from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.api.openai.accounting import ACCOUNTING
-from worker_node.api.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext
+from worker_node.http.body import DialectBody
+from worker_node.http.errors import ACCOUNTING
+from worker_node.http.leniency import Table, Unsupported, hints
+from worker_node.http.ollama import KeepAlive
+from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
 from worker_node.structured_output.ebnf import literal
 from worker_node.tasks.generate.http.stream import UsageOfChunks
 

@@ -9,16 +9,15 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api import parameters
-from worker_node.api.body import Body, OneOrMany, read_body
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.errors import describe
-from worker_node.api.keys import NODE
-from worker_node.api.middleware import inference
-from worker_node.api.sse import EventStream
-from worker_node.api.timing import timing_ms
 from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge
 from worker_node.core.types import Finished, Message, Picture, Route, Token
+from worker_node.http import parameters
+from worker_node.http.body import Body, OneOrMany, read_body
+from worker_node.http.context import request_context, route_headers, timing_ms
+from worker_node.http.errors import describe
+from worker_node.http.leniency import NODE
+from worker_node.http.middleware import inference
+from worker_node.http.sse import EventStream
 from worker_node.tasks.generate.model import FORMATS, MAX_PICTURE_BYTES, PICTURE_TYPES, GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
 

@@ -10,17 +10,6 @@ import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.api.body import DialectBody, read_body
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.keep_alive import KeepAlive, keeping, seconds_of
-from worker_node.api.keys import NODE
-from worker_node.api.leniency import Table, Unsupported, hints
-from worker_node.api.middleware import inference
-from worker_node.api.ollama.errors import message
-from worker_node.api.ollama.frames import Loading, ending, frame
-from worker_node.api.ollama.options import Format, OllamaOptions, schema_of
-from worker_node.api.ollama.residents import resident, served
-from worker_node.api.sse import LineStream
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import (
     Finished,
@@ -37,6 +26,25 @@ from worker_node.core.types import (
     ToolCallStarted,
     ToolUse,
 )
+from worker_node.http.body import DialectBody, read_body
+from worker_node.http.context import request_context, route_headers
+from worker_node.http.errors import message
+from worker_node.http.leniency import NODE, Table, Unsupported, hints
+from worker_node.http.middleware import inference
+from worker_node.http.ollama import (
+    Format,
+    KeepAlive,
+    Loading,
+    OllamaOptions,
+    ending,
+    frame,
+    keeping,
+    resident,
+    schema_of,
+    seconds_of,
+    served,
+)
+from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.native import picture
 from worker_node.tasks.generate.model import GenerationRequest

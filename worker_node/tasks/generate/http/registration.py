@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from worker_node.api.operation import EVENTS, JSON, LINES, ApiOperation
-from worker_node.api.task import TaskApi
+from worker_node.http.task import EVENTS, JSON, LINES, ApiOperation, TaskApi
 from worker_node.node import Node
 from worker_node.tasks.generate.http import chat, completions, native, ollama, replies, responses, tokenize
 from worker_node.tasks.generate.http.fields import TABLES as OPENAI_TABLES

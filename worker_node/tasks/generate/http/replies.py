@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from worker_node.api.replies import OpenAIUsage, Reply
+from worker_node.http.replies import OpenAIUsage, Reply
 
 
 class Inference(Reply):

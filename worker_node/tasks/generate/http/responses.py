@@ -12,14 +12,6 @@ import orjson
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from worker_node.api.authorization import API_KEYS
-from worker_node.api.body import note_ignored, read_body
-from worker_node.api.busy import busy_fields
-from worker_node.api.context import request_context, route_headers
-from worker_node.api.keys import NODE
-from worker_node.api.middleware import inference
-from worker_node.api.openai.errors import describe_error
-from worker_node.api.sse import EventStream
 from worker_node.core.errors import BadRequest, NodeError, ResponseNotFound, UnsupportedParameter
 from worker_node.core.types import (
     Finished,
@@ -31,6 +23,12 @@ from worker_node.core.types import (
     ToolCallArguments,
     ToolCallStarted,
 )
+from worker_node.http.body import note_ignored, read_body
+from worker_node.http.context import busy_fields, request_context, route_headers
+from worker_node.http.errors import describe_error
+from worker_node.http.leniency import NODE
+from worker_node.http.middleware import API_KEYS, inference
+from worker_node.http.sse import EventStream
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
 from worker_node.tasks.generate.http.stream import new_id

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from worker_node.api import parameters
-from worker_node.api.body import Body, DialectBody
-from worker_node.api.leniency import Table
-from worker_node.api.parameters import RepetitionPenalty
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.http import parameters
+from worker_node.http.body import Body, DialectBody
+from worker_node.http.leniency import Table
+from worker_node.http.parameters import RepetitionPenalty
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, ToolName, Wanted, past_arguments, tool_use
 from worker_node.tasks.generate.http.fields import (
     RESPONSES,

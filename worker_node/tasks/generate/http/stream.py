@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from worker_node.api.busy import busy_fields, busy_time
-from worker_node.api.context import route_headers
-from worker_node.api.openai.errors import describe_error
-from worker_node.api.sse import EventStream
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Finished, Piece, Reasoning, Route, Token, TokenLogprob, ToolCallStarted
+from worker_node.http.context import busy_fields, busy_time, route_headers
+from worker_node.http.errors import describe_error
+from worker_node.http.sse import EventStream
 from worker_node.tasks.generate.service import Choices
 
 

@@ -1,1 +1,0 @@
-"""Administration of the running node: /admin."""

@@ -1,1 +1,0 @@
-"""Models at run time, and pulls: /models (spec: models)."""

@@ -1,1 +1,0 @@
-"""The OpenAI-compatible dialect under /v1 (spec: dialects)."""

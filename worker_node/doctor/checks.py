@@ -1,0 +1,327 @@
+"""The kernel's side: the device on the bus, its driver, its firmware, its node and its counter."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from worker_node.devices.compile_cache import KEY_FILE, CacheKey
+from worker_node.devices.npu import find_npu
+from worker_node.devices.probe import Probe
+from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
+
+_PCI = "sys/bus/pci/devices"
+_GENERATIONS = {"7d1d": "37xx", "ad1d": "37xx", "643e": "40xx", "b03e": "50xx", "fd3e": "50xx"}
+_NAMES = {
+    "7d1d": "Meteor Lake",
+    "ad1d": "Arrow Lake",
+    "643e": "Lunar Lake",
+    "b03e": "Panther Lake",
+    "fd3e": "Wildcat Lake",
+}
+_DRIVER_SINCE = (6, 3)
+_COUNTER_SINCE = (6, 11)
+_NODE = "dev/accel"
+_FIRMWARE = ("lib/firmware", "usr/lib/firmware", "lib/firmware/updates", "usr/lib/firmware/updates")
+_RELOAD = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+_FIRMWARE_FIX = (
+    "install the NPU's firmware: apt install firmware-intel-misc (Debian, non-free-firmware), or intel-fw-npu of the "
+    f"same linux-npu-driver release as the other two packages; then {_RELOAD}"
+)
+
+
+def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
+    """Address and device id of the NPU; None where there is none."""
+    for path in machine.find(_PCI, "*"):
+        vendor = machine.read(f"{_PCI}/{path.name}/vendor")
+        device = (machine.read(f"{_PCI}/{path.name}/device") or "").removeprefix("0x")
+        if vendor == "0x8086" and device in _GENERATIONS:
+            return path.name, device
+    return None
+
+
+def check_kernel(machine: ExaminedMachine) -> list[Finding]:
+    """Everything up to the device node, in the order in which one thing needs the other."""
+    findings = [_version(machine)]
+    npu = pci_device(machine)
+    if npu is None:
+        known = ", ".join(sorted(_GENERATIONS))
+        fix = (
+            "enable the NPU in the firmware setup; in a virtual machine pass the device through (usually "
+            "0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
+        )
+        return [*findings, error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)]
+    address, device = npu
+    findings.append(ok("npu-present", f"{_NAMES[device]} NPU 8086:{device} at {address}"))
+    findings.append(_driver(machine, address))
+    findings.append(_firmware(machine, _GENERATIONS[device]))
+    findings += _log(machine)
+    findings += _node(machine)
+    return findings
+
+
+def _version(machine: ExaminedMachine) -> Finding:
+    release = machine.kernel_release()
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match is None:
+        return warning("kernel-version", f"the kernel's release {release!r} cannot be read", "see uname -r")
+    version = int(match[1]), int(match[2])
+    fix = "install kernel 6.11 or newer (Debian 12: apt install -t bookworm-backports linux-image-amd64) and reboot"
+    if version < _DRIVER_SINCE:
+        return error("kernel-version", f"kernel {release} has no driver for NPUs", fix)
+    if version < _COUNTER_SINCE:
+        return error("kernel-version", f"kernel {release} has no busy counter: nothing proves that the NPU ran", fix)
+    return ok("kernel-version", f"kernel {release}")
+
+
+def _driver(machine: ExaminedMachine, address: str) -> Finding:
+    bound = machine.link_name(f"{_PCI}/{address}/driver")
+    if bound == "intel_vpu":
+        return ok("kernel-driver", "intel_vpu drives the device")
+    if bound is not None:
+        fix = f"free it for this system: echo {address} | sudo tee /sys/bus/pci/drivers/{bound}/unbind; {_RELOAD}"
+        return error("kernel-driver", f"{bound} holds the device, as for a virtual machine", fix)
+    if machine.exists("sys/module/intel_vpu"):
+        return error(
+            "kernel-driver",
+            "intel_vpu is loaded and does not drive the device",
+            f"see sudo dmesg | grep -i vpu for why; then {_RELOAD}",
+        )
+    release = machine.kernel_release()
+    if "cloud" in release:
+        fix = "this kernel flavour leaves it out: apt install linux-image-amd64, remove the cloud kernel, and reboot"
+    else:
+        fix = "sudo modprobe intel_vpu; if there is no such module, install the distribution's full kernel and reboot"
+    return error("kernel-driver", f"the device has no driver: intel_vpu is not loaded in kernel {release}", fix)
+
+
+def _firmware(machine: ExaminedMachine, generation: str) -> Finding:
+    for directory in _FIRMWARE:
+        if found := machine.find(f"{directory}/intel/vpu", f"vpu_{generation}_v*.bin*"):
+            return ok("firmware-file", f"{found[-1].name} in /{directory}/intel/vpu")
+    return error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
+
+
+def _log(machine: ExaminedMachine) -> list[Finding]:
+    """What the kernel's log holds against the device."""
+    log = machine.kernel_log
+    if log is None:
+        return [
+            warning("kernel-log", "the kernel's log cannot be read by this user", "sudo dmesg | grep -i -e vpu -e npu")
+        ]
+    lines = [line for line in log.splitlines() if "vpu" in line.lower() or "MAPPED_INFERENCE" in line]
+    text = "\n".join(lines)
+    findings = []
+    if re.search(r"MAPPED_INFERENCE_VERSION is NOT compatible", text):
+        findings.append(
+            error("firmware-compiler", "the log says that firmware and compiler do not fit each other", _FIRMWARE_FIX)
+        )
+    if re.search(r"boot[^\n]*-110\b", text):
+        fix = (
+            f"cold-restart the machine (power off); {_RELOAD}. In a virtual machine passing an NPU through is known to "
+            "fail so and was confirmed by nobody: run the node on the host"
+        )
+        findings.append(error("firmware-boot", "the firmware did not boot (-110)", fix))
+    if re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text):
+        findings.append(warning("device-lost", "the log tells of a lost or reset NPU", _RELOAD))
+    return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
+
+
+def _node(machine: ExaminedMachine) -> list[Finding]:
+    nodes = [path.name for path in machine.find(_NODE, "accel*")]
+    if not nodes:
+        return [
+            error("device-node", "no /dev/accel/accel*", "the kernel's driver makes it: mend the above, then reboot")
+        ]
+    ours = find_npu(machine.root / "sys/class/accel").parent.name
+    name = ours if ours in nodes else nodes[0]
+    node = f"{_NODE}/{name}"
+    return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, name)]
+
+
+def _access(machine: ExaminedMachine, node: str) -> Finding:
+    group = machine.group_of(node)
+    if group in {None, "root"}:
+        fix = (
+            'sudo groupadd -f -r render; echo \'SUBSYSTEM=="accel", KERNEL=="accel*", GROUP="render", MODE="0660"\' | '
+            "sudo tee /etc/udev/rules.d/70-npu.rules; sudo udevadm control --reload; sudo udevadm trigger "
+            f"--subsystem-match=accel; sudo usermod -a -G render {machine.user()}; then log in again"
+        )
+        if machine.may_use(node):
+            return warning("device-access", f"/{node} belongs to no group: only root may use it", fix)
+        return error("device-access", f"/{node} belongs to no render group and this user may not open it", fix)
+    if machine.may_use(node):
+        return ok("device-access", f"this user may open /{node} (group {group})")
+    return error(
+        "device-access",
+        f"this user may not open /{node}, which is for the group {group}",
+        f"sudo usermod -a -G {group} {machine.user()}; then log in again (a service: SupplementaryGroups={group})",
+    )
+
+
+def _counter(machine: ExaminedMachine, node: str) -> Finding:
+    path = f"sys/class/accel/{node}/device/npu_busy_time_us"
+    value = machine.read(path)
+    if value is not None and value.isdecimal():
+        return ok("busy-counter", f"/{path} reads {value}")
+    why = "is not there" if value is None else "holds no number"
+    return error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", "kernel 6.11 or newer has it")
+
+
+# The side of user space: Level Zero, the user-mode driver, the compiler, OpenVINO.
+
+# Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
+_PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
+_RELEASE = "github.com/intel/linux-npu-driver/releases"
+
+
+def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> list[Finding]:
+    """`npu` says whether there is a device to drive; `probe` is what OpenVINO sees. In the order of dependence."""
+    findings = []
+    if npu:
+        findings = [_loader(machine), _userspace_driver(machine), _compiler(machine), *_release(machine)]
+    return [*findings, _openvino(probe, npu=npu)]
+
+
+def _loader(machine: ExaminedMachine) -> Finding:
+    found = machine.library("libze_loader.so*")
+    if found is None:
+        fix = f"apt install libze1 (or level-zero from {_RELEASE})"
+        return error("level-zero-loader", "libze_loader.so.1 is not installed", fix)
+    return ok("level-zero-loader", found.name)
+
+
+def _userspace_driver(machine: ExaminedMachine) -> Finding:
+    found = machine.library("libze_intel_npu.so*", "libze_intel_vpu.so*")
+    if found is None:
+        fix = f"install the package intel-level-zero-npu of the newest release of {_RELEASE}"
+        return error("user-mode-driver", "the user-mode driver libze_intel_npu.so is not installed", fix)
+    return ok("user-mode-driver", found.name)
+
+
+def _compiler(machine: ExaminedMachine) -> Finding:
+    found = machine.library("libnpu_driver_compiler.so*")
+    if found is None:
+        fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
+        return error("compiler", "libnpu_driver_compiler.so is not installed: no model can be compiled", fix)
+    return ok("compiler", found.name)
+
+
+def _release(machine: ExaminedMachine) -> list[Finding]:
+    versions = machine.package_versions(*_PACKAGES)
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    if len(set(versions.values())) > 1:
+        fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
+        return [error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {told}", fix)]
+    return [ok("firmware-mismatch", f"one release: {told}")] if versions else []
+
+
+def _openvino(probe: Probe, *, npu: bool) -> Finding:
+    if probe.error is not None or probe.openvino is None:
+        return error(
+            "openvino", f"OpenVINO cannot list its devices: {probe.error}", "pip install --force-reinstall openvino"
+        )
+    device = probe.find("NPU")
+    if device is None:
+        seen = ", ".join(d.name for d in probe.devices) or "none"
+        fix = "mend the errors above, first to last; then see npu-node doctor again" if npu else "see npu-present"
+        return error("openvino", f"OpenVINO {probe.openvino} sees no NPU, only {seen}", fix)
+    if device.properties.get("NPU_COMPILER_VERSION") is None:
+        fix = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
+        return error("openvino", "OpenVINO sees the NPU and no compiler for it", fix)
+    driver = device.properties.get("NPU_DRIVER_VERSION")
+    return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
+
+
+# The node's own files: the model and what was compiled of it.
+
+
+def check_model(path: Path, problem: str | None) -> Finding:
+    """`problem` is what keeps the model directory from being loaded, None if nothing does."""
+    if problem is None:
+        return ok("model-files", str(path))
+    return error("model-files", problem, "npu-node pull qwen2.5-1.5b-instruct, or set OV_GENAI_NPU_MODEL")
+
+
+def check_cache(root: Path, probe: Probe) -> list[Finding]:
+    """Entries for the NPU that other versions wrote, and whether new ones can be."""
+    found = _writable(root)
+    stale = [path.parent for path in sorted(root.glob(f"*/*/{KEY_FILE}")) if _is_stale(path, probe)]
+    if stale:
+        names = " ".join(str(path) for path in stale)
+        fix = f"rm -r {names} (the node does so when it next loads these models)"
+        return [found, warning("cache-version", f"{len(stale)} compiled models are of other versions", fix)]
+    return [found, ok("cache-version", "nothing compiled by other versions")]
+
+
+def _writable(root: Path) -> Finding:
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if os.access(existing, os.W_OK | os.X_OK):
+        return ok("cache-directory", str(root))
+    fix = f"sudo chown -R $USER {existing}, or set OV_GENAI_NPU_CACHE"
+    return error("cache-directory", f"{root} cannot be written: each start would compile again, for minutes", fix)
+
+
+def _is_stale(path: Path, probe: Probe) -> bool:
+    try:
+        key = msgspec.json.decode(path.read_bytes(), type=CacheKey)
+    except (OSError, msgspec.DecodeError):
+        return False  # no entry of the node's
+    if key.openvino != (probe.openvino or key.openvino):
+        return True
+    npu = probe.find("NPU")
+    if key.device != "NPU" or npu is None:
+        return False
+    properties = npu.properties
+    return (key.driver, key.compiler) != (
+        properties.get("NPU_DRIVER_VERSION"),
+        properties.get("NPU_COMPILER_VERSION"),
+    )
+
+
+# All checks in the order in which problems should be fixed.
+
+
+def examine(
+    machine: ExaminedMachine, probe: Probe, *, model: Path, model_problem: str | None, cache: Path
+) -> tuple[Finding, ...]:
+    """Return a finding for every check, those that found nothing wrong included."""
+    npu = pci_device(machine) is not None
+    return (
+        *check_kernel(machine),
+        *check_userspace(machine, probe, npu=npu),
+        check_model(model, model_problem),
+        *check_cache(cache, probe),
+    )
+
+
+def for_any_device(findings: Iterable[Finding], probe: Probe) -> tuple[Finding, ...]:
+    """The findings for a node that serves on whatever device there is: first whether its CPU can.
+
+    What the NPU lacks is then a warning: the node serves without it.
+    """
+    lesser = (
+        replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
+        for finding in findings
+    )
+    return check_cpu(probe), *lesser
+
+
+def check_cpu(probe: Probe) -> Finding:
+    """Whether OpenVINO can run models on the CPU."""
+    cpu = probe.find("CPU")
+    if probe.error is not None or cpu is None:
+        reason = probe.error or "it lists no CPU"
+        return error("cpu", f"OpenVINO cannot use this machine: {reason}", "pip install --force-reinstall openvino")
+    name = cpu.properties.get("FULL_DEVICE_NAME") or "CPU"
+    return ok("cpu", f"this machine can serve on its CPU ({name}, OpenVINO {probe.openvino})")
+
+
+def healthy(findings: tuple[Finding, ...]) -> bool:
+    """Whether no finding is an error."""
+    return all(finding.severity is not Severity.ERROR for finding in findings)

@@ -1,0 +1,160 @@
+"""The request headers that every dialect understands, and the reply headers that every inference has."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
+
+from aiohttp import web
+
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import Device, Finished, Priority, RequestContext, Route, Timing
+from worker_node.http.body import deadline_of, limited
+from worker_node.http.leniency import STATE
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# What replies name as their server: no version of anything.
+SERVER = "npu-node"
+_TOKENS = re.compile(r"[0-9]{1,9}")
+# They tell requests apart and open nothing: not worth a system call for each.
+_IDS = random.Random()
+E = TypeVar("E", bound=StrEnum)
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The caller's `X-Request-ID` if it is a plain token, else a new `req_` and 24 hex digits."""
+    given = request.headers.get("X-Request-ID", "")
+    return given if _REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """An id for a request that brings none."""
+    return f"req_{_IDS.getrandbits(96):024x}"
+
+
+def route_template(request: web.Request) -> str:
+    """The route that serves the request, as it was declared, or `-`: never text of the caller's."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource else "-"
+
+
+def request_context(request: web.Request) -> RequestContext:
+    """Read the common headers. Raises BadRequest for a malformed one, DeadlineExceeded if the deadline has passed."""
+    state = request[STATE]
+    headers = request.headers if state.dry_run is None else state.dry_run.headers
+    return RequestContext(
+        request_id=state.id,
+        arrived=state.arrived,
+        deadline=deadline_of(request),
+        priority=_choice(headers, "X-Priority", Priority) or Priority.INTERACTIVE,
+        require_device=_choice(headers, "X-NPU-Require-Device", Device),
+        min_new_tokens=_min_new_tokens(headers),
+        restart_wait_s=_restart_wait_s(headers),
+        dry_run=state.dry_run is not None,
+        note_ignored=partial(_note_ignored, request),
+        note_limited=partial(_note_limited, request),
+    )
+
+
+def _note_ignored(request: web.Request, place: str) -> None:
+    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
+    state = request[STATE]
+    if state.node.settings.unknown_fields == "reject":
+        raise UnsupportedParameter(
+            f"{place}: it has no effect on this request, and the node is set to refuse such fields "
+            '(unknown_fields = "reject"); leave it out',
+            param=place,
+        )
+    if state.ignored is not None:
+        state.ignored.add(place)
+
+
+def _note_limited(request: web.Request, name: str, most: int) -> None:
+    """List a field as limited, or refuse it where the node is strict. A body that nobody sifts lists nothing."""
+    if request[STATE].ignored is not None:
+        limited(request, name, most + 1, most)
+
+
+def _min_new_tokens(headers: Mapping[str, str]) -> int:
+    header = headers.get("X-NPU-Min-New-Tokens", "1")
+    if not _TOKENS.fullmatch(header) or int(header) < 1:
+        raise BadRequest("X-NPU-Min-New-Tokens is a whole number of tokens, at least 1", param="X-NPU-Min-New-Tokens")
+    return int(header)
+
+
+def _restart_wait_s(headers: Mapping[str, str]) -> float | None:
+    header = headers.get("X-NPU-Restart-Wait-Ms")
+    if header is None:
+        return None
+    if not _TOKENS.fullmatch(header):
+        raise BadRequest(
+            "X-NPU-Restart-Wait-Ms is the longest wait for an engine that loads or restarts, in whole milliseconds",
+            param="X-NPU-Restart-Wait-Ms",
+        )
+    return int(header) / 1000
+
+
+def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
+    header = headers.get(name)
+    if header is None:
+        return None
+    for value in kind:
+        if value.casefold() == header.strip().casefold():
+            return value
+    raise BadRequest(f"{name} is one of {', '.join(kind)}", param=name)
+
+
+def route_headers(route: Route, npu_busy_delta_us: int | None = None, *, shared: bool = False) -> dict[str, str]:
+    """Which device ran the request, why, and what it cost; `shared`: others are known to have used the NPU too."""
+    headers = {
+        "X-Model": route.model,
+        "X-NPU-Node-Device": route.device.value,
+        "X-NPU-Node-Route-Reason": route.reason,
+        "X-NPU-Node-Token-Count": str(route.token_count),
+    }
+    if route.parts:
+        headers["X-NPU-Node-Devices"] = ", ".join(f"{part}={device}" for part, device in route.parts.items())
+    if route.emulated:
+        headers["X-NPU-Emulated"] = "true"
+    if route.unproven:
+        headers["X-NPU-Proven"] = "false"
+    if npu_busy_delta_us is not None:
+        headers["X-NPU-Busy-Delta-Us"] = str(npu_busy_delta_us)
+        if shared:
+            headers["X-NPU-Busy-Exclusive"] = "false"
+    return headers
+
+
+# The duration of each stage of a request, as replies report it.
+
+
+def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
+    """Milliseconds of these stages; None where a stage did not happen."""
+    values = {stage: getattr(timing, stage) for stage in stages}
+    return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
+
+
+# The NPU's busy time in replies: the native fields' names and meaning, wherever a dialect leaves room for them.
+
+
+def busy_time(ends: Iterable[Finished]) -> int | None:
+    """The NPU's busy time over the generations in microseconds, or None where none was measured."""
+    deltas = [end.npu_busy_delta_us for end in ends if end.npu_busy_delta_us is not None]
+    return sum(deltas) if deltas else None
+
+
+def busy_fields(ends: Iterable[Finished]) -> dict[str, int | bool]:
+    """The busy time as fields, with whether others are known to have used the NPU; empty where nothing was measured.
+
+    Streams send them in their last object, because their headers are gone by then.
+    """
+    ends = list(ends)
+    busy_us = busy_time(ends)
+    if busy_us is None:
+        return {}
+    shared = any(end.npu_busy_shared for end in ends)
+    return {"npu_busy_delta_us": busy_us, **({"npu_busy_exclusive": False} if shared else {})}

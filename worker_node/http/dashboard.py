@@ -1,0 +1,498 @@
+"""The built-in dashboard: a page, the state that it fetches every second, and the history in that state."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import importlib.util
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+from aiohttp import web
+from prometheus_client.registry import Collector
+
+from worker_node import __version__
+from worker_node.core.errors import BadRequest, ConfigurationError
+from worker_node.devices.npu import Utilisation, read_kernel_file
+from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http import health
+from worker_node.http.leniency import NODE
+from worker_node.http.replies import Health, Reply
+from worker_node.node import Node
+from worker_node.observability.metrics import Telemetry
+
+# Events of the node since it started, for people who open the dashboard later. In memory, bounded.
+
+Level = Literal["good", "warn", "bad", "off"]
+KEPT = 200
+_WORDS: dict[EngineState, tuple[str, Level]] = {
+    EngineState.UNLOADED: ("not loaded", "off"),
+    EngineState.STARTING: ("loading", "warn"),
+    EngineState.READY: ("ready", "good"),
+    EngineState.BACKING_OFF: ("down", "bad"),
+    EngineState.QUARANTINED: ("quarantined", "bad"),
+    EngineState.FAILED: ("failed", "bad"),
+    EngineState.STOPPED: ("stopped", "off"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """`at` is Unix time; `subject` an engine ("model on DEVICE") or the node; `why` is None if not known."""
+
+    at: float
+    subject: str
+    what: str
+    level: Level
+    why: str | None = None
+
+
+class EventLog:
+    """The latest events. Pure: the caller passes the engines, which are compared with those of the last call."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._events: deque[NodeEvent] = deque(maxlen=KEPT)
+        self._seen: dict[str, tuple[EngineState, int]] = {}
+
+    def add(self, subject: str, what: str, level: Level, why: str | None = None) -> None:
+        """Add an event that happened now."""
+        self._events.append(NodeEvent(round(self._clock(), 3), subject, what, level, why))
+
+    def observe(self, engines: Iterable[tuple[str, EngineStatus]]) -> None:
+        """Compare the engines, by name, with the last call: changes of state, restarts, engines added and removed."""
+        now = dict(engines)
+        for name, status in now.items():
+            before = self._seen.get(name)
+            self._seen[name] = (status.state, status.restarts)
+            if before == self._seen[name]:
+                continue
+            word, level = _WORDS[status.state]
+            if before is not None and status.restarts > before[1] and status.state is EngineState.READY:
+                # It fell and came back between two looks.
+                self.add(name, "restarted", "bad", status.reason)
+            elif before is None or status.state is not before[0]:
+                self.add(name, word, level, status.reason if status.reason != word else None)
+        for name in self._seen.keys() - now.keys():
+            del self._seen[name]
+            self.add(name, "removed", "off")
+
+    def latest_first(self) -> list[dict[str, Any]]:
+        """The events as JSON, the last one first."""
+        return [asdict(event) for event in reversed(self._events)]
+
+
+def engines_of(node: Node) -> Iterable[tuple[str, EngineStatus]]:
+    """Every engine of the node by the name that events have."""
+    for model in node.manager.models:
+        for placement in model.placements:
+            yield f"{model.id} on {placement.device}", placement.engine.status
+
+
+# CPU time and memory of processes, from /proc.
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Of /proc/PID/stat, counted from what follows the name in brackets: user and system time in ticks, resident pages.
+_USER, _SYSTEM, _RESIDENT = 11, 12, 21
+
+
+def usage(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[float, int] | None:
+    """CPU seconds and resident bytes of those of the processes that live, in all; None where there is no /proc."""
+    seconds, resident, found = 0.0, 0, False
+    for pid in pids:
+        try:
+            fields = read_kernel_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+        except OSError:
+            continue
+        found = True
+        seconds += (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S
+        resident += int(fields[_RESIDENT]) * _PAGE_BYTES
+    return (seconds, resident) if found else None
+
+
+# The node's activity over time: differences of its counters, in bounded rings of two minutes, 15 minutes and a day.
+
+PERIOD_S = 1.0
+SAMPLES = 120
+# Longer looks back, by the name that the page asks for: seconds of a sample, and how many are kept.
+RANGES = {"15m": (5.0, 180), "24h": (300.0, 288)}
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReading:
+    """The counters since the node started, and what is under way, at one moment.
+
+    `npu_busy_us`, `cpu_s` and `memory_bytes` (of the node and its engines) are None where they cannot be read;
+    `queued` counts units as admission does: texts, generations. `embedding_s` is the time of all `embeddings`.
+    """
+
+    requests: float
+    prompt_tokens: float
+    output_tokens: float
+    texts: float
+    npu_busy_us: int | None
+    in_flight: int
+    queued: int
+    errors: float = 0.0
+    embeddings: float = 0.0
+    embedding_s: float = 0.0
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """So many `seconds` of the node's life, more than a period if it was busy: rates per second, the NPU's busy share
+    (0 to 1), the CPU in cores, the mean time of an embedding request in milliseconds, and what was under way, and the
+    memory in bytes, at its end. None: unknown."""
+
+    seconds: float
+    requests: float
+    prompt_tokens: float
+    output_tokens: float
+    texts: float
+    npu: float | None
+    in_flight: int
+    queued: int
+    errors: float
+    embedding_ms: float | None
+    cpu: float | None
+    memory: int | None
+
+
+class History:
+    """The latest samples, oldest first. Pure: the caller passes readings with the monotonic times at which they were
+    made.
+    """
+
+    def __init__(self, samples: int = SAMPLES, period_s: float = PERIOD_S) -> None:
+        self.period_s = period_s
+        self._samples: deque[Sample] = deque(maxlen=samples)
+        # Rates do not add up to a count: a busy node's samples are longer than a second.
+        self._requests: deque[float] = deque(maxlen=samples)
+        self._utilisation = Utilisation(shortest_s=0.0)
+        self._last: tuple[float, HistoryReading] | None = None
+
+    def add(self, reading: HistoryReading, now: float) -> None:
+        """Take a reading; from the second one on each makes a sample."""
+        npu = self._utilisation.look(reading.npu_busy_us, now)
+        if self._last is not None and now > self._last[0]:
+            then, before = self._last
+            seconds = now - then
+            self._requests.append(reading.requests - before.requests)
+            self._samples.append(
+                Sample(
+                    seconds=round(seconds, 3),
+                    requests=_rate(before.requests, reading.requests, seconds),
+                    prompt_tokens=_rate(before.prompt_tokens, reading.prompt_tokens, seconds),
+                    output_tokens=_rate(before.output_tokens, reading.output_tokens, seconds),
+                    texts=_rate(before.texts, reading.texts, seconds),
+                    npu=None if npu is None else round(npu, 3),
+                    in_flight=reading.in_flight,
+                    queued=reading.queued,
+                    errors=_rate(before.errors, reading.errors, seconds),
+                    embedding_ms=_mean_ms(before, reading),
+                    cpu=_cores(before.cpu_s, reading.cpu_s, seconds),
+                    memory=reading.memory_bytes,
+                )
+            )
+        self._last = (now, reading)
+
+    def is_due(self, now: float) -> bool:
+        """Whether a reading at that time makes the next sample; half a reading early is not too early."""
+        return self._last is None or now - self._last[0] >= self.period_s - PERIOD_S / 2
+
+    @property
+    def requests(self) -> int:
+        """The requests of all samples that are kept, counted."""
+        return int(sum(self._requests))
+
+    def series(self) -> dict[str, list[float | int | None]]:
+        """The samples by field."""
+        return {field.name: [getattr(sample, field.name) for sample in self._samples] for field in fields(Sample)}
+
+
+class Histories:
+    """The history of two minutes, and the longer ones by name."""
+
+    def __init__(self) -> None:
+        self.recent = History()
+        self.longer = {name: History(samples, period_s) for name, (period_s, samples) in RANGES.items()}
+
+    def add(self, reading: HistoryReading, now: float) -> None:
+        """Take a reading of this second; each ring keeps those that fall due."""
+        self.recent.add(reading, now)
+        for history in self.longer.values():
+            if history.is_due(now):
+                history.add(reading, now)
+
+
+def _mean_ms(before: HistoryReading, after: HistoryReading) -> float | None:
+    count = after.embeddings - before.embeddings
+    return round((after.embedding_s - before.embedding_s) / count * 1e3, 2) if count > 0 else None
+
+
+def _cores(before: float | None, after: float | None, seconds: float) -> float | None:
+    """None where the sum fell: a process ended, and took its time with it."""
+    if before is None or after is None or after < before:
+        return None
+    return round((after - before) / seconds, 2)
+
+
+def _rate(before: float, after: float, seconds: float) -> float:
+    return round((after - before) / seconds, 2)
+
+
+def read(node: Node) -> HistoryReading:
+    """Read the node's counters."""
+    telemetry = node.telemetry
+    placements = [placement for model in node.manager.models for placement in model.placements]
+    pids = [pid for placement in placements if (pid := placement.engine.status.pid) is not None]
+    used = usage([os.getpid(), *pids])
+    embeddings, embedding_s = _embedding_time(node)
+    return HistoryReading(
+        requests=total(telemetry.routes),
+        prompt_tokens=total(telemetry.prompt_tokens),
+        output_tokens=_made(telemetry, "tokens"),
+        texts=_made(telemetry, "texts"),
+        npu_busy_us=node.npu.busy_time_us(),
+        in_flight=node.state.in_flight,
+        queued=sum(placement.admission.queue_depth for placement in placements),
+        errors=total(telemetry.errors),
+        embeddings=embeddings,
+        embedding_s=embedding_s,
+        cpu_s=used[0] if used else None,
+        memory_bytes=used[1] if used else None,
+    )
+
+
+def _made(telemetry: Telemetry, what: str) -> float:
+    """The sum of this product over all models; 0 where no task makes any."""
+    counter = telemetry.made.get(what)
+    return 0.0 if counter is None else total(counter)
+
+
+def _embedding_time(node: Node) -> tuple[float, float]:
+    """Embedding requests that were answered, and the seconds that they took in all."""
+    embedders = {model.id for model in node.manager.models if model.installed.dimensions is not None}
+    count = seconds = 0.0
+    for metric in node.telemetry.latency.collect():
+        for sample in metric.samples:
+            if sample.labels.get("model") in embedders:
+                count += sample.value if sample.name.endswith("_count") else 0.0
+                seconds += sample.value if sample.name.endswith("_sum") else 0.0
+    return count, seconds
+
+
+def total(counter: Collector) -> float:
+    """A counter's sum over all of its labels."""
+    return sum(
+        sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name == f"{metric.name}_total"
+    )
+
+
+async def keep(node: Node, histories: Histories, events: EventLog) -> None:
+    """Take a reading every second, and record what changed, until cancelled."""
+    while True:
+        histories.add(read(node), time.monotonic())
+        events.observe(engines_of(node))
+        await asyncio.sleep(PERIOD_S)
+
+
+# All that the dashboard shows of one node, as plain data. It holds no word of any request.
+
+FIRST_TOKEN_WINDOW_S = 900.0
+
+
+def node_state(node: Node, history: History, events: EventLog) -> dict[str, Any]:
+    """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
+    events and what each model has made since the start (`made`: tokens, texts, documents or seconds of audio by model).
+
+    `at`, and the times of failures, are Unix times by the node's clock.
+    """
+    telemetry = node.telemetry
+    return {
+        "kind": "node",
+        "name": socket.gethostname(),
+        "at": round(time.time(), 3),
+        **health.report(node),
+        "in_flight": node.state.in_flight,
+        "requests": int(total(telemetry.routes)),
+        "recent_requests": history.requests,
+        "history": {"period_s": PERIOD_S, **history.series()},
+        "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
+        "routes": _routes(node),
+        "made": _state_made(node),
+        "cores": os.cpu_count(),
+        "grafana": node.settings.grafana_url,
+        "events": events.latest_first(),
+        "failures": [asdict(failure) for failure in node.state.failures.latest_first()],
+    }
+
+
+def first_token_ms(latest: deque[tuple[float, float]], now: float) -> dict[str, float | int | None]:
+    """Median and 95th percentile, in milliseconds, of answers (end, seconds) in the window; None if there are none."""
+    recent = [seconds for at, seconds in latest if now - at <= FIRST_TOKEN_WINDOW_S]
+    p50, p95 = np.percentile(recent, (50, 95)) * 1e3 if recent else (None, None)
+    return {
+        "answers": len(recent),
+        "window_s": FIRST_TOKEN_WINDOW_S,
+        "p50": None if p50 is None else round(float(p50), 1),
+        "p95": None if p95 is None else round(float(p95), 1),
+    }
+
+
+def _state_made(node: Node) -> dict[str, dict[str, int]]:
+    made: dict[str, dict[str, int]] = {}
+    for what, counter in node.telemetry.made.items():
+        for metric in counter.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    counts = made.setdefault(sample.labels["model"], {})
+                    counts[what] = counts.get(what, 0) + int(sample.value)
+    return made
+
+
+def _routes(node: Node) -> list[dict[str, Any]]:
+    """Finished requests by placement and reason, the most frequent first."""
+    routes = [
+        {**sample.labels, "count": int(sample.value)}
+        for metric in node.telemetry.routes.collect()
+        for sample in metric.samples
+    ]
+    return sorted(routes, key=lambda route: -route["count"])
+
+
+# GET /dashboard, GET /dashboard/state and GET /dashboard/history.
+#
+# The page is a file of the client, which shows a whole fleet with it; the distribution always holds both packages. Here
+# it is found by its place and read as bytes: nothing of the client is imported.
+
+HISTORIES = web.AppKey("histories", Histories)
+EVENTS = web.AppKey("events", EventLog)
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of the dashboard. Raises ConfigurationError when the installation lacks the page."""
+    html = _page_file().read_bytes()
+    headers = page_headers(html.decode())
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=html, content_type="text/html", charset="utf-8", headers=headers)
+
+    return [
+        web.get("/dashboard", page),
+        web.get("/dashboard/state", _state),
+        web.get("/dashboard/history", _history),
+    ]
+
+
+async def keep_history(app: web.Application) -> AsyncIterator[None]:
+    """For `app.cleanup_ctx`: the history is kept while the application runs."""
+    node, events = app[NODE], app[EVENTS]
+    events.add("the node", f"started, version {__version__}", "good")
+    if node.reloader is not None:
+        node.reloader.followers.append(lambda _settings: events.add("the node", "settings reloaded", "good"))
+    keeper = asyncio.create_task(keep(node, app[HISTORIES], events), name="dashboard history")
+    yield
+    keeper.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeper
+
+
+async def _state(request: web.Request) -> web.Response:
+    app = request.app
+    return _json(node_state(app[NODE], app[HISTORIES].recent, app[EVENTS]))
+
+
+async def _history(request: web.Request) -> web.Response:
+    name = request.query.get("range", "15m")
+    history = request.app[HISTORIES].longer.get(name)
+    if history is None:
+        raise BadRequest("range: 15m or 24h", param="range")
+    return _json({"period_s": history.period_s, **history.series()})
+
+
+def _json(content: dict[str, Any]) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(content),
+        content_type="application/json",
+        charset="utf-8",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+    )
+
+
+def page_headers(html: str) -> dict[str, str]:
+    """The browser runs the page's own script and style, known by their hashes, and talks to nobody but us."""
+    script, style = inline_digest(html, "script"), inline_digest(html, "style")
+    policy = (
+        f"default-src 'none'; script-src '{script}'; style-src '{style}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+def inline_digest(html: str, tag: str) -> str:
+    """What a content security policy calls the inline script or style of a page."""
+    inline = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+
+
+def _page_file() -> Path:
+    spec = importlib.util.find_spec("backend_client")
+    places = spec.submodule_search_locations if spec is not None else None
+    page = Path(next(iter(places or ()), "."), "_cli", "dashboard", "page.html")
+    if not page.is_file():
+        raise ConfigurationError(
+            f"the dashboard's page is missing from this installation: {page}; install npu-node again"
+        )
+    return page
+
+
+# The replies of the dashboard's routes.
+
+
+class DashboardState(Health):
+    """GET /dashboard/state."""
+
+    kind: Literal["node"]
+    name: str
+    at: float
+    in_flight: int
+    requests: int
+    history: dict[str, Any]
+    first_token_ms: dict[str, Any]
+    routes: list[dict[str, Any]]
+    made: dict[str, dict[str, int]]
+    cores: int | None
+    grafana: str | None
+    events: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+class DashboardHistory(Reply):
+    """GET /dashboard/history: samples by field, oldest first, each of `period_s` seconds or of more: `seconds`."""
+
+    period_s: float
+    seconds: list[float]
+    requests: list[float]

@@ -1,0 +1,101 @@
+"""POST /route/explain: where a request of any dialect would run now, and why; nothing is loaded or run.
+
+The request goes to the handler of its own path, as a real one would, and stops where the placement is decided. So every
+dialect is explained by the code that serves it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+from pydantic import Field
+
+from worker_node.core.errors import BadRequest
+from worker_node.http.body import Body, read_body
+from worker_node.http.errors import describe
+from worker_node.http.leniency import STATE, DryRun
+from worker_node.http.middleware import Handler, is_inference
+from worker_node.manager.placement import Placement
+from worker_node.scheduling.routing import Candidate
+from worker_node.serving.places import Demand, Explained, Explanation
+
+
+class ExplainBody(Body):
+    """Body of POST /route/explain: the request to explain."""
+
+    takes_images: ClassVar[bool] = True
+
+    path: str = Field(max_length=256)
+    body: dict[str, Any]
+    headers: dict[str, str] = Field(default_factory=dict)
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [web.post("/route/explain", _explain)]
+
+
+async def _explain(request: web.Request) -> web.Response:
+    wanted = await read_body(request, ExplainBody)
+    handler = _handler(request.app, wanted.path)
+    request[STATE].dry_run = DryRun(orjson.dumps(wanted.body), CIMultiDict(wanted.headers))
+    try:
+        await handler(request)
+    except Explained as explained:
+        return _json(_render(wanted.path, explained.explanation))
+    raise BadRequest("this request is answered without a device: there is no route to explain", param="body")
+
+
+def _handler(app: web.Application, path: str) -> Handler:
+    """The handler of inference requests at a path. Raises BadRequest, listing the paths, when there is none."""
+    handlers = {
+        route.resource.canonical: route.handler
+        for route in app.router.routes()
+        if route.resource is not None and route.method == "POST" and is_inference(route.handler)
+    }
+    if path not in handlers:
+        raise BadRequest(f"path is one of {', '.join(sorted(handlers))}", param="path")
+    return handlers[path]
+
+
+def _render(path: str, explanation: Explanation) -> dict[str, Any]:
+    demand, route = explanation.demand, explanation.route
+    return {
+        "path": path,
+        "model": demand.model,
+        "token_count": demand.token_count,
+        "prompt_tokens": demand.prompt_tokens,
+        "min_new_tokens": demand.min_new_tokens,
+        "needs": sorted(demand.needs),
+        "require_device": demand.require,
+        "device": None if route is None else route.device,
+        "reason": None if route is None else route.reason,
+        "emulated": route is not None and route.emulated,
+        "loads": explanation.loads,
+        "refusal": None if explanation.refusal is None else describe(explanation.refusal),
+        "placements": [
+            _placement(demand, placement, candidate)
+            for placement, candidate in zip(demand.placements, explanation.candidates, strict=True)
+        ],
+    }
+
+
+def _placement(demand: Demand, placement: Placement, candidate: Candidate) -> dict[str, Any]:
+    return {
+        "device": candidate.device,
+        "emulated": placement.emulated,
+        "on_demand": placement.on_demand,
+        "prompt_limit": candidate.prompt_limit,
+        "total_limit": candidate.total_limit,
+        "holds": candidate.holds(demand.prompt_tokens, demand.min_new_tokens),
+        "lacks": sorted(candidate.lacks),
+        "obstacle": candidate.obstacle,
+        "detail": candidate.detail,
+        "retry_after_s": candidate.retry_after,
+    }
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")

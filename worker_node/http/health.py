@@ -1,0 +1,254 @@
+"""GET /health and its parts: the state of the node and its models, all of it read at the time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from worker_node import __version__
+from worker_node.core.types import Device
+from worker_node.devices.emulated_npu import EMULATED_NAME
+from worker_node.devices.npu import Reading
+from worker_node.engines.protocol import CanaryProof, EngineState
+from worker_node.http.leniency import NODE
+from worker_node.http.middleware import API_KEYS
+from worker_node.manager.placement import Placement
+from worker_node.manager.served import FailedModel, ModelState, ServedModel
+from worker_node.node import Node
+
+STATUSES = ("ready", "degraded", "starting", "draining", "failed")
+_SERVING = frozenset({"ready", "degraded"})
+# An unloaded model is as available as configured: a request that needs it has it loaded.
+_AVAILABLE = frozenset({ModelState.READY, ModelState.UNLOADED})
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [
+        web.get("/health", _health),
+        web.get("/health/live", _live),
+        web.get("/health/ready", _ready),
+        web.get("/health/devices", _devices),
+    ]
+
+
+def node_status(node: Node) -> str:
+    """The node's status: one of `STATUSES`."""
+    if node.state.draining:
+        return "draining"
+    states = [model.state() for model in node.manager.models]
+    states += [ModelState.FAILED for _ in node.manager.failed]
+    if all(state in _AVAILABLE for state in states):
+        return "ready"
+    if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
+        return "degraded"
+    return "starting" if ModelState.LOADING in states else "failed"
+
+
+def status_reason(node: Node) -> str | None:
+    """Which models do not serve as configured, and why; None when all do."""
+    parts = []
+    for model in node.manager.models:
+        state = model.state()
+        if state not in _AVAILABLE:
+            serving = model.serving()
+            where = f" on {serving.device}" if serving is not None else ""
+            parts.append(f"{model.id} is {state}{where}: {model.placements[0].reason}")
+    parts += [f"{model.name} is failed: {model.reason}" for model in node.manager.failed]
+    if node.state.draining:
+        parts.insert(0, "the node is shutting down")
+    return "; ".join(parts) or None
+
+
+def report(node: Node) -> dict[str, Any]:
+    """The body of /health."""
+    return {
+        "status": node_status(node),
+        "reason": status_reason(node),
+        "version": __version__,
+        "uptime_s": round(time.monotonic() - node.state.started, 1),
+        "devices": device_list(node),
+        "models": [
+            *(_model(model, node.manager.aliases(model)) for model in node.manager.models),
+            *(_failed(model) for model in node.manager.failed),
+        ],
+        "npu": _npu(node),
+    }
+
+
+async def _health(request: web.Request) -> web.Response:
+    body = report(request.app[NODE])
+    status = 200 if body["status"] in _SERVING else 503
+    if not request.app[API_KEYS].authorize(request):
+        # Load balancers hold no keys; what runs here, and how, is for key holders.
+        body = {name: body[name] for name in ("status", "version")}
+    return _json(body, status)
+
+
+async def _live(_request: web.Request) -> web.Response:
+    return _json({"status": "live"})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    status = node_status(request.app[NODE])
+    return _json({"status": status}, status=200 if status in _SERVING else 503)
+
+
+async def _devices(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    probe = node.probe
+    devices = []
+    for device in probe.devices:
+        properties = {
+            key: {"value": value} if value is not None else {"value": None, "reason": device.unreadable.get(key)}
+            for key, value in device.properties.items()
+        }
+        devices.append({"name": device.name, "properties": properties})
+    counters = asdict(node.npu.read()) | {"emulated": node.npu.emulated}
+    return _json({"openvino": probe.openvino, "error": probe.error, "devices": devices, "npu_counters": counters})
+
+
+def _npu(node: Node) -> dict[str, Any]:
+    """The counters of the NPU; `reasons` names why each null value is null."""
+    counters = node.npu.read()
+    busy = counters.busy_time_us
+    share = node.state.npu_utilisation.look(busy.value, time.monotonic())
+    reasons = {
+        name: reading.reason
+        for name, reading in (
+            ("busy_time_us", busy),
+            ("memory_bytes", counters.memory_bytes),
+            ("frequency_mhz", counters.frequency_mhz),
+        )
+        if reading.value is None
+    }
+    if share is None:
+        reasons["utilisation"] = busy.reason or "there is no earlier look at the counter to compare with"
+    return {
+        "emulated": node.npu.emulated,
+        "busy_time_us": busy.value,
+        "memory_bytes": counters.memory_bytes.value,
+        "frequency_mhz": counters.frequency_mhz.value,
+        "utilisation": None if share is None else round(share, 4),
+        "reasons": reasons,
+    }
+
+
+def device_list(node: Node) -> list[dict[str, Any]]:
+    """Every device that a model can be placed on, as /health lists it."""
+    devices: list[dict[str, Any]] = []
+    for device in Device:
+        if device is Device.NPU and node.npu.emulated:
+            devices.append(
+                {"name": device, "available": True, "emulated": True, "full_name": EMULATED_NAME, "driver": None}
+            )
+            continue
+        info = node.probe.find(device)
+        properties = info.properties if info else {}
+        devices.append(
+            {
+                "name": device,
+                "available": info is not None,
+                "emulated": False,
+                "full_name": properties.get("FULL_DEVICE_NAME"),
+                "driver": properties.get("NPU_DRIVER_VERSION"),
+            }
+        )
+    return devices
+
+
+def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
+    serving = model.serving()
+    shown = serving or model.placements[0]
+    status = shown.engine.status
+    return {
+        "id": model.id,
+        "aliases": aliases,
+        "kind": model.installed.kind,
+        "state": model.state(),
+        "reason": model.placements[0].reason,
+        "device": serving.device if serving else None,
+        "placements": [placement.device for placement in model.placements],
+        "engines": [_engine(placement) for placement in model.placements],
+        "context_limit": model.installed.context_limit,
+        "queue_depth": sum(p.admission.queue_depth for p in model.placements),
+        "in_flight": sum(p.admission.outstanding for p in model.placements),
+        "ready_in_s": _rounded(model.ready_in()),
+        "compile": {
+            "state": "running" if status.state is EngineState.STARTING else "done",
+            "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
+        },
+        **model.facts(),
+    }
+
+
+def _failed(model: FailedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "aliases": list(model.aliases),
+        "kind": model.kind,
+        "state": ModelState.FAILED,
+        "reason": model.reason,
+        "device": None,
+        "placements": [],
+        "engines": [],
+        "context_limit": None,
+        "queue_depth": 0,
+        "in_flight": 0,
+        "ready_in_s": None,
+        "compile": {"state": "done", "seconds": None},
+    }
+
+
+def _engine(placement: Placement) -> dict[str, Any]:
+    status = placement.engine.status
+    return {
+        "device": placement.device,
+        "state": status.state,
+        "reason": status.reason,
+        "emulated": placement.emulated,
+        "prompt_limit": placement.prompt_limit,
+        "total_limit": placement.total_limit,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "canary": _canary(status.proof),
+        "notes": placement.notes,
+        "options": placement.options,
+        "retry_after_s": _rounded(status.retry_after),
+    }
+
+
+def _canary(proof: CanaryProof | None) -> dict[str, Any] | None:
+    """What the canary proved last, and when."""
+    if proof is None:
+        return None
+    return {
+        "passed_at": round(proof.passed_at, 3),
+        "age_s": round(time.time() - proof.passed_at, 1),
+        "device": proof.device_name,
+        "driver": proof.driver,
+        "openvino": proof.runtime,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _json(data: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(data, default=_encode),
+        status=status,
+        content_type="application/json",
+        charset="utf-8",
+    )
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Reading):
+        return asdict(value)
+    raise TypeError(f"cannot render {type(value).__name__}")

@@ -1,0 +1,188 @@
+"""Fields of another server's API that this node does not implement.
+
+One table per dialect classifies each such field: a `HINT`, or `Unsupported` except at values that ask for nothing.
+Hints and unknown fields change no answer: they are ignored and the reply lists them, or refused where the node is set
+to that (`unknown_fields = "reject"`)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from worker_node.core.errors import UnsupportedParameter
+from worker_node.node import Node
+
+log = logging.getLogger(__name__)
+
+_SHOWN_FIELDS = 16
+_NAME_LENGTH = 64
+_LOGGED_NAMES = 256
+# What a token of RFC 8941 may hold, so that a name can break out of neither the header nor the log.
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_.:-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A field that says how an answer is made, stored or accounted elsewhere, never what is a right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A field that would change the answer and is not implemented here, for this reason.
+
+    Values that ask for nothing pass: null, false, 0, an empty string, list or object, and the `neutral` values.
+    """
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Whether a value leaves the answer as it is."""
+        return not value or any(value == neutral for neutral in self.neutral)
+
+
+HINT = Hint()
+Rule = Hint | Unsupported
+Table = Mapping[str, Rule]
+
+
+def hints(*names: str) -> dict[str, Rule]:
+    """Rows of a table: these are hints."""
+    return dict.fromkeys(names, HINT)
+
+
+@dataclass(slots=True)
+class Ignored:
+    """The fields of one request that had no effect, by path without indices; at most a few are kept by name.
+
+    `limited` are fields of which less than was asked for can be had, with how much that is.
+    """
+
+    names: set[str] = field(default_factory=set)
+    limited: dict[str, int] = field(default_factory=dict)
+    more: int = 0
+
+    def add(self, path: str) -> None:
+        """Record that a field was ignored."""
+        name = _NO_TOKEN.sub("_", path)[:_NAME_LENGTH]
+        if name in self.names:
+            return
+        if len(self.names) < _SHOWN_FIELDS:
+            self.names.add(name)
+        else:
+            self.more += 1
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.limited)
+
+    def header(self) -> str:
+        """The value of `X-NPU-Node-Ignored`, a list of RFC 8941: `service_tier, top_logprobs;limited=1`."""
+        items = sorted(_token(name) for name in self.names)
+        items += [f"{_token(name)};limited={count}" for name, count in sorted(self.limited.items())]
+        return ", ".join([*items, *([f"and-more;fields={self.more}"] if self.more else [])])
+
+
+def _token(name: str) -> str:
+    """The name as a token, which begins with a letter or a star."""
+    return name if name[:1].isalpha() else f"*{name}"
+
+
+class IgnoredNames:
+    """Logs each ignored name once, for as long as there are not too many: a caller may invent any number of them."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def note(self, ignored: Ignored) -> None:
+        """Log the new ones among the ignored fields of a request."""
+        for name in sorted(ignored.names | ignored.limited.keys()):
+            if name in self._logged or len(self._logged) >= _LOGGED_NAMES:
+                continue
+            self._logged.add(name)
+            full = "; further names are not logged" if len(self._logged) == _LOGGED_NAMES else ""
+            log.info("ignoring the field %s of requests, which has no effect here%s", name, full)
+
+
+def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    """Judge every field of a validated body that its models do not declare.
+
+    Raises UnsupportedParameter, which names the field.
+    """
+    _sift(body, "", ignored, mode)
+
+
+def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    if body.model_extra:
+        rules: Table = getattr(body, "rules", {})
+        for name, value in body.model_extra.items():
+            _judge(f"{where}{name}", rules.get(name), value, ignored, mode)
+    # What was not sent is a default and holds nothing of the client's.
+    for name in body.model_fields_set:
+        value = getattr(body, name, None)
+        if isinstance(value, BaseModel):
+            _sift(value, f"{where}{name}.", ignored, mode)
+        elif isinstance(value, list) and value and not isinstance(value[0], str | int):
+            for part in value:
+                if isinstance(part, BaseModel):
+                    _sift(part, f"{where}{name}.", ignored, mode)
+
+
+def _judge(path: str, rule: Rule | None, value: Any, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    shown = path[:200]
+    if isinstance(rule, Unsupported):
+        if not rule.asks_for_nothing(value):
+            raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
+        return
+    if mode == "reject":
+        reason = "this node does not know this field" if rule is None else "it has no effect here"
+        raise UnsupportedParameter(
+            f'{shown}: {reason}, and the node is set to refuse such fields (unknown_fields = "reject"); leave it out',
+            param=shown,
+        )
+    if value is not None:
+        ignored.add(path)
+
+
+def labels(ignored: Ignored, known: frozenset[str]) -> set[str]:
+    """The fields as metric labels: `known` ones by their own name, all others as `other`, so there are few."""
+    lasts = (path.rpartition(".")[2] for path in ignored.names | ignored.limited.keys())
+    return {last if last in known else "other" for last in lasts}
+
+
+# Typed keys for the values that an application and its requests carry.
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The body and headers of a request that is only to be explained, in place of the HTTP request's own."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
+
+    It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
+    `begun`: the head of the reply has gone; `complete`, its status, once all of a stream has been written.
+    """
+
+    node: Node
+    id: str
+    arrived: float
+    dry_run: DryRun | None = None
+    ignored: Ignored | None = None
+    begun: bool = False
+    complete: int | None = None
+
+
+NODE = web.AppKey("node", Node)
+IGNORED_NAMES = web.AppKey("ignored_names", IgnoredNames)
+STATE = web.RequestKey("state", RequestState)

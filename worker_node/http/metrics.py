@@ -1,0 +1,202 @@
+"""The metrics of each placement: the state of its engine, its queue, and what its process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from worker_node import __version__
+from worker_node.core.types import Device, Priority
+from worker_node.devices.memory import resident_memory
+from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http.health import STATUSES, device_list, node_status
+from worker_node.http.leniency import NODE
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.placement import Placement
+from worker_node.node import Node
+
+_BY = ("model", "device")
+# `hosting.growth.Recycle`; all are shown, so that the first of a kind is seen as an increase.
+RECYCLE_FORMS = ("beside", "idle", "forced", "failed")
+SHAPE_ORIGINS = ("compiled", "imported")
+
+
+class EngineMetrics:
+    """One reading of every placement of a node. `families` has the metrics once all were read."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._gauges: dict[str, GaugeMetricFamily] = {}
+        self._counters: dict[str, CounterMetricFamily] = {}
+        for model in manager.models:
+            for placement in model.placements:
+                self._read(model.id, placement)
+
+    def families(self) -> Iterable[Metric]:
+        """All metrics that have a sample."""
+        yield from self._gauges.values()
+        yield from self._counters.values()
+
+    def _read(self, model: str, placement: Placement) -> None:
+        key = (model, placement.device.value)
+        status = placement.engine.status
+        self._engine(key, status)
+        self._admission(key, placement)
+        self._processes(key, placement.device, status)
+
+    def _engine(self, key: tuple[str, str], status: EngineStatus) -> None:
+        stats = status.stats
+        self._gauge("engine_ready", "1 if the engine serves", key, status.state is EngineState.READY)
+        for state in EngineState:
+            is_it = status.state is state
+            self._gauge("engine_state", "1 for the state that the engine is in", (*key, state.value), is_it, "state")
+        self._gauge("engine_in_flight", "Jobs that the engine process holds, running or waiting", key, status.in_flight)
+        self._gauge("num_requests_running", "Requests (texts, for embeddings) that the engine runs", key, stats.running)
+        self._gauge("num_requests_waiting", "Requests or texts that wait in the engine", key, stats.waiting)
+        self._gauge("kv_cache_usage_ratio", "Share of the KV cache in use", key, stats.kv_cache_usage)
+        self._gauge("model_load_seconds", "The last load and compile", key, status.load_seconds)
+        self._counter("engine_runs", "Batches run, or steps of a generation", key, stats.runs)
+        self._counter("engine_rows", "Texts or sequences in them", key, stats.rows)
+        text = "Prompt tokens that were looked up in the prefix cache"
+        self._counter("prefix_cache_asked_tokens", text, key, stats.prefix_asked_tokens)
+        text = (
+            "Of these, tokens of whole blocks that an earlier prompt began with, too; the cache may have dropped some"
+        )
+        self._counter("prefix_cache_hit_tokens", text, key, stats.prefix_hit_tokens)
+        self._counter("engine_restarts", "Engine processes that ended", key, status.restarts)
+        self._counter("canary_failures", "Times that the engine answered a known question wrong", key, status.wrong)
+        if status.proof is not None:
+            text = "When the canary passed last, since the epoch"
+            self._gauge("canary_passed_timestamp_seconds", text, key, status.proof.passed_at)
+
+    def _admission(self, key: tuple[str, str], placement: Placement) -> None:
+        admission = placement.admission
+        self._gauge("admission_outstanding", "Requests or texts admitted and not finished", key, admission.outstanding)
+        text = "Requests or texts that may be admitted at once; more are refused"
+        self._gauge("admission_limit", text, key, admission.limits.max_outstanding)
+        for priority in Priority:
+            interactive = priority is Priority.INTERACTIVE
+            by = (*key, priority.value)
+            tokens = admission.backlog.tokens(interactive=interactive)
+            self._gauge("admission_outstanding_tokens", "Tokens expected to be computed yet", by, tokens, "priority")
+            text = "Estimated wait of a request that comes now; none before anything was measured"
+            wait = admission.expected_wait(interactive=interactive)
+            self._gauge("admission_expected_wait_seconds", text, by, wait, "priority")
+
+    def _processes(self, key: tuple[str, str], device: Device, status: EngineStatus) -> None:
+        for form in RECYCLE_FORMS:
+            text = (
+                "Engine processes replaced because their memory had grown; failed: the successor did not become ready"
+            )
+            self._counter("engine_recycles", text, (*key, form), status.recycles.get(form, 0), "form")
+        if device is Device.NPU:
+            text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
+            for origin in SHAPE_ORIGINS:
+                self._counter("loaded_shapes", text, (*key, origin), status.shapes.get(origin, 0), "origin")
+        memory, files = process_footprint(status.pid)
+        self._gauge("engine_resident_memory_bytes", "Resident memory of the engine process", key, memory)
+        self._gauge("engine_open_fds", "Open file descriptors of the engine process", key, files)
+
+    def _gauge(self, name: str, text: str, key: tuple[str, ...], value: float | None, *more: str) -> None:
+        """Add a sample; `more` are the labels whose values `key` has after the model and the device."""
+        if value is not None:
+            labels = (*_BY, *more)
+            family = self._gauges.setdefault(name, GaugeMetricFamily(f"npu_node_{name}", text, labels=labels))
+            family.add_metric(key, float(value))
+
+    def _counter(self, name: str, text: str, key: tuple[str, ...], value: float, *more: str) -> None:
+        """See `_gauge`."""
+        labels = (*_BY, *more)
+        family = self._counters.setdefault(name, CounterMetricFamily(f"npu_node_{name}", text, labels=labels))
+        family.add_metric(key, value)
+
+
+def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
+    """Resident bytes and open file descriptors of a process; None for what is not there to be read."""
+    if pid is None:
+        return None, None
+    try:
+        files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None, None
+    memory = resident_memory(pid)
+    return (None, None) if memory is None else (memory, files)  # it may end between the two looks
+
+
+# GET /metrics, in Prometheus' text format.
+
+
+def routes() -> list[web.RouteDef]:
+    """The route of this file."""
+    return [web.get("/metrics", _metrics)]
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = generate_latest(request.app[NODE].telemetry.registry)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class NodeCollector(Collector):
+    """Reads engines and counters when they are asked for, instead of keeping a second copy of their state."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the metrics are known only when they are read."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the state of the node, of every engine, and of the NPU, now."""
+        yield from self._states()
+        yield from EngineMetrics(self._node.manager).families()
+        yield from self._npu()
+
+    def _states(self) -> Iterable[Metric]:
+        node = self._node
+        info = GaugeMetricFamily("npu_node_info", "The node's version; always 1", labels=("version", "openvino"))
+        info.add_metric((__version__, node.probe.openvino or ""), 1)
+        yield info
+        status = GaugeMetricFamily("npu_node_status", "1 for the status that /health tells", labels=("status",))
+        now = node_status(node)
+        for name in STATUSES:
+            status.add_metric((name,), float(name == now))
+        yield status
+        in_flight = GaugeMetricFamily("npu_node_requests_in_flight", "Inference requests under way")
+        in_flight.add_metric((), node.state.in_flight)
+        yield in_flight
+
+    def _npu(self) -> Iterable[Metric]:
+        node = self._node
+        emulated = GaugeMetricFamily("npu_node_npu_emulated", "1 if what is called the NPU here runs on the CPU")
+        emulated.add_metric((), float(node.npu.emulated))
+        yield emulated
+        device = GaugeMetricFamily(
+            "npu_node_device_available",
+            "1 for a device that OpenVINO finds",
+            labels=("device", "name", "driver", "emulated"),
+        )
+        for found in device_list(node):
+            name, driver = found["full_name"] or "", found["driver"] or ""
+            device.add_metric((found["name"], name, driver, str(found["emulated"]).lower()), float(found["available"]))
+        yield device
+        counters = node.npu.read()
+        # A label of the sample itself, so that no graph of it can lose it.
+        label, value = ("emulated",), (str(node.npu.emulated).lower(),)
+        if counters.busy_time_us.value is not None:
+            text = "NPU busy time by all of its users"
+            busy = CounterMetricFamily("npu_node_npu_device_busy_seconds", text, labels=label)
+            busy.add_metric(value, counters.busy_time_us.value / 1e6)
+            yield busy
+        if counters.memory_bytes.value is not None:
+            memory = GaugeMetricFamily("npu_node_npu_memory_bytes", "NPU memory in use", labels=label)
+            memory.add_metric(value, counters.memory_bytes.value)
+            yield memory
+        if counters.frequency_mhz.value is not None:
+            frequency = GaugeMetricFamily("npu_node_npu_frequency_hertz", "Clock of the NPU now", labels=label)
+            frequency.add_metric(value, counters.frequency_mhz.value * 1e6)
+            yield frequency

@@ -1,0 +1,419 @@
+"""Models at run time, and pulls: /models (spec: models)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.core.errors import BadRequest, InsufficientMemory, InternalError, NodeError, ResponseNotFound
+from worker_node.engines.protocol import EngineState
+from worker_node.http.body import Body, deadline_of, read_body
+from worker_node.http.errors import describe
+from worker_node.http.leniency import NODE
+from worker_node.http.replies import ErrorFields, Reply
+from worker_node.http.sse import EventStream
+from worker_node.manager.manager import ModelManager
+from worker_node.manager.placement import Placement
+from worker_node.manager.replacement import WhileInUse
+from worker_node.manager.served import ModelState, ServedModel
+from worker_node.models.manifest import InstalledModel
+from worker_node.registry import Task, task_of, tasks
+
+# A model as GET /models describes it.
+
+
+def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
+    """A model that has engines, loaded or not."""
+    preferred, serving = model.placements[0], model.serving()
+    left = manager.expires_in(model)
+    state = _state(model)
+    return _installed(model.installed) | {
+        "aliases": manager.aliases(model),
+        "state": state,
+        "loaded": serving is not None,
+        "reason": None if serving is not None else preferred.reason,
+        "ready_in_s": None if (ready_in := model.ready_in()) is None else round(ready_in, 1),
+        "memory": {
+            "bytes": sum(placement.residency.held or 0 for placement in model.placements) or None,
+            "estimate": preferred.residency.memory,
+        },
+        "devices": [_device(placement) for placement in model.placements],
+        "pinned": preferred.residency.pinned,
+        "in_use": model.activity.idle_since is None,
+        "expires_in_s": None if left is None else round(left, 1),
+        "capabilities": [*_capabilities(model.installed), *model.abilities()],
+    }
+
+
+def describe_installed(manager: ModelManager, model: InstalledModel) -> dict[str, Any]:
+    """A model that is only in the store."""
+    entry = manager.store.catalog.find(model.id)
+    return _installed(model) | {
+        "aliases": sorted(entry.aliases) if entry is not None and entry.id == model.id else [],
+        "state": "installed",
+        "loaded": False,
+        "reason": None,
+        "ready_in_s": None,
+        "memory": {"bytes": None, "estimate": None},
+        "devices": [],
+        "pinned": False,
+        "in_use": False,
+        "expires_in_s": None,
+        "capabilities": _capabilities(model),
+    }
+
+
+def _installed(model: InstalledModel) -> dict[str, Any]:
+    task = _task(model)
+    return {
+        "id": model.id,
+        "task": model.kind if task is None else task.verb,
+        "source": model.source,
+        "size": model.size,
+        "context": model.context_limit,
+        "passport": {
+            "digest": model.digest,
+            "family": model.family,
+            "quantization": model.quantization,
+            "licence": model.licence,
+            "dimensions": model.dimensions,
+            "space": model.space,
+            "prompts": model.prompts or None,
+            "matryoshka": list(model.matryoshka) or None,
+            "vector_fidelity": None if model.vector_fidelity is None else msgspec.to_builtins(model.vector_fidelity),
+        },
+    }
+
+
+def _state(model: ServedModel) -> str:
+    """As the spec names it: `installed` before the first load, `unloaded` after one."""
+    state = model.state()
+    states = {placement.engine.status.state for placement in model.placements}
+    if state is ModelState.FAILED and EngineState.QUARANTINED in states:
+        return "quarantined"
+    if state is ModelState.UNLOADED and not any(placement.residency.loads for placement in model.placements):
+        return "installed"
+    return state.value
+
+
+def _device(placement: Placement) -> dict[str, Any]:
+    return {"device": placement.device, "state": placement.state, "emulated": placement.emulated}
+
+
+def _task(model: InstalledModel) -> Task | None:
+    """The task that serves it; None for a model whose task is not installed any more."""
+    return tasks().get(model.kind)
+
+
+def _capabilities(model: InstalledModel) -> list[str]:
+    task = _task(model)
+    return [] if task is None else [task.capability]
+
+
+# POST /models/pull starts a job, GET /models/jobs/{id} follows it; the work is that of /api/pull.
+
+_KEPT = 100
+
+
+class PullBody(Body):
+    """Body of POST /models/pull."""
+
+    name: Annotated[str, Field(min_length=1, max_length=2048)]
+
+
+class PullJob:
+    """One pull; a `Progress`. `state` is running, done or failed."""
+
+    def __init__(self, name: str) -> None:
+        self.id = "pull_" + secrets.token_hex(8)
+        self.name = name
+        self.state = "running"
+        self._stage: str | None = None
+        self._total: int | None = None
+        self._done = 0
+        self._error: NodeError | None = None
+        self._changed = asyncio.Event()
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """See `models.progress.Progress`."""
+        self._stage, self._total, self._done = name, total, 0
+        self._notify()
+
+    def update(self, done: int) -> None:
+        """See `models.progress.Progress`."""
+        self._done = done
+        self._notify()
+
+    async def run(self, manager: ModelManager) -> None:
+        """Pull, and remember how it ended."""
+        try:
+            await manager.pull(self.name, self)
+            self.state = "done"
+        except NodeError as error:
+            self.state, self._error = "failed", error
+        except Exception:
+            self.state, self._error = "failed", InternalError("the pull failed; the node's log says where")
+            raise
+        finally:
+            if self.state == "running":
+                self.state = "failed"
+            self._notify()
+
+    def told(self) -> dict[str, Any]:
+        """The job as replies tell it."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "stage": self._stage,
+            "completed": self._done,
+            "total": self._total,
+            "error": None if self._error is None else describe(self._error),
+        }
+
+    async def changes(self) -> AsyncIterator[dict[str, Any]]:
+        """The job now and after each change, until it has ended; of several changes the reader gets the latest."""
+        while True:
+            changed = self._changed
+            yield self.told()
+            if self.state != "running":
+                return
+            await changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class PullJobs:
+    """The jobs of one node; of those that have ended, the latest are kept."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, PullJob] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, manager: ModelManager, name: str) -> PullJob:
+        """Begin to pull."""
+        ended = [job.id for job in self._jobs.values() if job.state != "running"]
+        for old in itertools.islice(ended, max(0, len(self._jobs) - _KEPT + 1)):
+            del self._jobs[old]
+        job = PullJob(name)
+        self._jobs[job.id] = job
+        task = asyncio.create_task(job.run(manager), name=job.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    def find(self, job_id: str) -> PullJob:
+        """The job of that id. Raises ResponseNotFound."""
+        if job_id not in self._jobs:
+            raise ResponseNotFound(f"there is no job {job_id[:100]!r}, or not any more", param="id")
+        return self._jobs[job_id]
+
+
+PULLS = web.AppKey("pulls", PullJobs)
+
+
+async def _pull(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, PullBody)
+    manager = request.app[NODE].manager
+    await manager.wish(body.name, deadline_of(request))  # what is wrong with the name itself has a status of its own
+    job = request.app[PULLS].start(manager, body.name)
+    return await _reply(request, job, 202)
+
+
+async def _job(request: web.Request) -> web.StreamResponse:
+    return await _reply(request, request.app[PULLS].find(request.match_info["id"]), 200)
+
+
+async def _reply(request: web.Request, job: PullJob, status: int) -> web.StreamResponse:
+    if "text/event-stream" not in request.headers.get("Accept", ""):
+        body = orjson.dumps(job.told())
+        return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+    async with EventStream(request, {}) as stream:
+        async for told in job.changes():
+            await stream.send(told)
+    return stream.response
+
+
+# The forms of replies about models at run time.
+
+
+class NodeModel(Reply):
+    """A model of GET /models. `memory` is in bytes: what it takes, and what a load is expected to take."""
+
+    id: str
+    aliases: list[str]
+    state: str
+    reason: str | None
+    loaded: bool | None = None
+    task: str | None = None
+    source: str | None = None
+    size: int | None = None
+    context: int | None = None
+    memory: dict[str, int | None] | None = None
+    devices: list[dict[str, Any]] | None = None
+    capabilities: list[str] | None = None
+    passport: dict[str, Any] | None = None
+
+
+class NodeModels(Reply):
+    """GET /models."""
+
+    models: list[NodeModel]
+
+
+class ModelChange(Reply):
+    """POST /models/{id}/load and /unload: the state from which it goes on."""
+
+    id: str
+    state: str
+    reason: str | None
+    ready_in_s: float | None
+
+
+class Deleted(Reply):
+    """DELETE /models/{id}."""
+
+    id: str
+    deleted: bool
+
+
+class PullJobReply(Reply):
+    """A pull. `completed` and `total` are bytes of its present stage."""
+
+    id: str
+    name: str
+    state: Literal["running", "done", "failed"]
+    stage: str | None
+    completed: int
+    total: int | None
+    error: ErrorFields | None
+
+
+class Reload(Reply):
+    """POST /admin/reload: names of models and settings. Those of `restart` differ from the running node's."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+    applied: list[str]
+    restart: list[str]
+    problems: list[str]
+
+
+# GET /models and what is done to a model: load, unload, remove.
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of models and their pulls. An id may hold slashes: organisation/model."""
+    return [
+        # Before those of single models.
+        web.post("/models/pull", _pull),
+        web.get("/models/jobs/{id}", _job),
+        web.get("/models", _list),
+        web.get(r"/models/{id:.+}", _one),
+        web.post(r"/models/{id:.+}/load", _load),
+        web.post(r"/models/{id:.+}/unload", _unload),
+        web.delete(r"/models/{id:.+}", _delete),
+    ]
+
+
+async def _list(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    on_disk = await manager.in_store(deadline_of(request))
+    served = {model.id for model in manager.models}
+    return _json(
+        {
+            "models": [
+                *(describe_served(manager, model) for model in manager.models),
+                *(_failed(manager, index) for index in range(len(manager.failed))),
+                *(describe_installed(manager, model) for model in on_disk if model.id not in served),
+            ]
+        }
+    )
+
+
+async def _one(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    name = request.match_info["id"]
+    for index, failed in enumerate(manager.failed):
+        if failed.answers_to(name):
+            return _json(_failed(manager, index))
+    return _json(describe_served(manager, await manager.resolve(name, deadline_of(request))))
+
+
+async def _load(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
+    await manager.insist(model)
+    # One turn of the manager tells whether it fits at all.
+    await manager.decided()
+    if (refusal := model.placements[0].residency.refusal) is not None:
+        raise InsufficientMemory(refusal)
+    return _routes_state(manager, model)
+
+
+async def _unload(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
+    manager.unload(model)
+    await manager.decided()
+    return _routes_state(manager, model)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    name = request.match_info["id"]
+    force = request.query.get("force", "false").lower()
+    if force not in {"true", "false", "1", "0"}:
+        raise BadRequest("force is true or false", param="force")
+    in_use = WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE
+    await request.app[NODE].manager.delete(name, in_use, deadline=deadline_of(request))
+    return _json({"id": name, "deleted": True})
+
+
+def _routes_state(manager: ModelManager, model: ServedModel) -> web.Response:
+    told = describe_served(manager, model)
+    return _json({key: told[key] for key in ("id", "state", "reason", "ready_in_s", "memory")}, 202)
+
+
+def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
+    failed = manager.failed[index]
+    task = tasks().get(failed.kind or "")
+    return {
+        "id": failed.name,
+        "aliases": list(failed.aliases),
+        "task": failed.kind if task is None else task.verb,
+        "state": "failed",
+        "reason": failed.reason,
+    }
+
+
+def _json(data: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8")
+
+
+# A model's capabilities by their names in Ollama's API: tools that pick a chat model read them in lists of models.
+
+
+def capabilities(installed: InstalledModel, served: ServedModel | None = None) -> list[str]:
+    """`embedding` alone for a model that cannot chat; `thinking` is known only for models that were loaded before."""
+    task = task_of(installed.kind)
+    thinking = served is not None and "thinking" in served.abilities()
+    return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]
+
+
+def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
+    """The models in their order, but those that chat before all others.
+
+    Many tools begin with the first model of a list (Open WebUI, scripts that take `data[0]`), whatever it can do.
+    """
+    return sorted(models, key=lambda model: "completion" not in capabilities(model))

@@ -1,0 +1,429 @@
+"""The Ollama-compatible dialect under /api (spec: dialects)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from aiohttp import web
+from pydantic import Field, model_validator
+
+from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered, UnsupportedParameter
+from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason, RequestContext, Sampling
+from worker_node.http import parameters
+from worker_node.http.body import DialectBody, deadline_of, read_body
+from worker_node.http.context import busy_fields
+from worker_node.http.errors import OPTIONS, message, not_found
+from worker_node.http.leniency import NODE, STATE, Table
+from worker_node.http.models import capabilities, chat_first
+from worker_node.http.parameters import RepetitionPenalty
+from worker_node.http.sse import LineStream
+from worker_node.manager.served import ServedModel
+from worker_node.models.manifest import InstalledModel
+
+# The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
+OLLAMA_API_VERSION = "0.12.6"
+
+
+# The frames of Ollama's replies: when, how many tokens, how long; all of it measured.
+
+_NS_PER_MS = 1e6
+
+
+def now() -> str:
+    """The time as RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def frame(model: str, **fields: Any) -> dict[str, Any]:
+    """A frame; `model` is the name that the client used."""
+    return {"model": model, "created_at": now(), **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How long the request waited for its model to be loaded, in seconds."""
+
+    seconds: float = 0.0
+
+    @property
+    def nanoseconds(self) -> int:
+        """The same in nanoseconds."""
+        return round(self.seconds * 1e9)
+
+
+def ending(finished: Finished, loading: Loading) -> dict[str, Any]:
+    """The fields of the last frame.
+
+    Reading the prompt lasts from the start in the engine to the first token, writing from there to the end.
+    """
+    timing = finished.timing
+    started = timing.total - timing.inference
+    reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
+    return {
+        "done": True,
+        "done_reason": "length" if finished.finish_reason is FinishReason.LENGTH else "stop",
+        "total_duration": round(timing.total * _NS_PER_MS),
+        "load_duration": loading.nanoseconds,
+        "prompt_eval_count": finished.usage.prompt_tokens,
+        "prompt_eval_duration": round(reading * _NS_PER_MS),
+        "eval_count": finished.usage.completion_tokens,
+        "eval_duration": round(max(0.0, timing.inference - reading) * _NS_PER_MS),
+        **busy_fields([finished]),
+    }
+
+
+# The model that a request names: found, in memory, and for how long that took.
+
+
+async def served(request: web.Request, name: str) -> ServedModel:
+    """The model of that name. Raises as `ModelManager.resolve`, ModelNotFound in Ollama's words."""
+    try:
+        return await request.app[NODE].manager.resolve(name, deadline_of(request))
+    except ModelNotFound:
+        raise not_found(name) from None
+
+
+async def resident(request: web.Request, name: str, context: RequestContext) -> tuple[ServedModel, Loading]:
+    """The model of that name, loaded for nothing in particular. Raises ModelNotFound, DeadlineExceeded."""
+    model = await served(request, name)
+    return model, Loading(await request.app[NODE].manager.load(model, context.deadline))
+
+
+# What models there are, and getting and removing them.
+
+_NEVER = "2318-01-01T00:00:00Z"
+
+
+class NamedBody(DialectBody):
+    """A body that names a model; `name` is the older word for it."""
+
+    model: str | None = None
+    name: str | None = None
+
+    def wanted(self) -> str:
+        """The name. Raises BadRequest if there is none."""
+        name = self.model or self.name
+        if not name:
+            raise BadRequest("model: its name is missing", param="model")
+        return name
+
+
+class ShowBody(NamedBody):
+    """Body of POST /api/show."""
+
+    verbose: bool | None = None
+
+
+class OllamaPullBody(NamedBody):
+    """Body of POST /api/pull: a name of the catalog, or any source that `npu-node pull` takes.
+
+    Every download is verified, so `insecure` changes nothing.
+    """
+
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this file."""
+    return [
+        web.get("/api/version", _version),
+        web.get("/api/tags", _tags),
+        web.get("/api/ps", _ps),
+        web.post("/api/show", _show),
+        web.post("/api/pull", _pull),
+        web.delete("/api/delete", _delete),
+        *(web.post(f"/api/{name}", _not_offered) for name in ("create", "copy", "push")),
+    ]
+
+
+async def _version(_request: web.Request) -> web.Response:
+    return _json({"version": OLLAMA_API_VERSION})
+
+
+async def _tags(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    served_here = {model.id: model for model in manager.models}
+    return _json(
+        {
+            "models": [
+                _entry(model)
+                | {
+                    "modified_at": _modified(model),
+                    "capabilities": capabilities(model, served_here.get(model.id)),
+                }
+                for model in chat_first(await manager.installed(deadline_of(request)))
+            ]
+        }
+    )
+
+
+async def _ps(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    loaded: list[dict[str, Any]] = []
+    for model in manager.models:
+        placement = model.serving()
+        if placement is None:
+            continue
+        left = manager.expires_in(model)
+        until = _NEVER if left is None else _utc(datetime.now(UTC) + timedelta(seconds=left))
+        loaded.append(
+            _entry(model.installed)
+            | {
+                "expires_at": until,
+                # What of it is on an accelerator: all or nothing.
+                "size_vram": 0 if placement.device is Device.CPU else model.installed.size,
+                "context_length": placement.total_limit,
+                "device": placement.device,
+            }
+        )
+    return _json({"models": loaded})
+
+
+async def _show(request: web.Request) -> web.Response:
+    body = await read_body(request, ShowBody)
+    model = await served(request, body.wanted())
+    installed = model.installed
+    return _json(
+        {
+            "license": installed.licence,
+            "modelfile": f"# {installed.source}\nFROM {installed.id}\n",
+            "parameters": "",
+            "template": "" if model is None else model.template(),
+            "details": _details(installed),
+            "model_info": {
+                "general.architecture": installed.family,
+                "general.name": installed.id,
+                f"{installed.family}.context_length": installed.context_limit,
+                **(
+                    {}
+                    if installed.dimensions is None
+                    else {f"{installed.family}.embedding_length": installed.dimensions}
+                ),
+            },
+            "capabilities": capabilities(installed, model),
+            "modified_at": _modified(installed),
+        }
+    )
+
+
+async def _pull(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, OllamaPullBody)
+    name, manager = body.wanted(), request.app[NODE].manager
+    await manager.wish(name, deadline_of(request))  # what is wrong with the name itself has a status of its own
+    progress = _Progress()
+    pulling = asyncio.create_task(manager.pull(name, progress))
+    pulling.add_done_callback(lambda _: progress.end())
+    pulling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    if body.stream is False:
+        await asyncio.shield(pulling)
+        return _json({"status": "success"})
+    async with LineStream(request, {}) as stream:
+        try:
+            await stream.send({"status": "pulling manifest"})
+            while (line := await progress.next()) is not None:
+                await stream.send(line)
+            await pulling
+            await stream.send({"status": "success"})
+        except NodeError as error:
+            stream.failed(error)
+            await stream.send({"error": message(error)})
+    return stream.response
+
+
+class _Progress:
+    """Carries the progress of a pull to the reply; of several updates the reader gets the latest."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._stages: list[dict[str, Any]] = []
+        self._total: int | None = None
+        self._ended = False
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """See `models.progress.Progress`."""
+        self._total = total
+        self._stages.append({"status": name, **({} if total is None else {"total": total, "completed": 0})})
+        self._news.set()
+
+    def update(self, done: int) -> None:
+        """See `models.progress.Progress`."""
+        if self._total is None:
+            return
+        if self._stages and "total" in self._stages[-1]:
+            self._stages[-1]["completed"] = done
+        else:
+            self._stages.append({"status": "downloading", "total": self._total, "completed": done})
+        self._news.set()
+
+    def end(self) -> None:
+        """There is nothing more to tell."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> dict[str, Any] | None:
+        """The next line to tell; None at the end."""
+        while not self._stages and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        return self._stages.pop(0) if self._stages else None
+
+
+async def _delete(request: web.Request) -> web.Response:
+    body = await read_body(request, NamedBody)
+    name = body.wanted()
+    try:
+        await request.app[NODE].manager.delete(name, deadline=deadline_of(request))
+    except ModelNotFound:
+        raise not_found(name) from None
+    return web.Response()
+
+
+async def _not_offered(request: web.Request) -> web.Response:
+    raise NotOffered(f"{request.path} is not offered: models come from the node's catalog (npu-node pull)")
+
+
+def _entry(model: InstalledModel) -> dict[str, Any]:
+    return {
+        "name": f"{model.id}:latest",
+        "model": f"{model.id}:latest",
+        "size": model.size,
+        "digest": model.digest,
+        "details": _details(model),
+    }
+
+
+def _details(model: InstalledModel) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "openvino",
+        "family": model.family,
+        "families": [model.family],
+        # Not told by the files: empty rather than guessed.
+        "parameter_size": "",
+        "quantization_level": model.quantization,
+    }
+
+
+def _modified(model: InstalledModel) -> str:
+    return _utc(datetime.fromtimestamp(model.installed_at, UTC))
+
+
+def _utc(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")
+
+
+# `options`, `keep_alive` and `format` of Ollama's bodies.
+
+_NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+
+Format = Literal["", "json"] | dict[str, Any]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class OllamaOptions(DialectBody):
+    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
+
+    Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.
+    """
+
+    rules: ClassVar[Table] = OPTIONS
+
+    num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        nothing = {"penalize_newline"}
+        if not fields.get("mirostat"):
+            nothing |= {"mirostat_eta", "mirostat_tau"}
+        penalised = any(fields.get(name) not in (None, value) for name, value in _NO_PENALTY.items())
+        if not penalised:
+            nothing.add("repeat_last_n")
+        elif fields.get("penalize_newline") is False:
+            raise UnsupportedParameter(
+                "penalize_newline: this engine penalises all tokens alike", param="penalize_newline"
+            )
+        return {name: value for name, value in fields.items() if name not in nothing}
+
+    def sampling(self) -> Sampling:
+        """How to sample. Raises BadRequest."""
+        given = self.model_dump()
+        return parameters.sampling(parameters.OLLAMA, given, dialect_defaults=parameters.OLLAMA_DEFAULTS)
+
+
+def schema_of(wanted: Format | None) -> AnswerSchema | None:
+    """What the answer must match."""
+    if not wanted:
+        return None
+    # Ollama passes over what it cannot enforce, and has no word for strict.
+    return AnswerSchema({"type": "object"} if isinstance(wanted, str) else wanted, "format", strict=False)
+
+
+# `keep_alive`: how long a model stays in memory after a request, in the form that Ollama gave it.
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 10 * 365 * 86400.0
+
+KeepAlive = str | float
+
+
+def seconds_of(keep_alive: KeepAlive) -> float | None:
+    """How long a model stays in memory; None for good. Raises BadRequest for what is no duration."""
+    if isinstance(keep_alive, int | float):
+        seconds = float(keep_alive)
+    else:
+        sign, text = (-1.0, keep_alive[1:]) if keep_alive.startswith("-") else (1.0, keep_alive)
+        if text.isdecimal() and len(text) < 12:
+            seconds = sign * float(text)
+        elif len(text) < 64 and _DURATION.sub("", text) == "" and text:
+            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+        else:
+            raise BadRequest("keep_alive is a number of seconds or a duration as 5m or 1h30m", param="keep_alive")
+    return None if seconds < 0 or math.isinf(seconds) or seconds > _LONGEST_S else seconds
+
+
+@asynccontextmanager
+async def keeping(request: web.Request, model: ServedModel | str, keep_alive: KeepAlive | None) -> AsyncIterator[None]:
+    """Keep the model in memory for that long after the block, however it ends.
+
+    Raises BadRequest, and what `ModelManager.resolve` raises, before it.
+    """
+    if keep_alive is None:
+        yield
+        return
+    seconds = seconds_of(keep_alive)
+    if isinstance(model, str):
+        model = await request[STATE].node.manager.resolve(model, deadline_of(request))
+    try:
+        yield
+    finally:
+        state = request[STATE]
+        if state.dry_run is None:
+            state.node.manager.keep(model, seconds)

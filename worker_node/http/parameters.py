@@ -1,0 +1,175 @@
+"""One table: which parameter of each dialect is which field of `Sampling`.
+
+A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
+null is left open: the model's own default counts, or Ollama's in its dialect (`serving.sampling_defaults`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from worker_node.core.errors import BadRequest
+from worker_node.core.types import Sampling
+
+MAX_STOP_SEQUENCES = 16
+MAX_STOP_CHARACTERS = 256
+_SEEDS = 2**63
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Sampling))
+# Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
+_LEAST_TEMPERATURE = 1e-6
+# Engines want it above 0 in float32.
+_LEAST_TOP_P = 1e-6
+# Engines want it below 1 in float32, to which larger values are rounded.
+_MOST_MIN_P = 1 - 1e-6
+# Logits are divided by it: from here down, nothing but what was said before is left.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A field of `Sampling`, and how a dialect's value for it is read."""
+
+    field: str
+    read: Callable[[Any, str], Any]
+
+
+def _as_it_is(value: Any, _name: str) -> Any:
+    return value
+
+
+def _temperature(value: float, _name: str) -> float:
+    return 0.0 if value < _LEAST_TEMPERATURE else value
+
+
+def _top_k(value: int, _name: str) -> int:
+    # vLLM's and llama.cpp's word for all tokens; here it is 0, as in Ollama.
+    return 0 if value == -1 else value
+
+
+def _tuple(value: list[int], _name: str) -> tuple[int, ...]:
+    return tuple(value)
+
+
+def _seed(value: int, _name: str) -> int | None:
+    # −1 is Ollama's and llama.cpp's word for a seed of the node's choice; others are taken modulo the engine's range.
+    return None if value == -1 else value % _SEEDS
+
+
+def _max_new_tokens(value: int, _name: str) -> int | None:
+    # Ollama: 0 and −1 no limit, −2 until the context is full; here the context is the limit in any case.
+    return None if value <= 0 else value
+
+
+def _n_predict(value: int, name: str) -> int | None:
+    if value == 0:
+        raise BadRequest(f"{name}: 0 asks for no token; send 1 or more, or -1 for no limit", param=name)
+    return _max_new_tokens(value, name)
+
+
+def _min_p(value: float, _name: str) -> float:
+    return min(value, _MOST_MIN_P)
+
+
+def _stop(value: str | list[str], name: str) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    if len(stops) > MAX_STOP_SEQUENCES:
+        raise BadRequest(f"{len(stops)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
+    return stops
+
+
+_SHARED = {
+    "temperature": Parameter("temperature", _temperature),
+    "top_p": Parameter("top_p", _as_it_is),
+    "top_k": Parameter("top_k", _top_k),
+    "min_p": Parameter("min_p", _min_p),
+    "seed": Parameter("seed", _seed),
+    "stop": Parameter("stop", _stop),
+    "presence_penalty": Parameter("presence_penalty", _as_it_is),
+    "frequency_penalty": Parameter("frequency_penalty", _as_it_is),
+    "ignore_eos": Parameter("ignore_eos", _as_it_is),
+}
+OPENAI: Mapping[str, Parameter] = _SHARED | {
+    "max_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "max_completion_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "max_output_tokens": Parameter("max_new_tokens", _max_new_tokens),
+    "repetition_penalty": Parameter("repetition_penalty", _as_it_is),
+    # vLLM's
+    "min_tokens": Parameter("min_tokens", _as_it_is),
+    "stop_token_ids": Parameter("stop_token_ids", _tuple),
+    "include_stop_str_in_output": Parameter("include_stop", _as_it_is),
+    "skip_special_tokens": Parameter("skip_special_tokens", _as_it_is),
+    # llama.cpp's
+    "n_predict": Parameter("max_new_tokens", _n_predict),
+    "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
+}
+OLLAMA: Mapping[str, Parameter] = _SHARED | {
+    "num_predict": Parameter("max_new_tokens", _max_new_tokens),
+    "repeat_penalty": Parameter("repetition_penalty", _as_it_is),
+}
+# What Ollama does where neither the request nor the model says otherwise.
+OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+NATIVE: Mapping[str, Parameter] = _SHARED | {"max_new_tokens": Parameter("max_new_tokens", _max_new_tokens)}
+
+
+# Bodies name the types of their own parameters only; those of another of the same dialect come as they were sent.
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("max_new_tokens", "min_tokens", "top_k", "seed"), (_is_whole, "a whole number")),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), (_is_number, "a number")),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_is_number, "a number")),
+    **dict.fromkeys(
+        ("ignore_eos", "include_stop", "skip_special_tokens"), (lambda value: isinstance(value, bool), "true or false")
+    ),
+    "stop": (_is_texts, "a text or a list of texts"),
+    "stop_token_ids": (
+        lambda value: isinstance(value, list) and all(map(_is_whole, value)),
+        "a list of whole numbers",
+    ),
+}
+
+
+def _check_kind(field: str, value: Any, name: str) -> None:
+    fits, kind = _KINDS[field]
+    if not fits(value):
+        raise BadRequest(f"{name} should be {kind}", param=name)
+
+
+def sampling(table: Mapping[str, Parameter], given: Mapping[str, Any], **more: Any) -> Sampling:
+    """Return how to sample, from the parameters among `given` that the dialect's table names.
+
+    `more` are fields of `Sampling` that the dialect sets by itself. Raises BadRequest for a value out of range, and for
+    two parameters that mean the same and differ.
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in table.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        _check_kind(parameter.field, value, name)
+        read = parameter.read(value, name)
+        if fields.setdefault(parameter.field, read) != read:
+            raise BadRequest(f"{name} contradicts another parameter of the same meaning", param=name)
+    if fields.get("top_p", 1) < _LEAST_TOP_P:
+        # Nothing but the likeliest token is left, whatever the temperature.
+        fields |= {"top_p": 1.0, "temperature": 0.0}
+    # What the dialect sets by itself is as good as asked for.
+    open_fields = _FIELDS - fields.keys() - more.keys()
+    return Sampling(**fields, **more, open_fields=open_fields)
