@@ -85,9 +85,11 @@ $(VENV)/.installed-ops: $(STAMP)
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev,ops]'
 	@touch $@
 
-check: install      ## format, lint and types
+check: install      ## format, lint, layers, dependencies and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/deptry worker_node backend_client
 	$(BIN)/mypy
 
 format: install     ## put the source into shape

@@ -1,8 +1,16 @@
-"""What holds for every source file: its size, its names, how it imports, and how it starts processes."""
+"""Rules for source files that no linter knows. Layers and dependencies: .importlinter and deptry, `make check`."""
 
 import ast
+import re
 
 from tests.support.source_tree import CLIENT_FILES, NODE_FILES, ROOT, import_statements, imports_of, reject
+from worker_node import registry
+
+# What every request goes through, whatever its task. A task is one package: none of these names one.
+SHARED = {
+    *("devices", "engines", "encoders", "manager", "observability", "sandbox", "scheduling", "serving"),
+    *("app", "node", "registry", "reload", "server"),
+}
 
 
 def test_there_is_something_to_hold():
@@ -31,49 +39,6 @@ def test_imports_are_absolute():
     )
 
 
-LONGEST = {"worker_node": 600, "backend_client": 600}
-
-
-def test_files_stay_small():
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*NODE_FILES, *CLIENT_FILES]}
-    reject(
-        [
-            f"{path} has {lines} lines: more than one concept?"
-            for path, lines in lengths.items()
-            if lines > LONGEST[path.relative_to(ROOT).parts[0]]
-        ]
-    )
-
-
-# Two things may have one name only where the one is the other's form for another kind of caller.
-SAME_NAME = {
-    "InferenceClient": "the asynchronous client, and the same without asyncio",
-    "NPUClient": "the asynchronous client, and the same without asyncio",
-}
-
-
-def public_classes(files):
-    """The files that define each public class at their top, by its name."""
-    found = {}
-    for path in files:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    return found
-
-
-def test_a_class_name_means_one_thing():
-    classes = [public_classes(files) for files in (NODE_FILES, CLIENT_FILES)]
-    reject(
-        [
-            f"{name} is defined in {' and '.join(paths)}: name each by what it is"
-            for found in classes
-            for name, paths in found.items()
-            if len(paths) > 1 and name not in SAME_NAME
-        ]
-    )
-
-
 STARTS = {"Popen", "run", "create_subprocess_exec", "call", "check_call", "check_output"}
 
 
@@ -98,5 +63,36 @@ def test_every_child_process_gets_an_environment_that_was_chosen():
             for path in NODE_FILES
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if starts_process(node) and "env" not in {keyword.arg for keyword in node.keywords}
+        ]
+    )
+
+
+def words_of(name):
+    """The words of a name in lower case: `embed_job`, `EmbedJob` and `tasks.embed` all say embed."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def names_in(path):
+    """All identifiers in a file, the modules that it imports, and strings that could be a name; with their lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        found = [getattr(node, field, None) for field in ("id", "attr", "name", "arg", "asname", "module")]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.:]+", node.value):
+            found.append(node.value)
+        yield from ((getattr(node, "lineno", 1), name) for name in found if isinstance(name, str))
+
+
+def test_shared_packages_name_no_task():
+    """By its package, its kind or its verb, of each task that is registered: in names of files, too."""
+    tasks = {word for task in registry.tasks().values() for word in (task.kind, task.verb, task.serving.split(".")[2])}
+    assert {"embed", "embedding", "generate", "generation", "rerank", "transcribe", "vision"} <= tasks
+    package_of = {path: path.relative_to(ROOT / "worker_node").parts[0].removesuffix(".py") for path in NODE_FILES}
+    assert set(package_of.values()) >= SHARED
+    reject(
+        [
+            f"{path}:{line} names a task: {name}"
+            for path, package in package_of.items()
+            if package in SHARED
+            for line, name in [(1, path.stem), *names_in(path)]
+            if words_of(name) & tasks
         ]
     )

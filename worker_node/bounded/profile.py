@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from worker_node.bounded import http as bounded_jobs
 from worker_node.bounded.model import build, choose_model, reservation
 from worker_node.bounded.service import JobService
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
-from worker_node.http import bounded_jobs
 from worker_node.http.leniency import NODE
 from worker_node.http.middleware import (
     OriginPolicy,
