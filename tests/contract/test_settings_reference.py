@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from worker_node.engines.options import declarations, options_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings, parse_settings
-from worker_node.settings.declaration import declarations, options_of
 from worker_node.settings.reference import DOCUMENT, SHIPPED_FILE, sections, update_all
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
 
 from worker_node.core.types import Device
+from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
 from worker_node.scheduling.prompts import Deadlines
 from worker_node.scheduling.texts import BatchLimits, PackingLimits, TextQueue, Waiting
-from worker_node.settings.declaration import BlobOptions, EngineOptions, Option
 
 
 class RowJob(Protocol):

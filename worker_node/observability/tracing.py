@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from opentelemetry.util.types import AttributeValue
-
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import RequestContext, Route, Usage
 from worker_node.engines.protocol import Engine
@@ -123,7 +121,7 @@ def open_tracing(*, enabled: bool) -> Tracing:
 # Numbers and names that the node made itself, and nothing of a request's text: no prompt, answer, stop sequence, tool,
 # user's name for a model, or key.
 
-Attributes = dict[str, AttributeValue]
+Attributes = dict[str, str | bool | int | float | list[str]]
 
 # Those of a route that the engine's own span repeats.
 ENGINE = ("gen_ai.response.model", "npu.device", "npu.emulated")

@@ -18,6 +18,15 @@ from worker_node.devices.probe import Probe
 from worker_node.devices.source import NpuSource
 from worker_node.engines.cpu_share import CpuPlace, CpuRole
 from worker_node.engines.isolation import Suspects
+from worker_node.engines.options import (
+    BlobOptions,
+    EngineOptions,
+    VectorOptions,
+    declarations,
+    engine_for,
+    engines,
+    options_of,
+)
 from worker_node.engines.process import Canary, HostingLimits
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
@@ -34,15 +43,6 @@ from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.machine import Machine
 from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, Shapes, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.declaration import (
-    BlobOptions,
-    EngineOptions,
-    VectorOptions,
-    declarations,
-    engine_for,
-    engines,
-    options_of,
-)
 from worker_node.settings.options import engine_options, select
 
 

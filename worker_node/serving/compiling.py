@@ -13,12 +13,12 @@ from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
 from worker_node.devices.probe import probe
 from worker_node.devices.source import npu_source
+from worker_node.engines.options import BlobOptions, engine_for
 from worker_node.engines.protocol import EngineState
 from worker_node.models.manifest import InstalledModel, check_weights
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.declaration import BlobOptions, engine_for
 
 
 async def compile_ahead(

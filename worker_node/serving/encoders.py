@@ -8,13 +8,13 @@ from typing import Any
 
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
+from worker_node.engines.options import EngineOptions
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import bucket_shapes
 from worker_node.serving.task import EnginePlan, Footprint, ServedTask, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.settings.declaration import EngineOptions
 
 MAX_OUTSTANDING_TEXTS = 8192
 # Of the engine on a CPU, where the settings leave it open.

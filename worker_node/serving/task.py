@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from worker_node.core.types import Device
 from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.options import EngineOptions, options_of
 from worker_node.engines.process import Canary
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import ServedModel
@@ -19,7 +20,6 @@ from worker_node.registry import load, task_of
 from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.settings import ModelSettings, NodeSettings
-from worker_node.settings.declaration import EngineOptions, options_of
 
 
 class TaskPart(Protocol):

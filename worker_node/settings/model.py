@@ -21,7 +21,7 @@ from pydantic import (
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
-from worker_node.settings.declaration import Options
+from worker_node.engines.options import Options
 from worker_node.settings.options import again, custom_error, known_options, select, validated
 from worker_node.settings.toml_lines import known_part, line_of
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from worker_node.settings.declaration import (
+from worker_node.engines.options import (
     Declared,
     EngineOptions,
     Options,

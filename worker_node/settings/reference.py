@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from worker_node.settings.declaration import declarations, options_of
+from worker_node.engines.options import declarations, options_of
 from worker_node.settings.model import ModelSettings, PlacementSettings
 from worker_node.settings.node import NodeSettings
 

@@ -7,7 +7,7 @@ from annotated_types import Ge
 
 from counting_task.task import KIND
 from worker_node.core.types import Device
-from worker_node.settings.declaration import EngineOptions, Option, declare
+from worker_node.engines.options import EngineOptions, Option, declare
 
 
 @declare

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError
+from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import Engine
 from worker_node.models.canary import EmbeddingCanary
@@ -19,7 +20,6 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes, no_canary
 from worker_node.settings import ModelSettings
-from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.embed.messages import embed
 from worker_node.tasks.embed.options import StaticOptions
 from worker_node.tasks.embed.service import EmbeddingModel

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from worker_node.core.types import ModelKind
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
-from worker_node.settings.declaration import Option, declare
+from worker_node.engines.options import Option, declare
 
 
 @declare

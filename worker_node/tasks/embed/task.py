@@ -10,7 +10,7 @@ TASK = Task(
     verb="embed",
     capability="embedding",
     options=(
-        "worker_node.settings.declaration",
+        "worker_node.engines.options",
         "worker_node.tasks.embed.options",
     ),
     serving="worker_node.tasks.embed.building:EMBED",

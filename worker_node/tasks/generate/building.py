@@ -17,6 +17,7 @@ import numpy as np
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import Device, Message, ModelKind
 from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, Engine
 from worker_node.models.canary import GenerationCanary
@@ -29,7 +30,6 @@ from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, TaskParts, no_canary
 from worker_node.settings import ModelSettings
-from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 
 from worker_node.core.types import Device, ModelKind
-from worker_node.settings.declaration import BlobOptions, EngineOptions, Option, Options, declare
+from worker_node.engines.options import BlobOptions, EngineOptions, Option, Options, declare
 
 
 @declare

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Len
 
 from worker_node.encoders.jobs import DynamicEncoderOptions, StaticEncoderOptions
-from worker_node.settings.declaration import Option, Options, declare
+from worker_node.engines.options import Option, Options, declare
 from worker_node.tasks.rerank.task import RERANK
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from worker_node.core.errors import ConfigurationError, ModelNotFound, UnsupportedParameter
 from worker_node.core.types import Device
 from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import Engine
 from worker_node.manager.manager import ModelManager
@@ -29,7 +30,6 @@ from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.transcribe.files import POSITIONS, VOICE_FILE, VOICE_MODEL
 from worker_node.tasks.transcribe.messages import Heard, TranscribeJob
 from worker_node.tasks.transcribe.options import AudioOptions, TranscribeOptions

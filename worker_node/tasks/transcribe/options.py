@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from worker_node.core.types import Device
-from worker_node.settings.declaration import EngineOptions, Option, Options, declare
+from worker_node.engines.options import EngineOptions, Option, Options, declare
 from worker_node.tasks.transcribe.task import KIND
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, Message, Picture
 from worker_node.engines.cpu_share import CpuRole
+from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, Engine
 from worker_node.models.directory import read_config, sampling_defaults
@@ -26,7 +27,6 @@ from worker_node.scheduling.routing import Feature
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.settings.declaration import EngineOptions
 from worker_node.tasks.generate.images import picture_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawPicture, TokenDelta
 from worker_node.tasks.generate.model import GenerationModel, PictureRules

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from worker_node.core.types import Device
-from worker_node.settings.declaration import EngineOptions, declare
+from worker_node.engines.options import EngineOptions, declare
 from worker_node.tasks.generate.options import MaxPromptLen, MinResponseLen
 from worker_node.tasks.vision.task import VISION
 

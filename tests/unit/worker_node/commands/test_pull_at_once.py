@@ -9,7 +9,7 @@ import uvloop
 from worker_node.cli import main
 from worker_node.commands import pull as pull_command
 from worker_node.core.errors import DownloadFailed
-from worker_node.models import pull
+from worker_node.models import pull as pulling
 from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
@@ -36,7 +36,7 @@ def test_both_are_pulled_at_once_and_one_failure_ends_the_other(monkeypatch, tmp
             await asyncio.sleep(0)
             ended.append((root, name))
 
-    monkeypatch.setattr(pull, "pull", pull)
+    monkeypatch.setattr(pulling, "pull", pull)
     with pytest.raises(SystemExit) as stopped:
         raise SystemExit(main(["pull", "--embedded", "--model-store", str(tmp_path)]))
     assert stopped.value.code not in {0, None}
@@ -62,7 +62,7 @@ def test_an_interruption_waits_for_the_end_of_both(monkeypatch, tmp_path):
                 await asyncio.sleep(0)
             ended.append(name)
 
-    monkeypatch.setattr(pull, "pull", pull)
+    monkeypatch.setattr(pulling, "pull", pull)
     with pytest.raises(asyncio.CancelledError):
         main(["pull", "--embedded", "--model-store", str(tmp_path)])
     assert sorted(ended) == sorted(begun)
@@ -80,7 +80,7 @@ def test_one_after_the_other_in_another_form_alone_or_with_little_memory(
     def stop(store, wish, progress):
         raise DownloadFailed(f"{wish.model_id} is asked for")
 
-    monkeypatch.setattr(pull, "pull", lambda *arguments: pytest.fail("in a process of its own"))
+    monkeypatch.setattr(pulling, "pull", lambda *arguments: pytest.fail("in a process of its own"))
     monkeypatch.setattr(ModelStore, "pull", stop)
     assert main(["pull", *arguments, "--model-store", str(tmp_path)]) == 1
     assert "smollm2-135m-instruct" in capsys.readouterr().err
@@ -102,8 +102,8 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
         """echo '{"type":"ended","problem":null}'\n"""
     )
     script.chmod(0o755)
-    monkeypatch.setattr(pull.sys, "executable", str(script))
-    run(pull.pull(tmp_path, "any", Told()))
+    monkeypatch.setattr(pulling.sys, "executable", str(script))
+    run(pulling.pull(tmp_path, "any", Told()))
     (group,) = groups
     assert group != os.getpgrp()
 
@@ -112,7 +112,7 @@ def test_an_error_of_the_operating_system_in_a_pull_is_its_problem(monkeypatch, 
     def pull(store, name, progress):
         raise PermissionError(13, "Permission denied", "/locked")
 
-    monkeypatch.setattr(pull, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(pulling, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(ModelStore, "pull", pull)
-    pull.main(1, tmp_path, "smollm2")
+    pulling.main(1, tmp_path, "smollm2")
     assert b"may not use /locked" in capfdbinary.readouterr().out

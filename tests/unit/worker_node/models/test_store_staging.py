@@ -93,10 +93,10 @@ def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp
         """
         import sys
         from pathlib import Path
-        from worker_node.models import staging
+        from worker_node.models import store
         root = Path(sys.argv[1])
-        with staging.exclusive(root, "m"):
-            (staging.partial(root, "m") / "half").write_text("x")
+        with store.exclusive(root, "m"):
+            (store.partial(root, "m") / "half").write_text("x")
             print("made", flush=True)
             sys.stdin.read()
         """

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.source import NpuSource
+from worker_node.engines import options as declaration
+from worker_node.engines.options import EngineOptions, Option, declare, engine_for
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.build import plan_engine, refuse_foreign_options
 from worker_node.settings import (
@@ -20,10 +22,8 @@ from worker_node.settings import (
     ModelSettings,
     NodeSettings,
     PlacementSettings,
-    declaration,
     parse_settings,
 )
-from worker_node.settings.declaration import EngineOptions, Option, declare, engine_for
 from worker_node.settings.options import engine_options
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 
