@@ -16,9 +16,9 @@ from tests.support.scripted_engines import Machine
 from tests.support.task_models import SEER, placement, seer
 from tests.unit.worker_node.api.test_memory_of_every_task import Answering
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import Picture
+from worker_node.core.types import Image
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.images import PictureDecoder
+from worker_node.tasks.generate.images import ImageDecoder
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def chat(*urls):
 
 
 class Seeing(Answering):
-    """Keeps the sizes of the pictures that it was given."""
+    """Keeps the sizes of the images that it was given."""
 
     def __init__(self, name, machine):
         super().__init__(name, machine)
@@ -41,7 +41,7 @@ class Seeing(Answering):
 
     async def run(self, job, result):
         if job.seen is not None:
-            self.sizes += [(picture.width, picture.height) for picture in job.seen.pictures]
+            self.sizes += [(image.width, image.height) for image in job.seen.images]
         async for event in super().run(job, result):
             yield event
 
@@ -103,9 +103,7 @@ async def test_chats_see_images_by_url_once_a_reload_allows_it(store, server, ca
 
 async def test_without_the_edge_nothing_is_fetched():
     with pytest.raises(BadRequest, match="fetches no remote URLs"):
-        await PictureDecoder().decode(
-            [Picture("", 0, WHERE, "https://images.test/")], None, time.monotonic() + 60, print
-        )
+        await ImageDecoder().decode([Image("", 0, WHERE, "https://images.test/")], None, time.monotonic() + 60, print)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed from outside", "crashed"])

@@ -1,7 +1,7 @@
-"""Chat about pictures over HTTP, on the CPU and the (emulated) NPU, with stock clients.
+"""Chat about images over HTTP, on the CPU and the (emulated) NPU, with stock clients.
 
-The model has SmolLM2's weights and no vision (`tests/support/colour_vision`): this proves that pictures reach the
-language model, in order, and not that a model sees. A picture must get the answer that its `words` get, at a high
+The model has SmolLM2's weights and no vision (`tests/support/colour_vision`): this proves that images reach the
+language model, in order, and not that a model sees. An image must get the answer that its `words` get, at a high
 temperature with a seed: so the answers to two prompts differ on every CPU, whatever words the model prefers. The node
 is one of its own, for its model: its start, and that of the NPU's engine, are most of this file's seconds.
 """
@@ -32,7 +32,7 @@ from tests.support.nodes import start_node
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
 from worker_node.models.manifest import MANIFEST_FILE
-from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture, Step
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Step
 from worker_node.tasks.vision.engine import VisionRunner
 
 ollama = Later("ollama")
@@ -44,12 +44,12 @@ COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 PROMPT = "What colour is it?"
 # Where the answer depends on each number that reaches the model.
 SAMPLED = {"temperature": 2.0, "seed": 1}
-# What a picture has in this model: one for each of its quarters, and one more that GenAI adds.
+# What an image has in this model: one for each of its quarters, and one more that GenAI adds.
 TOKENS = 5
 
 
 def encoded(colour, form="PNG", size=(300, 200)):
-    """The base64 form of a picture of one colour."""
+    """The base64 form of an image of one colour."""
     stream = io.BytesIO()
     Image.new("RGB", size, COLOURS[colour]).save(stream, form)
     return base64.b64encode(stream.getvalue()).decode()
@@ -103,7 +103,7 @@ async def client(seeing):
 
 
 async def asked(client, *parts, device=None, **fields):
-    """The reply to a question about pictures, and its headers."""
+    """The reply to a question about images, and its headers."""
     headers = {"X-NPU-Require-Device": device} if device else {}
     raw = await client.chat.completions.with_raw_response.create(
         model="colours", messages=question(*parts), max_tokens=12, extra_headers=headers, **SAMPLED | fields
@@ -117,7 +117,7 @@ async def answer(client, *parts, **options):
 
 
 @pytest.mark.parametrize("device", ["CPU", "NPU"])
-async def test_a_picture_gets_the_answer_of_its_words_on_each_device(client, device):
+async def test_a_image_gets_the_answer_of_its_words_on_each_device(client, device):
     answers = set()
     for colour in COLOURS:
         reply, headers = await asked(client, part(encoded(colour)), device=device)
@@ -140,7 +140,7 @@ async def test_every_format_is_read(client, form):
     assert found == await answer(client, text(words("green")))
 
 
-async def test_responses_stream_and_ollama_see_the_picture_too(client, seeing):
+async def test_responses_stream_and_ollama_see_the_image_too(client, seeing):
     async def responded(first):
         content = [first, {"type": "input_text", "text": PROMPT}]
         response = await client.responses.create(
@@ -175,7 +175,7 @@ async def test_responses_stream_and_ollama_see_the_picture_too(client, seeing):
     assert shown.capabilities == ["completion", "vision"]
 
 
-async def test_pictures_count_in_usage(client):
+async def test_images_count_in_usage(client):
     none, _ = await asked(client)
     one, headers = await asked(client, part(encoded("red")))
     three, _ = await asked(client, *(part(encoded(colour)) for colour in COLOURS))
@@ -184,7 +184,7 @@ async def test_pictures_count_in_usage(client):
     assert int(headers["X-NPU-Node-Token-Count"]) == one.usage.prompt_tokens
 
 
-async def test_pictures_are_seen_in_their_order_and_places(client):
+async def test_images_are_seen_in_their_order_and_places(client):
     places = ("First colour:", " Second colour:", " Third colour:")
     answers = set()
     for order in itertools.permutations(COLOURS):
@@ -196,7 +196,7 @@ async def test_pictures_are_seen_in_their_order_and_places(client):
     assert len(answers) == 6
 
 
-async def test_a_completion_without_pictures_is_answered(client):
+async def test_a_completion_without_images_is_answered(client):
     completion = await client.completions.create(
         model="colours", prompt="The capital of France is", max_tokens=4, extra_body={"ignore_eos": True}
     )
@@ -258,7 +258,7 @@ async def test_bad_input_is_a_clear_error_that_harms_nobody(client, seeing, case
     assert seeing.engine_processes() == before
 
 
-async def test_a_request_may_be_as_large_as_its_pictures_need_and_no_larger(client, seeing, http):
+async def test_a_request_may_be_as_large_as_its_images_need_and_no_larger(client, seeing, http):
     """Other requests to the same node may not: 8 MiB is their limit."""
     junk = base64.b64encode(bytes(12_000_000)).decode()
     with pytest.raises(openai.BadRequestError, match="not an image"):
@@ -305,7 +305,7 @@ def test_a_cancelled_answer_stops_the_pipeline_at_its_next_token(models):
     """In this process, on the real pipeline: nothing is computed after the command has arrived."""
     runner = VisionRunner(EngineSpec("colours", "vision", str(models), Device.CPU, "", {}))
     runner.load()
-    seen = PicturePrompt(f"<ov_genai_image_0>{PROMPT}", [RawPicture(64, 64, bytes([255, 0, 0]) * 64 * 64)], TOKENS)
+    seen = ImagePrompt(f"<ov_genai_image_0>{PROMPT}", [RawImage(64, 64, bytes([255, 0, 0]) * 64 * 64)], TOKENS)
     for job in (1, 2):
         runner.submit(GenerateJob(job, b"", 1000, time.monotonic() + 600, ignore_eos=True, seen=seen))
     events, polls = [], []

@@ -1,8 +1,8 @@
 """A vision-language model of the LLaVA form that reads colours, made from two layers of SmolLM2 by splitting its graph.
 
-It has real language weights and no vision: the "vision" graph maps the mean colour of each quarter of a picture to the
-embedding of the nearest of three colour words. So a picture is to the language model what `words` are, and gets the
-same answer. It proves the wiring (pictures reach the language model, in order, as tokens), not that a model sees. Its
+It has real language weights and no vision: the "vision" graph maps the mean colour of each quarter of an image to the
+embedding of the nearest of three colour words. So an image is to the language model what `words` are, and gets the
+same answer. It proves the wiring (images reach the language model, in order, as tokens), not that a model sees. Its
 one unused token, `<reponame>`, becomes `<image>`.
 """
 
@@ -27,7 +27,7 @@ _SIDE = 28
 
 
 def words(colour):
-    """The text that is to the language model what a picture of this colour is."""
+    """The text that is to the language model what an image of this colour is."""
     return f" {colour}" * 4 + "\n"  # its quarters, and the line's end that GenAI adds
 
 

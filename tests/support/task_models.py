@@ -13,7 +13,7 @@ from PIL import Image
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement, Residency
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.generate.model import GenerationModel, PictureRules
+from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.rerank.service import RerankModel
 from worker_node.tasks.rerank.tokenizer import PairTokenizer
@@ -36,11 +36,11 @@ def hearer(store, placements, **more):
 
 
 def seer(store, placements, **more):
-    """A chat model that takes pictures, with SmolLM2's tokenizer; a picture has four tokens."""
+    """A chat model that takes images, with SmolLM2's tokenizer; an image has four tokens."""
     installed = replace(store.get("smollm2-135m-instruct"), id=SEER, aliases=(), canary=None)
     chat = ChatTokenizer(installed.path, installed.context_limit)
-    rules = PictureRules(lambda _width, _height: 4, 1_000_000, None, ("<image>",))
-    return GenerationModel(installed, placements, chat, pictures=rules, **more)
+    rules = ImageRules(lambda _width, _height: 4, 1_000_000, None, ("<image>",))
+    return GenerationModel(installed, placements, chat, images=rules, **more)
 
 
 MODELS = {RANKER: ranker, HEARER: hearer, SEER: seer}
@@ -64,13 +64,13 @@ def _speech():
     return target.getvalue()
 
 
-def _picture():
+def _image():
     target = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(target, "PNG")
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
 
 
-SPEECH, PICTURE = _speech(), _picture()
+SPEECH, IMAGE = _speech(), _image()
 
 
 def request(name, text="dark", *, stream=False):
@@ -83,7 +83,7 @@ def request(name, text="dark", *, stream=False):
         form.add_field("prompt", text)
         form.add_field("file", SPEECH, filename="speech.wav")
         return "/v1/audio/transcriptions", {"data": form}
-    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": IMAGE}}]
     body = {"model": SEER, "messages": [{"role": "user", "content": parts}], "max_tokens": 200, "temperature": 0}
     return "/v1/chat/completions", {"json": body | ({"stream": True} if stream else {})}
 

@@ -264,8 +264,8 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture within a message as it was sent: the base64 form of an image file, not decoded yet, or its remote URL.
+class Image:
+    """An image within a message as it was sent: the base64 form of an image file, not decoded yet, or its remote URL.
 
     `at` is its place in the message's text, in characters; `where` names the field of the request that holds it.
     """
@@ -280,7 +280,7 @@ class Picture:
 class Message:
     """One turn of a conversation. `role` is system, user, assistant or tool.
 
-    A tool's message is its result; `tool_name` says whose it is, where that is known. `pictures` are in the order of
+    A tool's message is its result; `tool_name` says whose it is, where that is known. `images` are in the order of
     their places in `content`.
     """
 
@@ -288,7 +288,7 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_name: str | None = None
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +338,9 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GivenForm",
+    "Image",
     "Message",
     "ModelKind",
-    "Picture",
     "Piece",
     "Priority",
     "Reasoning",

@@ -316,7 +316,7 @@ def note_ignored(request: web.Request, name: str) -> None:
 
 def _most_bytes(node: Node, *, images: bool) -> int:
     settings = node.settings
-    if not images or all(getattr(model, "pictures", None) is None for model in node.manager.models):
+    if not images or all(getattr(model, "images", None) is None for model in node.manager.models):
         return settings.max_body_bytes
     return max(settings.max_body_bytes, settings.max_image_body_bytes)
 

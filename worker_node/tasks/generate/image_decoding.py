@@ -1,4 +1,4 @@
-"""Pictures to pixels, in a preparation process: Pillow is imported there, and only when a picture comes."""
+"""Images to pixels, in a preparation process: Pillow is imported there, and only when an image comes."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ def _scaled(width: int, height: int, max_pixels: int, shortest: int | None) -> t
     return max(MIN_SIDE, round(width * factor)), max(MIN_SIDE, round(height * factor))
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     """Transparent parts become white."""
     from PIL import Image  # noqa: PLC0415
 
-    if picture.mode.startswith("I"):
+    if image.mode.startswith("I"):
         # 16 bits a sample, which a conversion would cut at 255.
-        return picture.convert("I").point([value >> 8 for value in range(65536)], "L").convert("RGB")
-    if picture.mode in {"RGBA", "LA", "PA"} or "transparency" in picture.info:
-        with_alpha = picture.convert("RGBA")
+        return image.convert("I").point([value >> 8 for value in range(65536)], "L").convert("RGB")
+    if image.mode in {"RGBA", "LA", "PA"} or "transparency" in image.info:
+        with_alpha = image.convert("RGBA")
         white = Image.new("RGB", with_alpha.size, (255, 255, 255))
         white.paste(with_alpha, mask=with_alpha.getchannel("A"))
         return white
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

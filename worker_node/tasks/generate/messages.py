@@ -7,7 +7,7 @@ import msgspec
 from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
-class RawPicture(msgspec.Struct, frozen=True, array_like=True):
+class RawImage(msgspec.Struct, frozen=True, array_like=True):
     """Rows of RGB, a byte each."""
 
     width: int
@@ -15,15 +15,15 @@ class RawPicture(msgspec.Struct, frozen=True, array_like=True):
     pixels: bytes
 
 
-class PicturePrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt for an engine that tokenizes it itself: its text, with GenAI's tags in place of `pictures`.
+class ImagePrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt for an engine that tokenizes it itself: its text, with GenAI's tags in place of `images`.
 
-    These have about `picture_tokens` tokens.
+    These have about `image_tokens` tokens.
     """
 
     text: str
-    pictures: list[RawPicture]
-    picture_tokens: int
+    images: list[RawImage]
+    image_tokens: int
 
 
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
@@ -52,13 +52,13 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     grammar: str | None = None
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    seen: PicturePrompt | None = None
+    seen: ImagePrompt | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has; of pictures an estimate."""
-        pictures = 0 if self.seen is None else self.seen.picture_tokens
-        return len(self.tokens) // TOKEN_BYTES + pictures
+        """How many tokens the prompt has; of images an estimate."""
+        images = 0 if self.seen is None else self.seen.image_tokens
+        return len(self.tokens) // TOKEN_BYTES + images
 
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry
 
-from worker_node.core.types import Finished, Picture, Route, TokenIds
+from worker_node.core.types import Finished, Image, Route, TokenIds
 from worker_node.observability.metrics import LATENCY, Distribution, Tally, Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.tasks.generate.model import GenerationRequest
 
 
-class PictureMetrics:
+class ImageMetrics:
     """The task's own metrics of images, in the node's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -28,9 +28,9 @@ class PictureMetrics:
             "npu_node_image_bytes", "Bytes of the image files that were decoded", ("model", "source"), registry
         )
 
-    def count(self, model: str, picture: Picture, size: int, refusal: str | None) -> None:
+    def count(self, model: str, image: Image, size: int, refusal: str | None) -> None:
         """Count an image whose file has `size` bytes, or that was refused with this code."""
-        source = "inline" if picture.url is None else "remote"
+        source = "inline" if image.url is None else "remote"
         self._images.add(1, model, source, refusal or "decoded")
         if refusal is None:
             self._bytes.add(size, model, source)
@@ -62,7 +62,7 @@ class GenerationMetrics:
 def declare_generation_metrics(telemetry: Telemetry) -> None:
     """Create the metrics at start, so that they are exported from then on."""
     telemetry.made["tokens"] = telemetry.own(GenerationMetrics).tokens
-    telemetry.own(PictureMetrics)
+    telemetry.own(ImageMetrics)
 
 
 def token_counter(telemetry: Telemetry, route: Route) -> Callable[[int], None]:

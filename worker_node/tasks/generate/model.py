@@ -1,4 +1,4 @@
-"""What a model takes of pictures: how large, at how many tokens each, and with which marks in its prompts."""
+"""What a model takes of images: how large, at how many tokens each, and with which marks in its prompts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from worker_node.serving.run import model_of
 from worker_node.tasks.generate.options import GenerationOptions
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
-MAX_PICTURE_BYTES = 20_000_000
+MAX_IMAGE_BYTES = 20_000_000
 FORMATS = "PNG, JPEG, WebP or GIF"
-PICTURE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"})
 
 
 @dataclass(frozen=True, slots=True)
-class PictureRules:
-    """Pictures are scaled down before they go to the engine, as far as its preprocessor loses nothing by it.
+class ImageRules:
+    """Images are scaled down before they go to the engine, as far as its preprocessor loses nothing by it.
 
-    The shorter side then has at most `shortest` pixels (None: any), and a picture at most `max_pixels`. `tokens` is an
-    estimate of the tokens for a width and a height. `marks` stand for pictures in the model's own prompts, so that they
+    The shorter side then has at most `shortest` pixels (None: any), and an image at most `max_pixels`. `tokens` is an
+    estimate of the tokens for a width and a height. `marks` stand for images in the model's own prompts, so that they
     cannot be part of a text.
     """
 
@@ -51,7 +51,7 @@ class PictureRules:
 class GenerationModel(ServedModel):
     """A served generation model; an answer has at most `max_tokens_limit` tokens, a request `best_of_limit` answers.
 
-    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones. `pictures` is
+    `sampling_defaults` are fields of `Sampling` for requests that leave them open; None for greedy ones. `images` is
     None for a model without vision.
     """
 
@@ -59,14 +59,14 @@ class GenerationModel(ServedModel):
     max_tokens_limit: int = sys.maxsize
     best_of_limit: int = GenerationOptions().best_of_limit
     sampling_defaults: Mapping[str, Any] | None = None
-    pictures: PictureRules | None = None
+    images: ImageRules | None = None
 
     def abilities(self) -> Sequence[str]:
         """See `ServedModel.abilities`."""
         found = {
-            "vision": self.pictures is not None,
+            "vision": self.images is not None,
             # The engine of a model with vision takes no grammars, which calls of tools are held to.
-            "tools": self.tokenizer.takes_tools and self.pictures is None,
+            "tools": self.tokenizer.takes_tools and self.images is None,
             "thinking": self.tokenizer.can_think,
         }
         return [ability for ability, has in found.items() if has]
@@ -79,13 +79,13 @@ class GenerationModel(ServedModel):
 async def generation_model(
     manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
 ) -> GenerationModel:
-    """The generation model of that name, or the default one; for requests with pictures (`seeing`) one with vision.
+    """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
 
     Raises as `model_of`.
     """
     if name is None and seeing:
         for model in manager.models:
-            if isinstance(model, GenerationModel) and model.pictures is not None:
+            if isinstance(model, GenerationModel) and model.images is not None:
                 return model
     return await model_of(manager, ModelKind.GENERATION, GenerationModel, name, deadline)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
-from worker_node.core.types import AnswerSchema, GivenForm, Message, Picture, Sampling, TokenIds, Tool, ToolUse
+from worker_node.core.types import AnswerSchema, GivenForm, Image, Message, Sampling, TokenIds, Tool, ToolUse
 from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.scheduling.routing import Candidate, Feature
 from worker_node.serving.places import Demand, reject_if_full
@@ -20,21 +20,21 @@ from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.dialogue import ReasoningFirst, ToolFormat, declaration, tool_format, with_instructions
 from worker_node.tasks.generate.images import (
-    check_pictures,
-    picture_decoder,
-    picture_prompt,
-    pictures_of,
+    check_images,
+    image_decoder,
+    image_prompt,
+    images_of,
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, PicturePrompt, RawPicture
-from worker_node.tasks.generate.metrics import PictureMetrics
+from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage
+from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, completed
 from worker_node.tasks.generate.schemas import schema_compiler
 from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
 from worker_node.tasks.generate.tool_calls import CLOSING, OPENING, Parser
 
-_NOTHING_SEEN: Mapping[str, RawPicture] = MappingProxyType({})
+_NOTHING_SEEN: Mapping[str, RawImage] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Prepared:
     tokens: list[int]
     grammar: str | None = None
     parser: Parser | None = None
-    seen: PicturePrompt | None = None
+    seen: ImagePrompt | None = None
 
     @property
     def count(self) -> int:
-        """Tokens of the prompt; of pictures an estimate."""
-        return len(self.tokens) + (0 if self.seen is None else self.seen.picture_tokens)
+        """Tokens of the prompt; of images an estimate."""
+        return len(self.tokens) + (0 if self.seen is None else self.seen.image_tokens)
 
 
 async def prepare(
@@ -60,11 +60,11 @@ async def prepare(
     model: GenerationModel,
     request: GenerationRequest,
     grammar: str | None,
-    pixels: Mapping[str, RawPicture] = _NOTHING_SEEN,
+    pixels: Mapping[str, RawImage] = _NOTHING_SEEN,
 ) -> Prepared:
     """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
 
-    `pixels` are those of the request's pictures, by the fields that hold them.
+    `pixels` are those of the request's images, by the fields that hold them.
 
     Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt what `LargeTexts` raises.
     """
@@ -80,7 +80,7 @@ async def prepare(
     else:
         deadline, last = request.context.deadline, kept(model, request)
         ids = await texts.encode(model.tokenizer, request.prompt, deadline=deadline, last=last)
-        seen = None if model.pictures is None else PicturePrompt(request.prompt, [], 0)
+        seen = None if model.images is None else ImagePrompt(request.prompt, [], 0)
         prepared = Prepared(ids, grammar, seen=seen)
     if not prepared.tokens:
         raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
@@ -93,10 +93,10 @@ async def _conversation(
     request: GenerationRequest,
     messages: tuple[Message, ...],
     grammar: str | None,
-    pixels: Mapping[str, RawPicture],
+    pixels: Mapping[str, RawImage],
 ) -> Prepared:
-    if model.pictures is not None:
-        return await _with_pictures(texts, model, request, messages, pixels)
+    if model.images is not None:
+        return await _with_images(texts, model, request, messages, pixels)
     chat, use = model.tokenizer, request.tool_use
     if request.think and not chat.can_think:
         raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
@@ -147,25 +147,25 @@ def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Par
     return ReasoningFirst(answer, begun=rendered.rstrip().endswith("<think>"))
 
 
-async def _with_pictures(
+async def _with_images(
     texts: LargeTexts,
     model: GenerationModel,
     request: GenerationRequest,
     messages: tuple[Message, ...],
-    pixels: Mapping[str, RawPicture],
+    pixels: Mapping[str, RawImage],
 ) -> Prepared:
     """The prompt of a model that sees, which has neither tools nor grammars here."""
     chat, deadline = model.tokenizer, request.context.deadline
-    rules = model.pictures
+    rules = model.images
     if rules is None:
         raise RuntimeError("a model without vision got a request for one with it")
     if request.think and not chat.can_think:
         raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-    history, pictures = with_tags(messages)
+    history, images = with_tags(messages)
     text = await texts.render(chat, history, None, request.think, request.rendering, deadline=deadline)
-    tokens = await texts.encode(chat, without_tags(text, len(pictures)), special=False, deadline=deadline)
+    tokens = await texts.encode(chat, without_tags(text, len(images)), special=False, deadline=deadline)
     # The engine's tokenizer adds what a text begins with, and the template has written it already.
-    seen = picture_prompt(text.removeprefix(chat.opening()), pictures, pixels, rules)
+    seen = image_prompt(text.removeprefix(chat.opening()), images, pixels, rules)
     reader = ReasoningFirst(None, begun=text.rstrip().endswith("<think>")) if request.split_reasoning else None
     return Prepared(tokens, parser=reader, seen=seen)
 
@@ -176,7 +176,7 @@ async def _newest(
     request: GenerationRequest,
     messages: tuple[Message, ...],
     grammar: str | None,
-    pixels: Mapping[str, RawPicture],
+    pixels: Mapping[str, RawImage],
 ) -> tuple[Message, ...]:
     """The messages without the oldest turns that there is no room for; the instructions before them stay.
 
@@ -318,11 +318,11 @@ class PreparedGeneration:
 async def prepare_generation(
     services: Services, model: GenerationModel, request: GenerationRequest
 ) -> PreparedGeneration:
-    """Decode the pictures, compile the schema and tokenize.
+    """Decode the images, compile the schema and tokenize.
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    pixels = await _decode_pictures(services, model, request)
+    pixels = await _decode_images(services, model, request)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     if (form := answer_form(model.installed.family, request)) is not None:
         grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
@@ -345,22 +345,20 @@ async def prepare_generation(
     return PreparedGeneration(request, model, prompt, demand)
 
 
-async def _decode_pictures(
-    services: Services, model: GenerationModel, request: GenerationRequest
-) -> dict[str, RawPicture]:
-    """The pixels of the request's pictures by field; refuses the request before that if the queue is full."""
-    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(PictureMetrics).count, model.id)
+async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
+    """The pixels of the request's images by field; refuses the request before that if the queue is full."""
+    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(ImageMetrics).count, model.id)
     try:
-        pictures = check_pictures(services.manager, model, request)
+        images = check_images(services.manager, model, request)
     except NodeError as error:
-        for picture in pictures_of(request.prompt):
-            note(picture, 0, error.code)
+        for image in images_of(request.prompt):
+            note(image, 0, error.code)
         raise
     if not request.context.dry_run:
         reject_if_full(model.placements, 1, request.context)
-    if not pictures or model.pictures is None:
+    if not images or model.images is None:
         return {}
-    return await services.parts.of(picture_decoder).decode(pictures, model.pictures, request.context.deadline, note)
+    return await services.parts.of(image_decoder).decode(images, model.images, request.context.deadline, note)
 
 
 def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
@@ -429,5 +427,5 @@ def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Cand
     )
 
 
-def _unnoted(_picture: Picture, _size: int, _refusal: str | None) -> None:
+def _unnoted(_image: Image, _size: int, _refusal: str | None) -> None:
     """An image that is only explained is neither taken nor refused."""

@@ -16,7 +16,7 @@ from worker_node.scheduling.admission import Permit, Work
 from worker_node.serving.places import Explained, Explanation, Place, errors_of, select_placement
 from worker_node.serving.run import Proof, Runs, Services, after_first, run_again
 from worker_node.tasks.generate.answer_text import AnswerText, PieceReader
-from worker_node.tasks.generate.images import pictures_of
+from worker_node.tasks.generate.images import images_of
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.metrics import count_generation, token_counter, trace_generation
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, generation_model
@@ -68,7 +68,7 @@ async def generate(
     context = request.context
     with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         began = time.monotonic()
-        seeing = bool(pictures_of(request.prompt))
+        seeing = bool(images_of(request.prompt))
         model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)

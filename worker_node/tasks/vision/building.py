@@ -1,6 +1,6 @@
 """The canary of vision engines, which must pass before a model is ready.
 
-Models come without known answers here. That the engine answers a text with a picture at all shows that the graphs of
+Models come without known answers here. That the engine answers a text with an image at all shows that the graphs of
 vision and language fit each other on this device."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.core.types import Device, Message, Picture
+from worker_node.core.types import Device, Image, Message
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -27,9 +27,9 @@ from worker_node.scheduling.routing import Feature
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings
-from worker_node.tasks.generate.images import picture_prompt, with_tags
-from worker_node.tasks.generate.messages import GenerateJob, RawPicture, TokenDelta
-from worker_node.tasks.generate.model import GenerationModel, PictureRules
+from worker_node.tasks.generate.images import image_prompt, with_tags
+from worker_node.tasks.generate.messages import GenerateJob, RawImage, TokenDelta
+from worker_node.tasks.generate.model import GenerationModel, ImageRules
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.vision.options import VisionNpuOptions
 
@@ -37,31 +37,31 @@ _SIDE = 64
 _QUESTION = "What is this?"
 
 
-def vision_canary(tokenizer: ChatTokenizer, rules: PictureRules) -> Canary:
-    """Return the check that the engine answers a question about a grey picture with a token."""
+def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
+    """Return the check that the engine answers a question about a grey image with a token."""
 
     async def check(engine: Engine) -> None:
-        picture = Picture("", 0, "canary")
-        turns, pictures = with_tags([Message("user", _QUESTION, pictures=(picture,))])
+        image = Image("", 0, "canary")
+        turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
         text = tokenizer.render(turns)
-        grey = RawPicture(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
+        grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
         job = GenerateJob(
             id=0,
             tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
             max_new_tokens=1,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
             ignore_eos=True,
-            seen=picture_prompt(text.removeprefix(tokenizer.opening()), pictures, {"canary": grey}, rules),
+            seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
         if not [token async for delta in engine.run(job, TokenDelta) for token in delta.tokens]:
-            raise CanaryFailed("a question about a picture got no answer")
+            raise CanaryFailed("a question about an image got no answer")
 
     return check
 
 
-# What a model takes of pictures, from its configuration: estimates, by the type of model.
+# What a model takes of images, from its configuration: estimates, by the type of model.
 
-# Of models whose preprocessing is not known here: a large picture for the best of them, and a generous estimate.
+# Of models whose preprocessing is not known here: a large image for the best of them, and a generous estimate.
 _UNKNOWN_PIXELS, _UNKNOWN_TOKENS = 2048 * 2048, 1024
 _MARKS: Mapping[str, tuple[str, ...]] = {
     "llava": ("<image>",),
@@ -77,7 +77,7 @@ _MARKS: Mapping[str, tuple[str, ...]] = {
 _QWEN_MARKS = ("<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>")
 
 
-def picture_rules(directory: Path) -> PictureRules:
+def image_rules(directory: Path) -> ImageRules:
     """The rules of a vision model's directory. Raises ConfigurationError for a file that cannot be read."""
     config = read_config(directory / "config.json")
     preprocessor = read_config(directory / "preprocessor_config.json")
@@ -88,18 +88,18 @@ def picture_rules(directory: Path) -> PictureRules:
     if kind in {"llava", "llava-qwen2"}:
         side = _side(preprocessor, 384)
         patch = _number(config.get("vision_config"), "patch_size", 14)
-        # GenAI puts a line break behind each picture.
+        # GenAI puts a line break behind each image.
         tokens = max(1, side // patch) ** 2 + 1
-        return PictureRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
+        return ImageRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
     if kind == "internvl_chat":
         return _internvl(config, marks)
     if kind in {"gemma3", "gemma4"}:
         tokens = _number(config, "mm_tokens_per_image", 256)
-        return PictureRules(lambda _width, _height: tokens, _UNKNOWN_PIXELS, None, marks)
-    return PictureRules(lambda _width, _height: _UNKNOWN_TOKENS, _UNKNOWN_PIXELS, None, marks)
+        return ImageRules(lambda _width, _height: tokens, _UNKNOWN_PIXELS, None, marks)
+    return ImageRules(lambda _width, _height: _UNKNOWN_TOKENS, _UNKNOWN_PIXELS, None, marks)
 
 
-def _qwen(preprocessor: Mapping[str, Any]) -> PictureRules:
+def _qwen(preprocessor: Mapping[str, Any]) -> ImageRules:
     """A token for each square of merged patches, after scaling between two bounds of pixels."""
     square = (_number(preprocessor, "patch_size", 14) * _number(preprocessor, "merge_size", 2)) ** 2
     least = _number(preprocessor, "min_pixels", 4 * square)
@@ -108,10 +108,10 @@ def _qwen(preprocessor: Mapping[str, Any]) -> PictureRules:
     def tokens(width: int, height: int) -> int:
         return math.ceil(min(max(width * height, least), most) * 1.1 / square) + 2
 
-    return PictureRules(tokens, most, None, _QWEN_MARKS)
+    return ImageRules(tokens, most, None, _QWEN_MARKS)
 
 
-def _internvl(config: Mapping[str, Any], marks: tuple[str, ...]) -> PictureRules:
+def _internvl(config: Mapping[str, Any], marks: tuple[str, ...]) -> ImageRules:
     """Up to `max_dynamic_patch` tiles and a thumbnail, each of the same size."""
     side = _number(config, "force_image_size", 448)
     patch = _number(config.get("vision_config"), "patch_size", 14)
@@ -119,14 +119,14 @@ def _internvl(config: Mapping[str, Any], marks: tuple[str, ...]) -> PictureRules
     tiles = _number(config, "max_dynamic_patch", 12)
 
     def tokens(width: int, height: int) -> int:
-        # Tiles follow the shape of the picture; how many there are at most is all that is sure.
+        # Tiles follow the shape of the image; how many there are at most is all that is sure.
         return tile * (1 if width == height and width <= side else tiles + 1) + 2
 
-    return PictureRules(tokens, tiles * side * side, None, marks)
+    return ImageRules(tokens, tiles * side * side, None, marks)
 
 
 def _side(preprocessor: Mapping[str, Any], default: int) -> int:
-    """The side of the square that pictures are cut to."""
+    """The side of the square that images are cut to."""
     for name in ("crop_size", "size"):
         match preprocessor.get(name):
             case int(side) if side > 0:
@@ -158,14 +158,14 @@ class _VisionChat(ServedTask):
             )
         installed = parts.installed
         chat = ChatTokenizer(installed.path, installed.context_limit)
-        rules = picture_rules(installed.path)
+        rules = image_rules(installed.path)
         greedy = parts.settings.sampling_defaults == "greedy"
         return GenerationModel(
             installed,
             parts.place(lambda _limit: parts.guard(vision_canary(chat, rules))),
             chat,
             sampling_defaults=None if greedy else sampling_defaults(installed.path),
-            pictures=rules,
+            images=rules,
             aliases=parts.wanted.aliases,
             idle_unload_s=parts.wanted.idle_unload_s,
         )

@@ -15,7 +15,7 @@ import openvino_genai as genai
 from worker_node.core.types import Device
 from worker_node.devices.blobs import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
-from worker_node.tasks.generate.messages import GenerateJob, RawPicture
+from worker_node.tasks.generate.messages import GenerateJob, RawImage
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.stateful import SerialRunner, TokenStreamer
 from worker_node.tasks.vision.options import VisionNpuOptions, VisionOptions
@@ -80,7 +80,7 @@ class VisionRunner(SerialRunner):
         config = generation_config(job, self._defaults)
         # The edge rendered the template, with what the request set for it.
         config.apply_chat_template = False
-        images = [_tensor(picture) for picture in seen.pictures]
+        images = [_tensor(image) for image in seen.images]
         return self._pipeline.generate(seen.text, images=images, generation_config=config, streamer=streamer)
 
     def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
@@ -98,6 +98,6 @@ class VisionRunner(SerialRunner):
         return int(result.perf_metrics.get_num_input_tokens())
 
 
-def _tensor(picture: RawPicture) -> ov.Tensor:
-    rows = np.frombuffer(picture.pixels, np.uint8).reshape(1, picture.height, picture.width, 3)
+def _tensor(image: RawImage) -> ov.Tensor:
+    rows = np.frombuffer(image.pixels, np.uint8).reshape(1, image.height, image.width, 3)
     return ov.Tensor(rows.copy())

@@ -8,8 +8,8 @@ from worker_node.http.body import _most_bytes
 from worker_node.settings import NodeSettings
 
 
-def node(*pictures, **settings):
-    models = [SimpleNamespace(pictures=each) for each in pictures] + [SimpleNamespace()]
+def node(*images, **settings):
+    models = [SimpleNamespace(images=each) for each in images] + [SimpleNamespace()]
     return SimpleNamespace(settings=NodeSettings(**settings), manager=SimpleNamespace(models=models))
 
 

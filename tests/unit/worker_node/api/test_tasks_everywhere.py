@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.application import application
-from tests.support.task_models import HEARER, MODELS, PICTURE, RANKER, SEER, placement, request
+from tests.support.task_models import HEARER, IMAGE, MODELS, RANKER, SEER, placement, request
 from tests.support.task_runner import result_of
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
@@ -24,7 +24,7 @@ COUNTERS = {
         "npu_node_generation_tokens_total": 4.0,
         "npu_node_time_to_first_token_seconds_count": 1.0,
         "npu_node_images_total": 1.0,
-        "npu_node_image_bytes_total": len(base64.b64decode(PICTURE.partition(",")[2])),
+        "npu_node_image_bytes_total": len(base64.b64decode(IMAGE.partition(",")[2])),
     },
 }
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -111,10 +111,10 @@ async def test_images_are_counted_by_source_and_outcome_and_explanations_count_n
 
     damaged = "data:image/png;base64," + base64.b64encode(b"no image").decode()
     path = "/v1/chat/completions"
-    for refused in (chat([PICTURE, damaged]), chat([PICTURE] * 9), chat([PICTURE], tools=[TOOL]), chat([REMOTE])):
+    for refused in (chat([IMAGE, damaged]), chat([IMAGE] * 9), chat([IMAGE], tools=[TOOL]), chat([REMOTE])):
         async with client.post(path, json=refused) as reply:
             assert reply.status == 400, await reply.text()
-    for status, body in ((200, chat([PICTURE])), (400, chat([damaged]))):
+    for status, body in ((200, chat([IMAGE])), (400, chat([damaged]))):
         async with client.post("/route/explain", json={"path": path, "body": body}) as reply:
             assert reply.status == status
     found = re.findall(

@@ -1,11 +1,11 @@
-"""Which directories are vision models, and what their configuration says of pictures."""
+"""Which directories are vision models, and what their configuration says of images."""
 
 import json
 
 import pytest
 
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
-from worker_node.tasks.vision.building import picture_rules
+from worker_node.tasks.vision.building import image_rules
 from worker_node.tasks.vision.files import _NEEDED, FILES
 
 LLAVA = {"model_type": "llava", "text_config": {"max_position_embeddings": 4096}, "vision_config": {"patch_size": 14}}
@@ -59,15 +59,15 @@ def test_a_repository_is_fetched_whole_or_rejected():
         ({"model_type": "something_new"}, {}, (1000, 500), 1024, None),
     ],
 )
-def test_the_tokens_of_a_picture_are_estimated_by_the_type_of_model(
+def test_the_tokens_of_a_image_are_estimated_by_the_type_of_model(
     tmp_path, config, preprocessor, size, tokens, shortest
 ):
-    rules = picture_rules(write(tmp_path, config, preprocessor))
+    rules = image_rules(write(tmp_path, config, preprocessor))
     assert (rules.tokens(*size), rules.shortest) == (tokens, shortest)
 
 
 def test_qwens_tokens_grow_with_the_pixels_up_to_a_bound(tmp_path):
-    rules = picture_rules(write(tmp_path, {"model_type": "qwen2_vl"}, {"max_pixels": 784 * 100}))
+    rules = image_rules(write(tmp_path, {"model_type": "qwen2_vl"}, {"max_pixels": 784 * 100}))
     # A square of 28 x 28 pixels is a token.
     assert 25 <= rules.tokens(140, 140) <= 32
     assert 100 <= rules.tokens(10_000, 10_000) == rules.tokens(280, 280) <= 115

@@ -10,11 +10,11 @@ import orjson
 from pydantic import BeforeValidator, Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Message, Picture, Tool, ToolCall, ToolUse
+from worker_node.core.types import AnswerSchema, Image, Message, Tool, ToolCall, ToolUse
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table
 from worker_node.tasks.generate.http.fields import MESSAGE, only_functions, only_text, text_or_image
-from worker_node.tasks.generate.http.native import picture_of_url
+from worker_node.tasks.generate.images import image_of_url
 
 
 class TextPart(DialectBody):
@@ -25,10 +25,10 @@ class TextPart(DialectBody):
 
 
 class ImagePart(DialectBody):
-    """A part of a message that is a picture; `detail` is a hint for models that see in several resolutions."""
+    """A part of a message that is an image; `detail` is a hint for models that see in several resolutions."""
 
     class Url(DialectBody):
-        """The picture itself, as a data URL."""
+        """The image itself, as a data URL."""
 
         url: str
         detail: str | None = None
@@ -102,13 +102,13 @@ ChatMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMes
 def conversation(
     messages: Sequence[SystemMessage | UserMessage | AssistantMessage | ToolMessage],
 ) -> tuple[Message, ...]:
-    """The messages as the node has them. Raises BadRequest, PayloadTooLarge for a picture."""
+    """The messages as the node has them. Raises BadRequest, PayloadTooLarge for an image."""
     called: dict[str, str] = {}
     turns: list[Message] = []
     for number, message in enumerate(messages):
         if isinstance(message, UserMessage):
-            text, pictures = _parts(message.content, f"messages[{number}].content")
-            turns.append(Message("user", text, pictures=pictures))
+            text, images = _parts(message.content, f"messages[{number}].content")
+            turns.append(Message("user", text, images=images))
             continue
         text = text_of(message.content)
         if isinstance(message, AssistantMessage):
@@ -123,17 +123,17 @@ def conversation(
     return tuple(turns)
 
 
-def _parts(content: str | Sequence[TextPart | ImagePart], where: str) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a content, and the pictures in it."""
+def _parts(content: str | Sequence[TextPart | ImagePart], where: str) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content, and the images in it."""
     if isinstance(content, str):
         return content, ()
-    text, pictures = "", []
+    text, images = "", []
     for number, part in enumerate(content):
         if isinstance(part, TextPart):
             text += part.text
         else:
-            pictures.append(picture_of_url(part.image_url.url, len(text), f"{where}[{number}].image_url.url"))
-    return text, tuple(pictures)
+            images.append(image_of_url(part.image_url.url, len(text), f"{where}[{number}].image_url.url"))
+    return text, tuple(images)
 
 
 def past_arguments(text: str | None) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.core.errors import BadRequest, NodeError, PayloadTooLarge
-from worker_node.core.types import Finished, Message, Picture, Route, Token
+from worker_node.core.errors import NodeError
+from worker_node.core.types import Finished, Message, Route, Token
 from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
@@ -18,7 +17,7 @@ from worker_node.http.errors import describe
 from worker_node.http.leniency import NODE
 from worker_node.http.middleware import inference
 from worker_node.http.sse import EventStream
-from worker_node.tasks.generate.model import FORMATS, MAX_PICTURE_BYTES, PICTURE_TYPES, GenerationRequest
+from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
 
 
@@ -107,36 +106,3 @@ def _done(route: Route, finished: Finished) -> dict[str, Any]:
     if route.emulated:
         done["emulated"] = True
     return done
-
-
-# Pictures in requests: URLs and base64, bounded before anything is decoded.
-
-_HEAD = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
-_HEAD_LENGTH = 200
-_REMOTE = ("http", "https")
-
-
-def picture_of_url(url: str, at: int, where: str) -> Picture:
-    """The picture of a data URL, or a remote one, which is fetched later if the settings allow it.
-
-    Raises BadRequest for any other URL, PayloadTooLarge.
-    """
-    if url[:_HEAD_LENGTH].partition(":")[0].lower() in _REMOTE:
-        return Picture("", at, where, url)
-    head = _HEAD.match(url[:_HEAD_LENGTH])
-    if head is None:
-        raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)
-    if (kind := head["type"].lower()) not in PICTURE_TYPES:
-        raise BadRequest(f"{where}: images are {FORMATS}, not {kind}", param=where)
-    return picture(url[head.end() :], at, where)
-
-
-def picture(base64: str, at: int, where: str) -> Picture:
-    """The picture of a base64 text. Raises BadRequest if it is empty, PayloadTooLarge."""
-    if not base64:
-        raise BadRequest(f"{where}: the image is empty", param=where)
-    if (size := len(base64) * 3 // 4) > MAX_PICTURE_BYTES + 2:
-        raise PayloadTooLarge(
-            f"{where}: the image has {size} bytes; the bound is {MAX_PICTURE_BYTES}. Send a smaller one", param=where
-        )
-    return Picture(base64, at, where)

@@ -13,8 +13,8 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import (
     Finished,
+    Image,
     Message,
-    Picture,
     Piece,
     Reasoning,
     Rendering,
@@ -46,7 +46,7 @@ from worker_node.http.ollama import (
 )
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.http.native import picture
+from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
 
@@ -285,15 +285,15 @@ def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
             turn.content or "",
             tuple(ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []),
             turn.tool_name,
-            _pictures(turn.images, f"messages[{number}].images"),
+            _images(turn.images, f"messages[{number}].images"),
         )
         for number, turn in enumerate(messages)
     )
 
 
-def _pictures(images: Sequence[str] | None, where: str) -> tuple[Picture, ...]:
+def _images(images: Sequence[str] | None, where: str) -> tuple[Image, ...]:
     """Images come before the text, as in Ollama. Raises BadRequest, PayloadTooLarge."""
-    return tuple(picture(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
+    return tuple(image_of_base64(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
@@ -305,7 +305,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     prompt: str | tuple[Message, ...] = body.prompt or ""
     if not body.raw:
         system = (Message("system", body.system),) if body.system else ()
-        prompt = (*system, Message("user", body.prompt or "", pictures=_pictures(body.images, "images")))
+        prompt = (*system, Message("user", body.prompt or "", images=_images(body.images, "images")))
     elif body.images:
         raise BadRequest("images: a raw prompt has no place for them", param="images")
     elif body.system:

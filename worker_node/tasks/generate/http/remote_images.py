@@ -26,8 +26,8 @@ from worker_node.core.errors import BadRequest, DeadlineExceeded, NodeError, Ove
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
 from worker_node.settings.node import ImageHost
-from worker_node.tasks.generate.images import picture_decoder
-from worker_node.tasks.generate.model import FORMATS, PICTURE_TYPES
+from worker_node.tasks.generate.images import image_decoder
+from worker_node.tasks.generate.model import FORMATS, IMAGE_TYPES
 
 # Which addresses a host on the internet may have. Pure.
 
@@ -137,7 +137,7 @@ _LONGEST_URL = 4096
 # Not blanks, control characters, or backslashes, which some take for slashes.
 _NOT_OF_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 _CHUNK = 1 << 16
-_HEADERS = {"Accept": ", ".join(sorted(PICTURE_TYPES)), "Accept-Encoding": "identity", "User-Agent": "npu-node"}
+_HEADERS = {"Accept": ", ".join(sorted(IMAGE_TYPES)), "Accept-Encoding": "identity", "User-Agent": "npu-node"}
 
 T = TypeVar("T")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -297,7 +297,7 @@ class ImageFetcher:
             )
         if reply.status != 200:
             raise _refused(where, f"{host} answers with status {reply.status}")
-        if (kind := reply.content_type.lower()) not in PICTURE_TYPES:
+        if (kind := reply.content_type.lower()) not in IMAGE_TYPES:
             raise _refused(where, f"images are {FORMATS}; {host} sends {kind:.80}")
         if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise _refused(where, f"{host} sends the image compressed once more, which was not asked for")
@@ -366,7 +366,7 @@ class RemoteImageMetrics:
 
 def fetch_remote_images(node: Node) -> None:
     """Have the node fetch the remote images of requests, as its settings allow at the time."""
-    pictures, fetcher = node.services.parts.of(picture_decoder), ImageFetcher()
+    images, fetcher = node.services.parts.of(image_decoder), ImageFetcher()
     metrics = node.telemetry.own(RemoteImageMetrics)
 
     async def fetch(url: str, where: str, most: int, deadline: float) -> bytes:
@@ -381,8 +381,8 @@ def fetch_remote_images(node: Node) -> None:
 
     def follow(settings: NodeSettings) -> None:
         fetcher.follow(settings)
-        pictures.most_fetched = settings.max_image_body_bytes
+        images.most_fetched = settings.max_image_body_bytes
 
-    pictures.fetch = fetch
+    images.fetch = fetch
     follow(node.settings)
     node.followers.append(follow)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Message, Picture, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.core.types import AnswerSchema, Image, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.http import parameters
 from worker_node.http.body import Body, DialectBody
 from worker_node.http.leniency import Table
@@ -23,7 +23,7 @@ from worker_node.tasks.generate.http.fields import (
     only_text,
     text_or_image,
 )
-from worker_node.tasks.generate.http.native import picture_of_url
+from worker_node.tasks.generate.images import image_of_url
 from worker_node.tasks.generate.model import GenerationRequest
 
 _SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
@@ -40,7 +40,7 @@ class ResponsesTextPart(DialectBody):
 
 
 class ResponsesImagePart(DialectBody):
-    """A part of a message that is a picture, as a data URL; `detail` is a hint. Files are not kept here."""
+    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
 
     type: Literal["input_image"]
     image_url: str
@@ -210,9 +210,9 @@ class ResponsesBody(DialectBody):
             elif isinstance(item, OutputItem):
                 turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
             elif isinstance(item, MessageItem):
-                text, pictures = _message_parts(item.content, f"input[{number}].content")
+                text, images = _message_parts(item.content, f"input[{number}].content")
                 role = "system" if item.role == "developer" else item.role
-                turns.append(Message(role, text, pictures=pictures))
+                turns.append(Message(role, text, images=images))
         return tuple(turns)
 
     def _tool_use(self) -> ToolUse | None:
@@ -253,14 +253,14 @@ def _text(content: str | Sequence[ResponsesTextPart]) -> str:
 
 def _message_parts(
     content: str | Sequence[ResponsesTextPart | ResponsesImagePart], where: str
-) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a message, and the pictures in it."""
+) -> tuple[str, tuple[Image, ...]]:
+    """The text of a message, and the images in it."""
     if isinstance(content, str):
         return content, ()
-    text, pictures = "", []
+    text, images = "", []
     for number, part in enumerate(content):
         if isinstance(part, ResponsesTextPart):
             text += part.text
         else:
-            pictures.append(picture_of_url(part.image_url, len(text), f"{where}[{number}].image_url"))
-    return text, tuple(pictures)
+            images.append(image_of_url(part.image_url, len(text), f"{where}[{number}].image_url"))
+    return text, tuple(images)

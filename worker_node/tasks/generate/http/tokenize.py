@@ -57,7 +57,7 @@ class TokenizeBody(DialectBody):
             continue_final_message=self.continue_final_message,
         )
         messages = conversation(self.messages or [])
-        if found := next((picture for turn in messages for picture in turn.pictures), None):
+        if found := next((image for turn in messages for image in turn.images), None):
             raise BadRequest(f"{found.where}: only text is tokenized here; leave images out", param=found.where)
         text = await texts.render(model.tokenizer, messages, rendering=wanted, deadline=deadline)
         return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)

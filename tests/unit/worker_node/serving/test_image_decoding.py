@@ -18,9 +18,9 @@ from worker_node.tasks.generate.image_decoding import decode
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 
 
-def written(picture, form, **options):
+def written(image, form, **options):
     stream = io.BytesIO()
-    picture.save(stream, form, **options)
+    image.save(stream, form, **options)
     return stream.getvalue()
 
 
@@ -44,9 +44,9 @@ def test_an_animation_is_its_first_frame(form):
 
 
 def test_transparent_parts_are_white():
-    picture = Image.new("RGBA", (40, 40), (*RED, 255))
-    picture.paste((0, 0, 0, 0), (0, 0, 20, 40))
-    found = pixels(written(picture, "PNG"))
+    image = Image.new("RGBA", (40, 40), (*RED, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 20, 40))
+    found = pixels(written(image, "PNG"))
     assert tuple(found[20, 5]) == (255, 255, 255)
     assert tuple(found[20, 35]) == RED
 
@@ -59,8 +59,8 @@ def test_sixteen_bits_keep_their_brightness():
 def test_a_photograph_is_turned_as_its_camera_was_held():
     exif = Image.Exif()
     exif[0x0112] = 6
-    picture = Image.new("RGB", (80, 40), RED)
-    assert pixels(written(picture, "JPEG", exif=exif)).shape == (80, 40, 3)
+    image = Image.new("RGB", (80, 40), RED)
+    assert pixels(written(image, "JPEG", exif=exif)).shape == (80, 40, 3)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_photograph_is_turned_as_its_camera_was_held():
         ((8, 4), 10**6, 100, (32, 64)),
     ],
 )
-def test_pictures_are_as_large_as_is_of_use(size, most, shortest, shape):
+def test_images_are_as_large_as_is_of_use(size, most, shortest, shape):
     found = pixels(written(Image.new("RGB", size, RED), "PNG"), most, shortest)
     assert found.shape[:2] == shape
     assert np.all(found == RED)
@@ -112,7 +112,7 @@ def test_a_hundred_megapixels_are_refused_by_the_header(data, monkeypatch):
         pixels(data)
 
 
-def test_a_picture_a_hundred_times_longer_than_wide_is_refused():
+def test_a_image_a_hundred_times_longer_than_wide_is_refused():
     with pytest.raises(BadRequest, match="100 times the shorter"):
         pixels(written(Image.new("RGB", (1010, 10), RED), "PNG"))
 

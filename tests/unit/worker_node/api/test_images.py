@@ -1,4 +1,4 @@
-"""Pictures in the requests of every dialect: where they stand in a conversation, and which are refused at once."""
+"""Images in the requests of every dialect: where they stand in a conversation, and which are refused at once."""
 
 import time
 
@@ -6,11 +6,12 @@ import pytest
 
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
-from worker_node.core.types import Picture, RequestContext
+from worker_node.core.types import Image, RequestContext
 from worker_node.tasks.generate.http.chat import ChatBody
-from worker_node.tasks.generate.http.native import MAX_PICTURE_BYTES, picture, picture_of_url
 from worker_node.tasks.generate.http.ollama import OllamaChatBody, _conversation
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
+from worker_node.tasks.generate.images import image_of_base64, image_of_url
+from worker_node.tasks.generate.model import MAX_IMAGE_BYTES
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"
@@ -21,26 +22,26 @@ def chat(content):
     return {"model": WRITER, "messages": [{"role": "user", "content": content}]}
 
 
-def test_the_parts_of_a_chat_message_are_its_text_and_pictures_at_their_places():
+def test_the_parts_of_a_chat_message_are_its_text_and_images_at_their_places():
     image = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
     parts = [{"type": "text", "text": "one"}, image, {"type": "text", "text": "two"}, image]
     turn = ChatBody.model_validate(chat(parts)).requests(CONTEXT)[0].prompt[0]
     where = "messages[0].content[{}].image_url.url"
     assert turn.content == "onetwo"
-    assert turn.pictures == (Picture("AAAA", 3, where.format(1)), Picture("AAAA", 6, where.format(3)))
+    assert turn.images == (Image("AAAA", 3, where.format(1)), Image("AAAA", 6, where.format(3)))
 
 
-def test_the_parts_of_a_responses_item_are_its_text_and_pictures():
+def test_the_parts_of_a_responses_item_are_its_text_and_images():
     parts = [{"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": "one"}]
     body = ResponsesBody.model_validate({"model": WRITER, "input": [{"role": "user", "content": parts}]})
     turn = body.request(CONTEXT, body.items).prompt[0]
-    assert (turn.content, turn.pictures) == ("one", (Picture("AAAA", 0, "input[0].content[0].image_url"),))
+    assert (turn.content, turn.images) == ("one", (Image("AAAA", 0, "input[0].content[0].image_url"),))
 
 
 def test_ollamas_images_come_before_the_text():
     turns = [{"role": "user", "content": "one", "images": ["AAAA", "BBBB"]}]
     [turn] = _conversation(OllamaChatBody.model_validate({"model": WRITER, "messages": turns}).messages)
-    assert turn.pictures == tuple(Picture(x, 0, f"messages[0].images[{n}]") for n, x in enumerate(["AAAA", "BBBB"]))
+    assert turn.images == tuple(Image(x, 0, f"messages[0].images[{n}]") for n, x in enumerate(["AAAA", "BBBB"]))
 
 
 @pytest.mark.parametrize(
@@ -54,31 +55,31 @@ def test_ollamas_images_come_before_the_text():
         ("", "not a data URL"),
     ],
 )
-def test_urls_that_hold_no_picture_are_refused_with_the_reason(url, told):
+def test_urls_that_hold_no_image_are_refused_with_the_reason(url, told):
     with pytest.raises(BadRequest, match="here") as refusal:
-        picture_of_url(url, 0, "here")
+        image_of_url(url, 0, "here")
     assert told in refusal.value.message
     assert refusal.value.param == "here"
 
 
 def test_a_remote_url_is_kept_for_later_and_not_shown_in_logs():
-    remote = picture_of_url("HTTPS://example.org/a.png?signature=secret", 3, "x")
+    remote = image_of_url("HTTPS://example.org/a.png?signature=secret", 3, "x")
     assert (remote.base64, remote.at, remote.where) == ("", 3, "x")
     assert remote.url == "HTTPS://example.org/a.png?signature=secret"
     assert "example" not in repr(remote)
 
 
 def test_a_data_url_may_have_parameters():
-    assert picture_of_url("data:image/jpeg;name=a.jpg;base64,AAAA", 2, "x") == Picture("AAAA", 2, "x")
+    assert image_of_url("data:image/jpeg;name=a.jpg;base64,AAAA", 2, "x") == Image("AAAA", 2, "x")
 
 
-def test_a_picture_over_the_bound_is_refused_undecoded():
-    with pytest.raises(PayloadTooLarge, match=str(MAX_PICTURE_BYTES)):
-        picture("A" * (MAX_PICTURE_BYTES * 4 // 3 + 8), 0, "x")
+def test_a_image_over_the_bound_is_refused_undecoded():
+    with pytest.raises(PayloadTooLarge, match=str(MAX_IMAGE_BYTES)):
+        image_of_base64("A" * (MAX_IMAGE_BYTES * 4 // 3 + 8), 0, "x")
 
 
-def test_a_picture_is_not_shown_in_logs():
-    assert "AAAA" not in repr(Picture("AAAA", 0, "x"))
+def test_a_image_is_not_shown_in_logs():
+    assert "AAAA" not in repr(Image("AAAA", 0, "x"))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
