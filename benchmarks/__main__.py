@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from benchmarks import (
-    client_faults,
     client_overhead,
     client_selection,
     curves,
@@ -27,8 +26,8 @@ from benchmarks import (
 )
 from benchmarks.curves.plot import load_pyplot
 from benchmarks.harness import GUARD
+from benchmarks.node import start_node
 from benchmarks.quiet import describe_machine
-from tests.support.nodes import start_node
 from worker_node.models.store import ModelStore
 
 BENCHMARKS = {
@@ -43,7 +42,6 @@ BENCHMARKS = {
     "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
-    "client-faults": client_faults.run,
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.

@@ -34,7 +34,7 @@ from benchmarks.bulk_parts import (
 
 
 async def real(folder, quick):
-    from tests.support.nodes import start_node
+    from benchmarks.node import start_node
 
     rows, rounds = (1500, 2) if quick else (6000, 5)
     texts = make_texts(rows)

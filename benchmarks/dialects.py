@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks import load, workload
 from benchmarks.harness import Figure, show, to_json
-from tests.support.nodes import start_node
+from benchmarks.node import start_node
 
 MODEL = "smollm2-135m-instruct"
 TOKENS = 64

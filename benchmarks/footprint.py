@@ -5,7 +5,7 @@ import time
 import psutil
 
 from benchmarks.harness import Figure, show, to_json
-from tests.support.nodes import start_node
+from benchmarks.node import start_node
 
 
 async def run(node, _store, quick):

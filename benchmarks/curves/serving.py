@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import resource
+import shutil
 import tempfile
 import time
 from contextlib import ExitStack
@@ -10,11 +12,11 @@ from pathlib import Path
 
 from benchmarks.curves.curve import Curve, Series
 from benchmarks.edge_cpu import cpu_seconds
-from benchmarks.five_models import copy_model
 from benchmarks.load import session
+from benchmarks.node import start_node
 from benchmarks.workload import prompts as make_prompts
-from tests.support.nodes import start_node
 from worker_node.devices.memory import resident_memory
+from worker_node.models.manifest import MANIFEST_FILE
 
 EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
 TOKENS = 16
@@ -24,6 +26,14 @@ _MB = 1e6
 def _node(*models, **settings):
     configured = json.dumps([{"name": model, "placements": ["CPU"]} for model in models])
     return start_node("--log-level", "warning", NPU_NODE_MODELS=configured, NPU_NODE_EMBEDDING_CACHE="0", **settings)
+
+
+def _copy_model(source, target):
+    """A model under the name of another directory; its weights are links."""
+    shutil.copytree(source, target, copy_function=os.link)
+    manifest = json.loads((target / MANIFEST_FILE).read_bytes())
+    (target / MANIFEST_FILE).unlink()
+    (target / MANIFEST_FILE).write_text(json.dumps(manifest | {"id": target.name}))
 
 
 def _resident(pid):
@@ -127,7 +137,7 @@ async def models(store, quick):
         with tempfile.TemporaryDirectory(dir=store.root.parent) as directory:
             names = [f"texts-{number}" for number in range(count)]
             for name in names:
-                copy_model(store.get(EMBEDDER).path, Path(directory) / name)
+                _copy_model(store.get(EMBEDDER).path, Path(directory) / name)
             with _node(*names, NPU_NODE_MODEL_STORE=directory) as node:
                 pid = node.process.pid
                 async with session() as http:

@@ -42,7 +42,6 @@ def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_npu_models)
     ],
 )
 def test_run_on_whole_weights_prints_json_of_its_form_and_the_proof_and_exits_0(job, text):
-    """A few; benchmarks.bounded_json asks for hundreds."""
     check_run(job, text, "48")
 
 

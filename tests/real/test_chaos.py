@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.chaos.run import run
+from tests.chaos.run import run
 
 
 # Three nodes with three engines each are started, loaded for a minute, and looked at afterwards.

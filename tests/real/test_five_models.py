@@ -1,8 +1,8 @@
-"""Five models on a node with memory for about four: benchmarks/five_models.py; --long asks for ten minutes."""
+"""Five models on a node with memory for about four: tests/chaos/five_models.py; --long asks for ten minutes."""
 
 import pytest
 
-from benchmarks.five_models import BUDGET, measure
+from tests.chaos.five_models import BUDGET, measure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -1,10 +1,10 @@
-"""A short form of the soak that `python -m benchmarks.soak` runs for half an hour."""
+"""A short form of the soak that `python -m tests.chaos.soak` runs for half an hour."""
 
 import asyncio
 
 import pytest
 
-from benchmarks.soak import EMBEDDING_CALLERS, GENERATION_CALLERS, soak
+from tests.chaos.soak import EMBEDDING_CALLERS, GENERATION_CALLERS, soak
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(300)]

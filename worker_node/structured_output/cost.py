@@ -10,8 +10,7 @@ character stops them at once. So the cost is the sum, over all places, of the we
 the counts that the text so far may be in. So the width is the number of counts of wide classes that can be open at
 once.
 
-The text is read once, rules that refer to later ones twice, however much the counts multiply. `python -m
-benchmarks.grammar_cost` measures a unit.
+The text is read once, rules that refer to later ones twice, however much the counts multiply.
 """
 
 from __future__ import annotations

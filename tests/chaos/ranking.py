@@ -13,7 +13,7 @@ from tests.support.cross_encoders import write_tiny
 from tests.support.numpy_bert import bert_logits
 
 RERANKER = "tiny-ranker"
-_WORDS = "a b c d e f g h the cat sat on mat".split()
+_WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "the", "cat", "sat", "on", "mat"]
 _QUERIES, _DOCUMENTS = 6, 24
 # The nodes compute in float32, the reference in float64.
 _TOLERANCE = 1e-3

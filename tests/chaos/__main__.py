@@ -1,4 +1,4 @@
-"""`python -m benchmarks.chaos [--seed N] [--seeds COUNT] [--seconds 180]`"""
+"""`python -m tests.chaos [--seed N] [--seeds COUNT] [--seconds 180]`"""
 
 import argparse
 import asyncio
@@ -8,13 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import chaos
-from benchmarks.chaos.run import RATE, run, seeds_from
+from tests import chaos
+from tests.chaos.run import RATE, run, seeds_from
 from worker_node.models.store import ModelStore
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=chaos.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=chaos.__doc__)
     parser.add_argument("--seed", type=int, help="the first seed; default: a new one")
     parser.add_argument("--seeds", type=int, default=1, metavar="COUNT", help="how many seeds, one after another")
     parser.add_argument("--seconds", type=float, default=180, help="for each seed")
@@ -38,7 +38,7 @@ def main():
             )
         print(report, f"\n  ({time.monotonic() - began:.0f} s with start and end)", flush=True)
         if report.violations:
-            print(f"  repeat: python -m benchmarks.chaos --seed {seed} --seconds {options.seconds:g} --verbose")
+            print(f"  repeat: python -m tests.chaos --seed {seed} --seconds {options.seconds:g} --verbose")
         reports.append(report)
     print(
         "| seed | calls | answered | errors | largest overrun | longest without traffic | faults | load | violations |"

@@ -8,13 +8,13 @@ import time
 import psutil
 
 from backend_client import ClientOptions, NPUClient
-from benchmarks.chaos.invariants import Report, TrafficWatch
-from benchmarks.chaos.lateness import Lateness
-from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
-from benchmarks.chaos.load import Load
-from benchmarks.chaos.ranking import RERANKER, rankings
-from benchmarks.chaos.schedule import WARM_UP_S, schedule
-from benchmarks.chaos.world import FLEET_NAME, HOSTS, FrozenResolver, world
+from tests.chaos.invariants import Report, TrafficWatch
+from tests.chaos.lateness import Lateness
+from tests.chaos.leaks import ClientBaseline, NodeBaseline
+from tests.chaos.load import Load
+from tests.chaos.ranking import RERANKER, rankings
+from tests.chaos.schedule import WARM_UP_S, schedule
+from tests.chaos.world import FLEET_NAME, HOSTS, FrozenResolver, world
 
 RATE = 8.0
 # More calls than connections are allowed, so that pools are full. So many begin in one turn of the loop: all at once

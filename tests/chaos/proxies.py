@@ -25,7 +25,7 @@ class Proxies:
         self.requests = [0] * len(hosts)
 
     async def __aenter__(self):
-        command = [sys.executable, "-m", "benchmarks.chaos.proxies", str(self._port), *self._hosts]
+        command = [sys.executable, "-m", "tests.chaos.proxies", str(self._port), *self._hosts]
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         return self

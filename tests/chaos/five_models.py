@@ -1,6 +1,6 @@
 """Five models on a budget for two: random requests on one node, and what was lost, taken and delayed meanwhile.
 
-    python -m benchmarks.five_models --seconds 600
+    python -m tests.chaos.five_models --seconds 600
 
 The models are copies of the two embedded ones under other names. An event loop without work is measured beside the
 node's: where it is as late, the machine was. Exit status 1 if a request was lost, the memory of the engines exceeded
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks import idle_loop
+from tests.chaos import idle_loop
 from tests.support.nodes import start_node
 from worker_node.devices.memory import resident_memory
 from worker_node.models.manifest import MANIFEST_FILE

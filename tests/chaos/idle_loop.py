@@ -1,6 +1,6 @@
 """How late an event loop without any work wakes on this machine: the part of a loop's lag that is nobody's fault.
 
-    python -m benchmarks.idle_loop
+    python -m tests.chaos.idle_loop
 
 samples twice a second, as a node that serves does, until its standard input ends, and prints the seconds as JSON.
 """
@@ -33,7 +33,7 @@ async def sample() -> list[float]:
 def beside() -> Iterator[list[float]]:
     """Sample in a process beside the block; the list is filled when the block ends."""
     lags: list[float] = []
-    command = [sys.executable, "-m", "benchmarks.idle_loop"]
+    command = [sys.executable, "-m", "tests.chaos.idle_loop"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield lags

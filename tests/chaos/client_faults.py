@@ -1,5 +1,7 @@
 """What callers notice when nodes of three break: errors, added latency, extra load, and how soon all serve again.
 
+    python -m tests.chaos.client_faults
+
 Each fault strikes under a steady load, through one client that lives as long as all of them. A call's time runs from
 when it was due, so that no delay hides others. Rolling restart: each node is drained, ended and started anew, in turn.
 """
@@ -7,7 +9,7 @@ when it was due, so that no delay hides others. Rolling restart: each node is dr
 import asyncio
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,9 +46,8 @@ class Outcome:
         )
 
 
-async def run(_node, _store, quick):
-    """Measure and print; return the figures."""
-    seconds = 4 if quick else 15
+async def run(seconds):
+    """Measure and print."""
     outcomes = []
     logging.getLogger("backend_client").setLevel(logging.ERROR)
     print(f"Faults in a fleet of three, {RATE} embeddings a second, {seconds} s each")
@@ -62,8 +63,6 @@ async def run(_node, _store, quick):
             await load.drained()
             outcomes.append(_outcome(fault, load, since, until, recovery))
             print(outcomes[-1].line(outcomes[0]), flush=True)
-    print()
-    return [asdict(outcome) for outcome in outcomes]
 
 
 def _outcome(fault, load, since, until, recovery):
@@ -142,3 +141,7 @@ FAULTS = {
     "all three of these at once": (_all_three, _mend_all),
     "rolling restart of all": (_restarted, _nothing),
 }
+
+
+if __name__ == "__main__":
+    asyncio.run(run(seconds=15))

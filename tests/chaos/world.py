@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.chaos.oracle import FULL_PRECISION
-from benchmarks.chaos.proxies import Proxies, Proxy
-from benchmarks.chaos.ranking import RERANKER, write_ranker
-from benchmarks.chaos.schedule import NODES
+from tests.chaos.oracle import FULL_PRECISION
+from tests.chaos.proxies import Proxies, Proxy
+from tests.chaos.ranking import RERANKER, write_ranker
+from tests.chaos.schedule import NODES
 from tests.support.nodes import start_node
 from tests.support.tiny_encoder import write_encoder
 from worker_node.models.store import ModelStore

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak [--minutes 30]`: mixed load on a real node while its engines are killed in turn.
+"""`python -m tests.chaos.soak [--minutes 30]`: mixed load on a real node while its engines are killed in turn.
 
 Every request must be answered, or refused with an error that says when to try again; the node's memory and descriptors
 must stay flat.
@@ -14,9 +14,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+import aiohttp
 import psutil
 
-from benchmarks import load, workload
+from tests.chaos.texts import prompts, texts
 from tests.support.nodes import start_node
 
 EMBEDDING_CALLERS = 8
@@ -58,7 +59,9 @@ async def soak(node, seconds, kill_every):
     report = Report(seconds)
     process = psutil.Process(node.process.pid)
     end = time.monotonic() + seconds
-    async with load.session() as http:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+    ) as http:
         callers = [_caller(http, node, report, end, "/embeddings", _embedding(i)) for i in range(EMBEDDING_CALLERS)]
         callers += [_caller(http, node, report, end, "/inference", _generation(i)) for i in range(GENERATION_CALLERS)]
         tasks = [asyncio.create_task(caller) for caller in callers]
@@ -75,13 +78,13 @@ async def soak(node, seconds, kill_every):
 
 
 def _embedding(seed):
-    texts = itertools.cycle(workload.texts(64, seed=seed))
-    return lambda: {"texts": [next(texts) for _ in range(4)]}
+    waiting = itertools.cycle(texts(64, seed=seed))
+    return lambda: {"texts": [next(waiting) for _ in range(4)]}
 
 
 def _generation(seed):
-    prompts = itertools.cycle(workload.prompts(32, 60, seed=seed))
-    return lambda: {"prompt": next(prompts), "max_new_tokens": 24}
+    waiting = itertools.cycle(prompts(32, 60, seed=seed))
+    return lambda: {"prompt": next(waiting), "max_new_tokens": 24}
 
 
 async def _caller(http, node, report, end, path, body):

@@ -53,7 +53,7 @@ class NodeBaseline:
                 yield f"{model['id']} has {model['in_flight']} jobs in flight, {model['queue_depth']} waiting"
         engines = {engine["pid"] for model in body["models"] for engine in model["engines"] if engine["pid"]}
         children = node.process.children()
-        if unknown := [child for child in children if "hosting.child" in _name(child) and child.pid not in engines]:
+        if unknown := [child for child in children if "engines.child" in _name(child) and child.pid not in engines]:
             yield f"{len(unknown)} engine processes that it does not know of"
         if dead := [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]:
             yield f"{len(dead)} processes have ended and were not waited for"
@@ -110,7 +110,7 @@ def _name(process):
 def _helpers(process):
     """Its processes that are no engines, counted by what they run."""
     names = [" ".join(_name(child).split()[1:3]) for child in process.children(recursive=True)]
-    return Counter(name for name in names if name and "hosting.child" not in name)
+    return Counter(name for name in names if name and "engines.child" not in name)
 
 
 def _files(node):

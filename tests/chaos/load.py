@@ -12,11 +12,11 @@ import numpy as np
 
 from backend_client import ContextLengthExceeded, NPUError, NPUUnavailableError, RequestRejected, StreamInterrupted
 from backend_client.errors import EmbedManyFailed
-from benchmarks import workload
-from benchmarks.chaos.invariants import OVERRUN_S
-from benchmarks.chaos.oracle import references
-from benchmarks.chaos.ranking import RERANKER
-from benchmarks.chaos.world import EMBEDDER, GENERATOR, SECOND_ENCODER
+from tests.chaos import texts as chaos_texts
+from tests.chaos.invariants import OVERRUN_S
+from tests.chaos.oracle import references
+from tests.chaos.ranking import RERANKER
+from tests.chaos.world import EMBEDDER, GENERATOR, SECOND_ENCODER
 
 TOKENS = 8
 _PROMPTS, _LONG_PROMPTS = 6, 3
@@ -67,7 +67,7 @@ class Load:
 
     @staticmethod
     def _texts(seed):
-        texts = workload.texts(64, seed=seed)
+        texts = chaos_texts.texts(64, seed=seed)
         return texts, [" ".join(text.split()[:10]) for text in texts]
 
     @classmethod
@@ -75,8 +75,8 @@ class Load:
         """Compute the right answers to what a seed asks. `store`: the directory of the models."""
         texts, short = cls._texts(seed)
         prompts = [
-            (workload.prompts(24, 30, seed=seed), _PROMPTS),
-            (workload.prompts(9, 700, seed=seed), _LONG_PROMPTS),
+            (chaos_texts.prompts(24, 30, seed=seed), _PROMPTS),
+            (chaos_texts.prompts(9, 700, seed=seed), _LONG_PROMPTS),
         ]
         embedders = [(store / EMBEDDER, texts + short), (store / SECOND_ENCODER, short)]
         return references(embedders, store / GENERATOR, prompts, TOKENS)

@@ -51,7 +51,7 @@ class Lateness:
     def _look(self):
         while not self._stopped.wait(_LONG_TURN_S / 3):
             if (now := time.monotonic()) - self._times[-1] > _LONG_TURN_S:
-                frame = sys._current_frames()[self._thread]  # noqa: SLF001
+                frame = sys._current_frames()[self._thread]
                 own = [f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)]
                 self._seen.append((now, " < ".join(reversed(own[-4:]))))
 

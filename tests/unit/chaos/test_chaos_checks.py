@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from backend_client import RequestRejected
-from benchmarks.chaos import invariants, lateness
-from benchmarks.chaos import load as chaos_load
-from benchmarks.chaos.invariants import Report, TrafficWatch
-from benchmarks.chaos.lateness import Lateness
-from benchmarks.chaos.leaks import ClientBaseline, NodeBaseline
-from benchmarks.chaos.load import Load
-from benchmarks.chaos.oracle import References
-from benchmarks.chaos.ranking import Rankings, rankings, write_ranker
-from benchmarks.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
+from tests.chaos import invariants, lateness
+from tests.chaos import load as chaos_load
+from tests.chaos.invariants import Report, TrafficWatch
+from tests.chaos.lateness import Lateness
+from tests.chaos.leaks import ClientBaseline, NodeBaseline
+from tests.chaos.load import Load
+from tests.chaos.oracle import References
+from tests.chaos.ranking import Rankings, rankings, write_ranker
+from tests.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
 
 SEED = 1
 PROMPTS = [f"prompt {number}" for number in range(9)]

@@ -151,7 +151,7 @@ class TrafficWatch:
                 "returned": node.returned_at and round(now - node.returned_at, 1),
                 "leased": round(now - node.leased_at, 1),
             }
-            for url, node in self._client._pool.nodes.items()  # noqa: SLF001
+            for url, node in self._client._pool.nodes.items()
         ]
 
     async def _healthy(self, node, now):
