@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, NamedTuple, Self, cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import start_module
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.cpu_share import ALONE, CpuPlace
-from worker_node.engines.isolation import BY_ITSELF, Blame, OnBoard, Standing, Suspects, fingerprint
+from worker_node.engines.isolation import BY_ITSELF, Blame, Suspects, fingerprint
 from worker_node.engines.protocol import (
     Broken,
     CanaryProof,
@@ -94,24 +94,16 @@ class JobSink:
 # An engine may still compute a job whose caller has left or whose deadline has passed, because a native call cannot be
 # interrupted. If the process dies in that call, this job is to blame, not the jobs that waited.
 
-# So long after its caller has left the engine surely knows it, if its loop turns.
-_KNOWN_S = 1.0
 # How many jobs are kept whose callers have left: only a flood leaves more within one run.
 _MOST_LEFT = 64
 
 
-@dataclass(slots=True)
-class _Held:
-    """A job that the engine holds; `fresh` until something has come of it. The canary's is never `suspect`.
-
-    `left` is when its caller left, in monotonic seconds.
-    """
+class _Held(NamedTuple):
+    """A job that the engine holds. The canary's is never `suspect`."""
 
     job: Job
     sink: JobSink
     suspect: bool
-    fresh: bool = True
-    left: float = 0.0
 
 
 class HeldJobs:
@@ -148,11 +140,10 @@ class HeldJobs:
         held = self._take(job_id)
         return None if held is None else held.sink
 
-    def leave(self, job_id: int, now: float) -> bool:
+    def leave(self, job_id: int) -> bool:
         """Record that the caller of a job has left; return whether the engine still held the job."""
         held = self._take(job_id)
         if held is not None and held.suspect:
-            held.left = now
             self._left[job_id] = held
             if len(self._left) > _MOST_LEFT:
                 named = () if self._call is None else self._call.jobs
@@ -165,14 +156,9 @@ class HeldJobs:
         if self._left:
             self._left = {job_id: held for job_id, held in self._left.items() if job_id in call.jobs}
 
-    def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """What the engine works on was begun after the callers of some had left: it is not for these."""
-        if not self._left:
-            return
-        oldest = heartbeat.stats.oldest_run
-        if heartbeat.idle or oldest is not None:
-            began = now if oldest is None else now - oldest[1]
-            self._left = {job_id: held for job_id, held in self._left.items() if held.left + _KNOWN_S >= began}
+    def idle(self) -> None:
+        """Record that the engine works on nothing, not for callers who have left either."""
+        self._left.clear()
 
     def _take(self, job_id: int) -> _Held | None:
         held = self._jobs.pop(job_id, None)
@@ -191,7 +177,6 @@ class HeldJobs:
             return
         if result.last:
             self.release(result.id)
-        held.fresh = False
         held.sink.put(result)
         if result.last and self._suspects:
             self._suspects.answered(fingerprint(held.job))
@@ -218,21 +203,15 @@ class HeldJobs:
             held.sink.put(self._fate(held, reason))
 
     def _suspect(self, jobs: dict[int, _Held]) -> None:
-        call, held_jobs = self._call, jobs
-        jobs = {job_id: held for job_id, held in jobs.items() if held.suspect}
-        examined = call is not None and all(job_id in held_jobs and job_id not in jobs for job_id in call.jobs)
-        if not jobs or examined:  # only the canary's question was in the call
-            return
-        keys = {job_id: fingerprint(held.job) for job_id, held in jobs.items()}
-        self.blame = self._suspects.died(
-            [OnBoard(keys[job_id], held.fresh) for job_id, held in jobs.items()],
-            {keys[job_id] for job_id in call.jobs if job_id in keys} if call else (),
-            preparing=call is not None and call.stage == "prepare" and any(job_id in keys for job_id in call.jobs),
-        )
+        """Suspect the jobs of the last native call, or all if it named none of them."""
+        named = [] if self._call is None else [jobs[job_id] for job_id in self._call.jobs if job_id in jobs]
+        suspects = {fingerprint(held.job) for held in named or jobs.values() if held.suspect}
+        if suspects:  # else the canary's question alone was in the call
+            self.blame = self._suspects.died(suspects)
 
     def _fate(self, held: _Held, reason: str) -> NodeError:
         """The error of a job that was lost with the engine."""
-        if held.suspect and self._suspects and self._suspects.standing(fingerprint(held.job)) is Standing.REFUSED:
+        if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
             return RequestBreaksEngine(
                 f"{self._spec.model_id} on {self._spec.device}: the request takes down the engine that runs it "
                 f"({reason}); do not send it again"
@@ -435,7 +414,7 @@ class EngineLink(asyncio.Protocol):
 
     def forget(self, job_id: int) -> bool:
         """Drop a job's sink; True if the engine still held the job."""
-        return self._jobs.leave(job_id, time.monotonic())
+        return self._jobs.leave(job_id)
 
     async def drained(self) -> None:
         """Wait until the engine holds no job."""
@@ -580,7 +559,8 @@ class EngineLink(asyncio.Protocol):
                 now, oldest = time.monotonic(), event.stats.oldest_run
                 ran = None if oldest is None else (oldest[0], self.seat.ran_of(oldest[1], now))
                 self.liveness.beat(ran, event.stats.last_run)
-                self._jobs.beat(event, now)
+                if event.idle:
+                    self._jobs.idle()
             case NativeCall():
                 self._jobs.called(event)
                 self.liveness.called(event.stage, event.units, self.seat.ran_until(time.monotonic()))

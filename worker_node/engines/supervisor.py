@@ -482,7 +482,7 @@ class SupervisedEngine:
             self._succession.distrust()
             self._wrong += 1
             return self._policy.distrusted(outcome.reason)
-        if outcome.blame:
+        if outcome.blame.request:
             return self._policy.blameless(outcome.reason, pardons=outcome.blame.pardons)
         if outcome.from_outside:
             return self._policy.killed(outcome.reason, served_s=outcome.served_s)

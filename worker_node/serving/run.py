@@ -2,8 +2,8 @@
 
 That is before the first token of a stream, and before the end of an answer that is sent as a whole. The request runs
 again on the next placement, or on the same engine after its restart, as long as the deadline allows. A request that is
-suspected of the engine's death runs apart from others (`hosting.isolation`), and one that twice kills an engine that it
-has to itself is refused (`hosting.suspicion`)."""
+suspected of the engine's death runs alone, and one that kills an engine while alone on it twice is refused
+(`engines.isolation`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    ExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -31,8 +30,8 @@ from worker_node.core.errors import (
     RequestBreaksEngine,
 )
 from worker_node.core.types import Device, RequestContext, Route, Timing
-from worker_node.engines.isolation import Standing, Visit, fingerprint
-from worker_node.engines.protocol import EngineState, Job, JobResult, R, ResultStream
+from worker_node.engines.isolation import fingerprint
+from worker_node.engines.protocol import EngineState, Job, JobResult, R
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement, first_change
 from worker_node.manager.served import ServedModel
@@ -44,11 +43,9 @@ from worker_node.scheduling.routing import Candidate
 from worker_node.serving.places import Demand, Place, errors_of, select_placement
 from worker_node.serving.task import TaskParts
 
-# A request that breaks its engine takes six: with others, in three groups, and twice alone. More are for those that
-# were on board when others did.
-MAX_RUNS = 12
-# Of an answer that was under way, each run costs all of it. One that breaks its engine late takes five, two take seven.
-MOST_BEGUN = 8
+# A request that breaks its engine takes three: with others, and twice alone. More are for those that run when others
+# break it.
+MAX_RUNS = 6
 
 _RETURNING = frozenset({EngineState.STARTING, EngineState.BACKING_OFF})
 
@@ -77,29 +74,28 @@ class Runs:
         self._device_told = True
         return self.place.route
 
-    def run(self, key: Callable[[], bytes]) -> AbstractAsyncContextManager[Visit]:
+    def run(self, key: Callable[[], bytes]) -> AbstractAsyncContextManager[None]:
         """One run, at the current place. Entering raises RequestBreaksEngine, DeadlineExceeded, Overloaded."""
         placement = self.place.placement
-        standing = self._standing(key)
-        if standing is Standing.CLEAR and placement is self._first:
-            return placement.isolation.visit(standing, self._context.deadline)
-        return self._special_run(placement, standing, key)
+        if placement is self._first and not self._suspected(key):
+            return placement.isolation.use(self._context.deadline)
+        return self._special_run(placement, key)
 
     @asynccontextmanager
-    async def _special_run(
-        self, placement: Placement, standing: Standing, key: Callable[[], bytes]
-    ) -> AsyncIterator[Visit]:
+    async def _special_run(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
         """A run of a suspect, or on another placement than the first."""
-        if standing is Standing.REFUSED:
+        suspected = self._suspected(key)
+        self._refuse(key)
+        with self._elsewhere(placement):
+            async with placement.isolation.use(self._context.deadline, exclusive=suspected):
+                self._refuse(key)  # another of its kind may have had its turn before
+                yield
+
+    def _refuse(self, key: Callable[[], bytes]) -> None:
+        if self._suspected(key) and self.place.placement.suspects.refuses(key()):
             raise RequestBreaksEngine(
                 f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
             )
-        with self._elsewhere(placement):
-            suspects, deadline = placement.suspects, self._context.deadline
-            company = suspects.company(key()) if standing is Standing.SUSPECT else 1
-            thorough = standing is not Standing.CLEAR and suspects.thorough(key())
-            async with placement.isolation.visit(standing, deadline, company, thorough=thorough) as visit:
-                yield visit
 
     async def again(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
         """After the engine died in a run or before it: find the place for the next run, or raise `error`."""
@@ -107,18 +103,14 @@ class Runs:
         # A caller with a proof of its own holds the device, which the canary of the restarted engine needs first.
         if self._context.own_proof or self._count >= MAX_RUNS:
             raise error
-        suspected = self._standing(key) is not Standing.CLEAR
-        with ExitStack() as stack:
-            if suspected:
-                placement = self.place.placement
-                stack.enter_context(placement.isolation.reserved(placement.suspects.company(key())))
-            while (place := self._find(suspected=suspected)) is None:
-                returning = self._returning()
-                if not returning:
-                    raise error
-                if not await first_change(returning, self._context.deadline):
-                    raise DeadlineExceeded("the deadline passed before the engine was started again") from error
-            self.place = place
+        suspected = self._suspected(key)
+        while (place := self._find(suspected=suspected)) is None:
+            returning = self._returning()
+            if not returning:
+                raise error
+            if not await first_change(returning, self._context.deadline):
+                raise DeadlineExceeded("the deadline passed before the engine was started again") from error
+        self.place = place
 
     def admitted(self) -> AbstractContextManager[Permit]:
         """Be admitted to the first placement while the block runs, other runs included; its permit is for `permit`.
@@ -141,9 +133,9 @@ class Runs:
             finally:
                 self.permit = first
 
-    def _standing(self, key: Callable[[], bytes]) -> Standing:
+    def _suspected(self, key: Callable[[], bytes]) -> bool:
         suspects = self.place.placement.suspects
-        return suspects.standing(key()) if suspects else Standing.CLEAR
+        return bool(suspects) and key() in suspects
 
     def _find(self, *, suspected: bool) -> Place | None:
         demand = self._demand
@@ -187,23 +179,19 @@ async def run_again(
 
     With `begin_anew` over as many as it takes until the last one: when that is called the results so far are void.
     """
-    begun = 0
     while True:
         place = runs.place
         job = make_job(place)
         key = partial(fingerprint, job)
         yielded = False
         try:
-            async with runs.run(key) as visit, aclosing(place.placement.engine.run(job, result)) as results:
-                source = _held_back(results, place, visit) if visit.apart else results
-                async with aclosing(source):
-                    async for item in source:
-                        yielded = True
-                        yield item
+            async with runs.run(key), aclosing(place.placement.engine.run(job, result)) as results:
+                async for item in results:
+                    yielded = True
+                    yield item
                 return
         except EngineUnavailable as error:
-            begun += yielded
-            if yielded and (begin_anew is None or begun >= MOST_BEGUN):
+            if yielded and begin_anew is None:
                 raise
             await runs.again(key, error)
             if yielded and begin_anew is not None:
@@ -220,22 +208,6 @@ async def run_for_one_result(runs: Runs, job: Job, result: type[R]) -> R:
                 return await anext(results)
         except EngineUnavailable as error:
             await runs.again(key, error)
-
-
-async def _held_back(results: ResultStream[R], place: Place, visit: Visit) -> AsyncGenerator[R, None]:
-    """The results of a suspect, from when no other suspect can take its engine down: until then it can be run again."""
-    isolation, held = place.placement.isolation, list[R]()
-    async for item in results:
-        if item.last or not (held or visit.thorough):
-            isolation.harmless(visit)
-        held.append(item)
-        # The prime suspect is alone anyway.
-        if item.last or visit.standing is Standing.PRIME or not isolation.trials_go_on:
-            break
-    for item in held:
-        yield item
-    async for item in results:
-        yield item
 
 
 # Required means proven: checks that the NPU worked for a request that requires it.

@@ -107,7 +107,7 @@ class Served:
             "engine": self.engine.open,
             "admission": [place.admission.outstanding for place in model.placements],
             "backlog": [place.admission.backlog.jobs for place in model.placements],
-            "trials": [place.isolation.trials_go_on for place in model.placements],
+            "isolation": [place.isolation.in_use for place in model.placements],
             "in use": model.activity.idle_since is None,
             "requests": self.node.state.in_flight,
             "tasks": len(asyncio.all_tasks()),

@@ -20,8 +20,8 @@ from worker_node.serving.run import MAX_RUNS
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
 async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
     log = tmp_path / "log"
-    # Over 5 s: eight trials of 0.6 s, and five restarts.
-    async with holding(log=str(log), announce=announce, prefill_s=0.6) as model:
+    # Over 5 s: forty runs one after another, and three restarts.
+    async with holding(log=str(log), announce=announce, prefill_s=0.05) as model:
         # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
         before = asyncio.create_task(model.answer(9))
         while "submit" not in log.read_text():
@@ -38,8 +38,7 @@ async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_ot
         assert await before == ([9], Device.CPU)
         deaths = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("die with")]
         assert len(deaths) <= MAX_RUNS
-        assert sum(on_board > 1 for on_board in deaths) <= 3, "the others were taken down again more than twice"
-        assert deaths[-2:] == [1, 1], "it was not alone when it was found guilty"
+        assert deaths[1:] == [1, 1], "the others were taken down again"
         # The request is to blame and not the engine; sent again it costs nothing.
         await until(model.engines[0], EngineState.READY)
         with pytest.raises(RequestBreaksEngine):
@@ -58,13 +57,13 @@ async def test_a_request_that_hangs_its_engine_twice_is_refused():
         assert model.engines[0].status.restarts == 2
 
 
-async def test_a_request_whose_preparation_kills_the_engine_is_refused_at_once_and_the_others_run_again():
+async def test_a_request_whose_preparation_kills_the_engine_is_refused_and_the_others_run_again():
     async with serving(step_s=0.05) as model:
         innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
         with pytest.raises(RequestBreaksEngine):
             await model.answer(BREAK)
         await asyncio.gather(*innocent, return_exceptions=True)
-        assert model.engines[0].status.restarts == 1
+        assert model.engines[0].status.restarts == 2
 
 
 async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first():
@@ -81,11 +80,10 @@ async def test_what_an_engine_announced_counts_though_a_write_to_it_fails_first(
         with pytest.raises(RequestBreaksEngine):
             await guilty
         assert await innocent == ([1, 2], Device.CPU)
-        assert engine.status.restarts == 1
+        assert engine.status.restarts == 2
 
 
 async def test_an_engine_that_dies_with_every_request_is_quarantined_and_no_request_stays_accused():
-    # How many requests that takes is simulated in tests/unit/worker_node/hosting/test_trials_simulation.py.
     limits = HostingLimits(restart=replace(QUICK, crash_limit=1), stop_timeout_s=1.0)
     async with serving(limits=limits) as model:
         with pytest.raises(EngineUnavailable):

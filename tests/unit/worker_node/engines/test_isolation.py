@@ -1,0 +1,171 @@
+"""Which requests are suspected of an engine's death, and who may use an engine together."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.core.errors import DeadlineExceeded
+from worker_node.engines.isolation import Isolation, Suspects, fingerprint
+from worker_node.tasks.embed.messages import embed_job
+from worker_node.tasks.generate.messages import GenerateJob
+
+FAR = 1e12
+A, B, C = b"a", b"b", b"c"
+
+
+def test_the_second_death_alone_refuses_a_request_and_is_not_the_engines():
+    suspects = Suspects()
+    assert not suspects.died({A}).request, "the first time it may be the engine"
+    assert A in suspects
+    assert not suspects.refuses(A)
+    blame = suspects.died({A})
+    assert (blame.request, blame.pardons) == (True, 1)
+    assert suspects.refuses(A)
+
+
+def test_deaths_with_others_refuse_no_request():
+    suspects = Suspects()
+    for _ in range(3):
+        assert not suspects.died({A, B, C}).request
+    assert not any(suspects.refuses(key) for key in (A, B, C))
+    suspects.died({A})
+    assert suspects.died({A}).pardons == 3, "all deaths that were counted against the engine are taken back"
+
+
+def test_an_answer_clears_a_suspect():
+    suspects = Suspects()
+    suspects.died({A})
+    suspects.answered(A)
+    assert A not in suspects
+    suspects.died({A})
+    assert not suspects.refuses(A)
+
+
+def test_an_engine_that_kills_every_request_is_to_blame_in_the_end():
+    suspects = Suspects()
+    blamed = [suspects.died({bytes([key])}).request for key in range(20) for _ in range(2)]
+    assert blamed[:16] == [False, True] * 8
+    assert not any(blamed[16:])
+    suspects.answered(b"another")
+    suspects.died({A})
+    assert suspects.died({A}).request
+
+
+def test_suspects_are_forgotten_after_a_time_and_bounded():
+    now = 0.0
+    suspects = Suspects(clock=lambda: now, memory_s=10.0, capacity=2)
+    suspects.died({A})
+    suspects.died({B})
+    suspects.died({C})
+    assert [key in suspects for key in (A, B, C)] == [False, True, True]
+    now = 10.0
+    assert [key in suspects for key in (B, C)] == [False, False]
+    assert not suspects
+
+
+def test_a_fingerprint_ignores_id_deadline_and_limits():
+    def job(job_id=1, tokens=b"1234", **more):
+        return GenerateJob(job_id, tokens, **({"max_new_tokens": 8, "deadline": 5.0} | more))
+
+    same = [job(), job(2), job(max_new_tokens=9), job(deadline=7.0), job(interactive=False)]
+    assert len({fingerprint(one) for one in same}) == 1
+    others = [job(), job(tokens=b"4321"), job(grammar="root ::= x"), job(temperature=0.5), embed_job([[1]], 0.0)]
+    others += [embed_job([[1, 2]], 0.0), embed_job([[1], [2]], 0.0)]
+    assert len({fingerprint(one) for one in others}) == len(others)
+
+
+@given(count=st.integers(1, 12), poisonous=st.sets(st.integers(0, 11), max_size=3), data=st.data())
+def test_every_poisonous_request_is_refused_and_no_other(count, poisonous, data):
+    """Requests are sent together, then suspects alone in any order. The oracle is the poison itself."""
+    suspects = Suspects()
+    waiting = [bytes([n]) for n in range(count)]
+    poison = {bytes([n]) for n in poisonous if n < count}
+    answered, refused, deaths = set(), set(), 0
+    while waiting:
+        waiting = [key for key in waiting if not (suspects.refuses(key) and not refused.add(key))]
+        suspected = [key for key in waiting if key in suspects]
+        group = [data.draw(st.sampled_from(suspected))] if suspected else list(waiting)
+        if poison & set(group):
+            deaths += 1
+            suspects.died(set(group))
+            continue
+        for key in group:
+            suspects.answered(key)
+            waiting.remove(key)
+            answered.add(key)
+    assert refused == poison
+    assert answered == {bytes([n]) for n in range(count)} - poison
+    assert deaths <= 1 + 2 * len(poison)
+
+
+class Guest:
+    """A request that uses the engine until `leave`."""
+
+    def __init__(self, isolation, *, exclusive=False, deadline=FAR):
+        self.inside = False
+        self._leave = asyncio.Event()
+        self.task = asyncio.create_task(self._stay(isolation.use(deadline, exclusive=exclusive)))
+
+    async def _stay(self, use):
+        async with use:
+            self.inside = True
+            await self._leave.wait()
+        self.inside = False
+
+    async def leave(self):
+        self._leave.set()
+        await self.task
+        await settle()
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def guests(isolation, *exclusive):
+    made = [Guest(isolation, exclusive=each) for each in exclusive]
+    await settle()
+    return made
+
+
+async def test_an_exclusive_use_waits_for_those_before_it_and_is_not_overtaken():
+    isolation = Isolation()
+    first, second, alone, later, last = made = await guests(isolation, False, False, True, False, True)
+    expected = [(first, second), (alone,), (later,), (last,)]
+    for inside in expected:
+        assert [guest for guest in made if guest.inside] == list(inside)
+        for guest in inside:
+            await guest.leave()
+    assert not isolation.in_use
+
+
+async def test_a_request_that_stops_waiting_lets_others_in():
+    isolation = Isolation()
+    (first,) = await guests(isolation, False)
+    alone = Guest(isolation, exclusive=True)
+    late = Guest(isolation, exclusive=True, deadline=0.0)
+    (shared,) = await guests(isolation, False)
+    with pytest.raises(DeadlineExceeded):
+        await late.task
+    assert not shared.inside
+    alone.task.cancel()
+    await settle()
+    assert shared.inside
+    await first.leave()
+    await shared.leave()
+    assert not isolation.in_use
+
+
+async def test_a_request_cancelled_as_its_turn_comes_holds_nothing():
+    isolation = Isolation()
+    first, second, third = await guests(isolation, True, True, False)
+    first._leave.set()
+    await first.task
+    second.task.cancel()
+    await settle()
+    assert third.inside
+    await third.leave()
+    assert not isolation.in_use
