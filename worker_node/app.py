@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from worker_node.http import admin, dashboard, explain, health, metrics, models, ollama, openai, openapi, pages
-from worker_node.http.connection import answering_expectations
+from worker_node.http.connection import admit_connection, answering_expectations
 from worker_node.http.dashboard import EventLog, Histories
 from worker_node.http.errors import also_below_v3
 from worker_node.http.leniency import IGNORED_NAMES, NODE, IgnoredNames
@@ -44,7 +44,7 @@ def make_app(node: Node) -> web.Application:
     middlewares = [
         log_requests(),
         *([traced(tracing)] if tracing.enabled else ()),
-        errors_as(error_form, guard_origins(origins), require_key(keys)),
+        errors_as(error_form, admit_connection, guard_origins(origins), require_key(keys)),
     ]
     app = web.Application(middlewares=middlewares)
     app[NODE] = node

@@ -21,7 +21,7 @@ from worker_node.core.notify import ServiceManager
 from worker_node.core.operating_system import allow_files
 from worker_node.devices.probe import probe
 from worker_node.devices.source import npu_source
-from worker_node.http.connection import ConnectionLimits, GuardedConnection
+from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
 from worker_node.http.health import node_status
 from worker_node.http.middleware import note_refusal
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
-# Engines, models, logs, connections that are just being replaced.
+# Engines, models, logs, connections beyond the limit.
 _OTHER_FILES = 1024
 
 
@@ -89,7 +89,7 @@ async def run(
     try:
         async with running_node(settings, profile, source) as (node, url), _reloading(node, source):
             on_listening(url, node)
-            async with manager.attended(lambda: _told(node)):
+            async with manager.attended(lambda: _status_text(node)):
                 await stop.wait()
                 manager.stopping()
                 await _drain(node)
@@ -123,8 +123,19 @@ async def running_node(
         if tls is not None:
             follower = asyncio.create_task(tls.follow(), name="TLS files")
             stack.callback(follower.cancel)
+        assert runner.server is not None  # noqa: S101  (setup() made it)
+        limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
+        connections = Connections(runner.server, limits, partial(note_refusal, node), profile.render)
         for bound in socks:
-            await _listen(runner, bound, node, profile.render, stack, tls)
+            listener = await asyncio.get_running_loop().create_server(
+                connections.accept,
+                sock=bound,
+                backlog=_BACKLOG,
+                ssl=tls.context if tls else None,
+                # A client that never ends its handshake is as bad as one that never ends its headers.
+                ssl_handshake_timeout=settings.header_timeout_s if tls else None,
+            )
+            stack.callback(listener.close)
         yield node, _url(socks[0], "https" if tls else "http")
 
 
@@ -225,31 +236,6 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def _listen(
-    runner: web.AppRunner,
-    sock: socket.socket,
-    node: Node,
-    render: Renderer,
-    stack: contextlib.AsyncExitStack,
-    tls: ServerTls | None,
-) -> None:
-    server = runner.server
-    assert server is not None  # noqa: S101  (setup() made it)
-    settings = node.settings
-    limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
-    loop = asyncio.get_running_loop()
-    connect = partial(GuardedConnection, server, loop, limits, partial(note_refusal, node), render)
-    listener = await loop.create_server(
-        connect,
-        sock=sock,
-        backlog=_BACKLOG,
-        ssl=tls.context if tls else None,
-        # A client that never ends its handshake is as bad as one that never ends its headers.
-        ssl_handshake_timeout=settings.header_timeout_s if tls else None,
-    )
-    stack.callback(listener.close)
-
-
 def _tls(settings: NodeSettings) -> ServerTls | None:
     if settings.tls_cert is None:
         if settings.tls_key is not None or settings.tls_client_ca is not None:
@@ -263,7 +249,7 @@ def _url(sock: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _told(node: Node) -> str:
+def _status_text(node: Node) -> str:
     models = node.manager.models
     usable = sum(model.serving() is not None for model in models)
     return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"

@@ -6,7 +6,7 @@ import shlex
 import urllib.request
 from types import SimpleNamespace
 
-from tests.unit.worker_node.api.test_node_status import READY, STARTING, node
+from tests.unit.worker_node.http.test_node_status import READY, STARTING, node
 from worker_node.commands.welcome import welcome
 
 URL = "http://127.0.0.1:8081"

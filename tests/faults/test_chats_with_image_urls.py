@@ -14,7 +14,7 @@ from tests.support.application import application
 from tests.support.image_server import PNG, WHERE, Server, reply
 from tests.support.scripted_engines import Machine
 from tests.support.task_models import SEER, placement, seer
-from tests.unit.worker_node.api.test_memory_of_every_task import Answering
+from tests.unit.worker_node.http.test_memory_of_every_task import Answering
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Image
 from worker_node.settings import NodeSettings

@@ -12,6 +12,7 @@ from worker_node.bounded import http as bounded_jobs
 from worker_node.bounded.model import build, choose_model, reservation
 from worker_node.bounded.service import JobService
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
+from worker_node.http.connection import admit_connection
 from worker_node.http.leniency import NODE
 from worker_node.http.middleware import (
     OriginPolicy,
@@ -85,7 +86,9 @@ def _app(node: Node, service: JobService) -> web.Application:
     """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
-    render = errors_as(lambda _path: bounded_jobs.job_error_response, guard_origins(OriginPolicy("127.0.0.1")))
+    render = errors_as(
+        lambda _path: bounded_jobs.job_error_response, admit_connection, guard_origins(OriginPolicy("127.0.0.1"))
+    )
     app = web.Application(middlewares=[log_request, render])
     app[NODE] = node
     app[bounded_jobs.SERVICE] = service

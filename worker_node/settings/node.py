@@ -219,16 +219,17 @@ class NodeSettings(BaseSettings):
     max_connections: int = Field(
         default=1024,
         gt=0,
-        description="open connections; a new one replaces a silent or idle one, and gets 429 if all are at work",
+        description="connections with a request; the next gets 429. Idle ones are replaced by new ones",
     )
     header_timeout_s: float = Field(
         default=5.0,
         gt=0,
-        description="seconds from the opening of the connection, or the first byte of a later request, to the end of "
-        "the header",
+        description="seconds from the opening of a connection to the end of its first header",
     )
     body_timeout_s: float = Field(default=10.0, gt=0, description="seconds of silence within a body")
-    keepalive_timeout_s: float = Field(default=75.0, gt=0, description="seconds that an idle connection stays open")
+    keepalive_timeout_s: float = Field(
+        default=75.0, gt=0, description="seconds that an idle connection stays open, or takes for its next header"
+    )
     request_timeout_s: float = Field(
         default=180.0, gt=0, description="seconds that any request may take; X-Request-Timeout-Ms shortens it"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.application import application
 from tests.support.writing import WRITER, WritingEngine, writing_models
-from worker_node.http.connection import ConnectionLimits, GuardedConnection
+from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import error_response
 from worker_node.tasks.generate.http.responses import RESPONSES
 from worker_node.tasks.generate.messages import TokenDelta
@@ -175,9 +175,8 @@ async def serving(store):
     async with application(writing_models(store, engine)) as (client, node):
         server, loop = client.server.runner.server, asyncio.get_running_loop()
         limits = ConnectionLimits(60.0, 60.0, 1024)
-        listener = await loop.create_server(
-            lambda: GuardedConnection(server, loop, limits, lambda _error: None, error_response), "127.0.0.1", 0
-        )
+        connections = Connections(server, limits, lambda _error: None, error_response)
+        listener = await loop.create_server(connections.accept, "127.0.0.1", 0)
         try:
             yield Served(client, node, engine, listener.sockets[0].getsockname()[1])
         finally:
