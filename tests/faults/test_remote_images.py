@@ -136,22 +136,6 @@ async def test_what_is_no_image_is_refused_with_the_reason(server, answer, error
     assert server.requests
 
 
-async def test_names_that_are_never_resolved_hold_up_no_other_image(server):
-    asked = asyncio.Event()
-
-    async def hanging(_host, _port):
-        asked.set()
-        await asyncio.Event().wait()
-
-    url = f"http://127.0.0.1:{server.port}"
-    fetcher = allowing(url, "https://slow.example", resolve=hanging, limits=FetchLimits(timeout_s=3600, at_once=1))
-    slow = asyncio.create_task(fetched(fetcher, "https://slow.example/a.png", seconds=3600))
-    await asked.wait()
-    assert await fetched(fetcher, f"{url}/") == PNG
-    slow.cancel()
-    await asyncio.gather(slow, return_exceptions=True)
-
-
 async def stalling(writer):
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 5000\r\n\r\n\x89PNG")
     await writer.drain()
@@ -201,3 +185,23 @@ async def test_a_certificate_is_checked_against_the_name_in_the_url(tmp_path):
         for refusing, host in ((fetcher, "images.test"), (allowing(*named), "127.0.0.1")):
             with pytest.raises(BadRequest, match=f"no secure connection to {host}"):
                 await fetched(refusing, f"https://{host}:{server.port}/")
+
+
+async def test_an_endless_image_ends_at_the_bound(server):
+    sent = 0
+
+    async def endless(writer):
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n")
+        while True:
+            writer.write(bytes(10_000))
+            sent += 10_000
+            await writer.drain()
+
+    server.answer = endless
+    fetcher = allowing(f"http://127.0.0.1:{server.port}")
+    with pytest.raises(PayloadTooLarge):
+        await fetched(fetcher, f"http://127.0.0.1:{server.port}/", most=1_000_000)
+    await asyncio.wait_for(server.ended.wait(), 60)
+    # What the kernel's buffers hold was sent, too.
+    assert sent < 50_000_000

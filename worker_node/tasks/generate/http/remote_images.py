@@ -13,12 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address
-from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
 from prometheus_client import CollectorRegistry, Counter
 from yarl import URL
 
@@ -29,118 +26,35 @@ from worker_node.settings.node import ImageHost
 from worker_node.tasks.generate.images import image_decoder
 from worker_node.tasks.generate.model import FORMATS, IMAGE_TYPES
 
-# Which addresses a host on the internet may have. Pure.
-
-# Gateways of these networks send what comes to the IPv4 address in the last 32 bits.
-_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
-# All that is given out for the public internet, and in it what is for examples: Python 3.11 takes more for global.
-_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
-_EXAMPLES = ipaddress.IPv6Network("3fff::/20")
-# The third quarter of an ISATAP address; the IPv4 address that it is for comes after it.
-_ISATAP = {0x00005EFE, 0x02005EFE}
-
-
-def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet: not private, loopback, link-local, multicast or reserved.
-
-    An IPv6 address that carries an IPv4 address is public if that is. What is no address is not public.
-    """
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(parsed, IPv6Address):
-        carried = _carried(parsed)
-        if carried:
-            return all(_is_global(inner) for inner in carried)
-    return _is_global(parsed)
-
-
-def _carried(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    if address.ipv4_mapped is not None:
-        return (address.ipv4_mapped,)
-    if address.sixtofour is not None:
-        return (address.sixtofour,)
-    if address.teredo is not None:
-        return address.teredo
-    if address in _COMPATIBLE or any(address in network for network in _TRANSLATED):
-        return (IPv4Address(int(address) & 0xFFFFFFFF),)
-    if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
-        return (IPv4Address(int(address) & 0xFFFFFFFF),)
-    return ()
-
-
-def _is_global(address: IPv4Address | IPv6Address) -> bool:
-    if isinstance(address, IPv6Address) and (address not in _GIVEN_OUT or address in _EXAMPLES):
-        return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
-# Connections of an HTTP client that end when a server sends more framing than content.
-#
-# A server may send any number of interim replies (103) before its own, and each byte of a body in a chunk of its own,
-# with as long a comment (a chunk extension) as it likes. A few megabytes of them take the event loop, which parses
-# them,
-# for seconds.
-
-# Lines of heads, and of chunks of 256 bytes and more; in an image there is a line's end in 64 KB.
-_LINES = 1000
-_BYTES_A_LINE = 128
-# Beside the content: a twentieth for its chunks, and heads.
-_FRAMING_SHARE, _FRAMING_BYTES = 20, 1 << 18
-
-
-class TooMuchFraming(aiohttp.ClientPayloadError):
-    """The server sent more heads and chunks than an image needs."""
-
-
-class _BoundedReply(ResponseHandler):
-    """Looks at what arrives before it is parsed: counting is a hundred times cheaper."""
-
-    __slots__ = ("_arrived", "_lines", "_most")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
-        super().__init__(loop)
-        self._most = most + most // _FRAMING_SHARE + _FRAMING_BYTES
-        self._arrived = self._lines = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._arrived += len(data)
-        self._lines += data.count(b"\n")
-        if self._lines > _LINES + self._arrived // _BYTES_A_LINE or self._arrived > self._most:
-            self.set_exception(TooMuchFraming("more heads and chunks than an image needs"))
-            if self.transport is not None:
-                self.transport.abort()
-            return
-        super().data_received(data)
-
-
-class BoundedConnector(aiohttp.TCPConnector):
-    """A connector with such connections, for content of at most `most` bytes."""
-
-    def __init__(self, most: int, **options: Any) -> None:
-        super().__init__(**options)
-        # aiohttp has no public way to give connections a protocol of one's own.
-        self._factory = partial(_BoundedReply, asyncio.get_running_loop(), most)  # type: ignore[assignment]
-
-
-# Fetches the images that requests name by URL, from hosts that the settings name, and from nowhere else.
-#
-# A URL is what a client sends: it must not reach into the node's own network. A host is resolved once, its addresses
-# are
-# checked, and the connection goes to these addresses. Redirects are not followed; no proxy, cookie or key is used.
-# Errors and logs name the host, never the URL, which may carry a signature.
-
 SETTING = "allow_image_hosts"
 _LONGEST_URL = 4096
 # Not blanks, control characters, or backslashes, which some take for slashes.
 _NOT_OF_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 _CHUNK = 1 << 16
+_RECEIVE_BUFFER = 1 << 17
 _HEADERS = {"Accept": ", ".join(sorted(IMAGE_TYPES)), "Accept-Encoding": "identity", "User-Agent": "npu-node"}
+# Native addresses of the IPv6 internet; in it, 6to4 carries IPv4 addresses, and 3fff::/20 is for examples.
+_IPV6_INTERNET = ipaddress.IPv6Network("2000::/3")
+_NOT_NATIVE = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("3fff::/20"))
 
-T = TypeVar("T")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the public internet: not private, loopback, link-local, multicast or reserved.
+
+    Of IPv6 addresses that carry an IPv4 address only the mapped form may be public.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is None:
+            native = parsed in _IPV6_INTERNET and not any(parsed in network for network in _NOT_NATIVE)
+            return native and parsed.is_global
+        parsed = parsed.ipv4_mapped
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved)
 
 
 @dataclass(frozen=True)
@@ -152,7 +66,7 @@ class FetchLimits:
     queue: int = 64
 
 
-# Of their own: a slow name server would hold up all else that the edge process does in threads.
+# Its own threads: a slow name server would otherwise hold up all else that the edge process does in threads.
 _RESOLVING = ThreadPoolExecutor(FetchLimits.at_once, "resolve-image-hosts")
 
 
@@ -164,7 +78,12 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class ImageFetcher:
-    """Fetches from the hosts of the settings that it follows; from none at first."""
+    """Fetches from the hosts of the settings that it follows; from none at first.
+
+    A URL is what a client sends: it must not reach into the node's own network. A host is resolved once, and the
+    connection goes to the addresses that were checked. Redirects are not followed; no proxy, cookie or key is used.
+    Errors and logs name the host, never the URL, which may carry a signature.
+    """
 
     def __init__(
         self,
@@ -187,7 +106,7 @@ class ImageFetcher:
     async def fetch(self, url: str, where: str, most: int, deadline: float) -> bytes:
         """The content of an image file of at most `most` bytes; `where` is the field of the request that holds the URL.
 
-        Raises BadRequest for a URL that is not allowed and for what cannot be had from it, PayloadTooLarge,
+        Raises BadRequest for a URL that is not allowed or does not lead to an image, PayloadTooLarge,
         DeadlineExceeded, Overloaded.
         """
         target, entry = self._allowed(url, where)
@@ -195,16 +114,24 @@ class ImageFetcher:
             raise Overloaded(f"{self._waiting} images wait to be fetched; the bound here is {self._limits.queue}")
         self._waiting += 1
         try:
-            # Before there is a place: names that are never resolved would take all of them.
-            addresses = await self._in_time(self._addresses(target, entry, where), target, where, deadline)
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._places.acquire()
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the request waited for an image") from None
         finally:
             self._waiting -= 1
+        host, limit, left = target.raw_host, self._limits.timeout_s, deadline - time.monotonic()
         try:
-            return await self._in_time(self._get(target, addresses, where, most), target, where, deadline)
+            async with asyncio.timeout(min(left, limit)):
+                return await self._get(target, entry, where, most)
+        except TimeoutError:
+            if left <= limit:
+                raise DeadlineExceeded(f"the deadline passed while {where} was fetched", param=where) from None
+            raise _refused(where, f"the image did not arrive from {host} within {limit:g} s") from None
+        except ssl.SSLError as error:
+            raise _refused(where, f"no secure connection to {host} ({_brief(error)})") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _refused(where, f"the image cannot be fetched from {host} ({_brief(error)})") from None
         finally:
             self._places.release()
 
@@ -233,24 +160,24 @@ class ImageFetcher:
             )
         return target, max(matching, key=lambda entry: entry.may_be_private)
 
-    async def _in_time(self, work: Awaitable[T], target: URL, where: str, deadline: float) -> T:
-        host, limit = target.raw_host, self._limits.timeout_s
-        left = deadline - time.monotonic()
-        try:
-            async with asyncio.timeout(min(left, limit)):
-                return await work
-        except TimeoutError:
-            if left <= limit:
-                raise DeadlineExceeded(f"the deadline passed while {where} was fetched", param=where) from None
-            raise _refused(where, f"the image did not arrive from {host} within {limit:g} s") from None
-        except ssl.SSLError as error:
-            raise _refused(where, f"no secure connection to {host} ({_brief(error)})") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _refused(where, f"the image cannot be fetched from {host} ({_brief(error)})") from None
+    async def _addresses(self, target: URL, entry: ImageHost, where: str) -> Sequence[str]:
+        """The addresses of the URL's host, if all of them are allowed. Raises BadRequest, OSError."""
+        host = str(target.raw_host)
+        addresses = await self._resolve(host, int(target.port or 0))
+        if not addresses:
+            raise OSError("it has no address")
+        if not entry.may_be_private and not all(self._public(address) for address in addresses):
+            raise _refused(
+                where,
+                f"{host} has an address that is not public; if images are meant to come from there, {SETTING} must "
+                "name the host with its port",
+            )
+        return addresses
 
-    async def _get(self, target: URL, addresses: Sequence[str], where: str, most: int) -> bytes:
-        connector = BoundedConnector(
-            most, resolver=_Resolved(addresses), use_dns_cache=False, force_close=True, ssl=self._tls
+    async def _get(self, target: URL, entry: ImageHost, where: str, most: int) -> bytes:
+        resolver = _Resolved(await self._addresses(target, entry, where))
+        connector = aiohttp.TCPConnector(
+            resolver=resolver, use_dns_cache=False, force_close=True, ssl=self._tls, socket_factory=_socket
         )
         async with (
             aiohttp.ClientSession(
@@ -263,7 +190,7 @@ class ImageFetcher:
             ) as session,
             session.get(target, allow_redirects=False) as reply,
         ):
-            self._check_head(reply, str(target.raw_host), where, most)
+            _check_head(reply, str(target.raw_host), where, most)
             content = bytearray()
             async for chunk in reply.content.iter_chunked(_CHUNK):
                 content += chunk
@@ -273,40 +200,31 @@ class ImageFetcher:
             raise _refused(where, "the image is empty")
         return bytes(content)
 
-    async def _addresses(self, target: URL, entry: ImageHost, where: str) -> list[str]:
-        host, port = str(target.raw_host), int(target.port or 0)
-        try:
-            addresses = [str(ipaddress.ip_address(host))]
-        except ValueError:
-            addresses = list(await self._resolve(host, port))
-        if not addresses:
-            raise OSError("it has no address")
-        if not entry.may_be_private and not all(self._public(address) for address in addresses):
-            raise _refused(
-                where,
-                f"{host} has an address that is not public; if images are meant to come from there, {SETTING} must "
-                "name the host with its port",
-            )
-        return addresses
 
-    @staticmethod
-    def _check_head(reply: aiohttp.ClientResponse, host: str, where: str, most: int) -> None:
-        if 300 <= reply.status < 400:
-            raise _refused(
-                where, f"{host} answers with a redirect, which is not followed; send the URL that it leads to"
-            )
-        if reply.status != 200:
-            raise _refused(where, f"{host} answers with status {reply.status}")
-        if (kind := reply.content_type.lower()) not in IMAGE_TYPES:
-            raise _refused(where, f"images are {FORMATS}; {host} sends {kind:.80}")
-        if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _refused(where, f"{host} sends the image compressed once more, which was not asked for")
-        if (reply.content_length or 0) > most:
-            raise _too_large(where, most)
+def _check_head(reply: aiohttp.ClientResponse, host: str, where: str, most: int) -> None:
+    if 300 <= reply.status < 400:
+        raise _refused(where, f"{host} answers with a redirect, which is not followed; send the URL that it leads to")
+    if reply.status != 200:
+        raise _refused(where, f"{host} answers with status {reply.status}")
+    if (kind := reply.content_type.lower()) not in IMAGE_TYPES:
+        raise _refused(where, f"images are {FORMATS}; {host} sends {kind:.80}")
+    if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise _refused(where, f"{host} sends the image compressed once more, which was not asked for")
+    if (reply.content_length or 0) > most:
+        raise _too_large(where, most)
+
+
+def _socket(info: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket whose buffer bounds how much is parsed at once: framing without content (interim replies, chunks of a
+    byte) would otherwise hold the event loop for seconds."""
+    family, kind, protocol, _, _ = info
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+    return sock
 
 
 class _Resolved(AbstractResolver):
-    """Gives the addresses that were checked, whatever a name means by now."""
+    """Gives the addresses that were checked, whatever the name means by now."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -346,9 +264,6 @@ def _brief(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return str(error.strerror) if isinstance(error, socket.gaierror) else type(error).__name__
-
-
-# The node's fetching of remote images: which settings it follows, and what is counted.
 
 
 class RemoteImageMetrics:
