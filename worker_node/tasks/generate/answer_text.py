@@ -1,8 +1,9 @@
-"""From token ids to the text of an answer, up to where it ends: a stop sequence or a stop token."""
+"""From token ids to the pieces of an answer (text, reasoning, tool calls), up to a stop sequence or a stop token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from worker_node.core.types import Piece, Reasoning, Sampling, Token, TokenLogprob, ToolCallArguments, ToolCallStarted
 from worker_node.tasks.generate.tokenization import ChatTokenizer
@@ -71,9 +72,6 @@ class AnswerText:
         return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
 
 
-# From the text of an answer to its pieces: plain text, reasoning, tool calls.
-
-
 class PieceReader:
     """Text to pieces, through the parser where there is one.
 
@@ -111,3 +109,75 @@ class PieceReader:
         self.reasoning = isinstance(pieces[-1], Reasoning) if pieces else self.reasoning
         self.called = self.called or any(isinstance(piece, ToolCallStarted) for piece in pieces)
         return pieces
+
+
+_THINK, _END_OF_THINKING = "<think>", "</think>"
+
+
+class _In(Enum):
+    START = auto()
+    THOUGHT = auto()
+    GAP = auto()
+    ANSWER = auto()
+
+
+class ReasoningFirst:
+    """Separates reasoning at the start of the answer from the rest, which goes to the next parser.
+
+    `begun`: the prompt ends inside the reasoning, as with the templates of some models.
+    """
+
+    def __init__(self, answer: Parser | None = None, *, begun: bool = False) -> None:
+        self._answer = answer
+        self._in = _In.THOUGHT if begun else _In.START
+        self._held = ""
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        if self._in is _In.ANSWER:
+            return self._answer.push(text) if self._answer else [Token(text)] if text else []
+        self._held += text
+        match self._in:
+            case _In.START:
+                return self._at_start()
+            case _In.THOUGHT:
+                return self._in_thought()
+        return self._in_gap()
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        held, self._held = self._held, ""
+        thinking = self._in is _In.THOUGHT
+        self._in = _In.ANSWER
+        pieces: list[Piece] = [Reasoning(held)] if thinking and held else [] if thinking else self.push(held)
+        return [*pieces, *(self._answer.flush() if self._answer else [])]
+
+    def _at_start(self) -> list[Piece]:
+        start = self._held.lstrip()
+        if start.startswith(_THINK):
+            self._held = start[len(_THINK) :]
+            self._in = _In.THOUGHT
+            return self._in_thought()
+        return [] if _THINK.startswith(start) else self._go_on()
+
+    def _in_thought(self) -> list[Piece]:
+        before, found, after = self._held.partition(_END_OF_THINKING)
+        if found:
+            self._held = after
+            self._in = _In.GAP
+            return [*([Reasoning(before)] if before else []), *self._in_gap()]
+        ends = range(len(_END_OF_THINKING) - 1, 0, -1)
+        keep = next((size for size in ends if _END_OF_THINKING.startswith(before[-size:])), 0)
+        keep = min(keep, len(before))
+        given, self._held = before[: len(before) - keep], before[len(before) - keep :]
+        return [Reasoning(given)] if given else []
+
+    def _in_gap(self) -> list[Piece]:
+        """Blank lines between the reasoning and the answer belong to neither."""
+        self._held = self._held.lstrip()
+        return self._go_on() if self._held else []
+
+    def _go_on(self) -> list[Piece]:
+        held, self._held = self._held, ""
+        self._in = _In.ANSWER
+        return self.push(held)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from worker_node.scheduling.routing import Candidate, Feature
 from worker_node.serving.places import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
-from worker_node.tasks.generate.dialogue import ReasoningFirst, ToolFormat, declaration, tool_format, with_instructions
+from worker_node.tasks.generate.answer_text import ReasoningFirst
 from worker_node.tasks.generate.images import (
+    Note,
     check_images,
     image_decoder,
     image_prompt,
@@ -31,21 +31,27 @@ from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawIma
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, completed
 from worker_node.tasks.generate.schemas import schema_compiler
-from worker_node.tasks.generate.tokenization import LargeTexts, large_texts
-from worker_node.tasks.generate.tool_calls import CLOSING, OPENING, Parser
-
-_NOTHING_SEEN: Mapping[str, RawImage] = MappingProxyType({})
+from worker_node.tasks.generate.tokenization import large_texts
+from worker_node.tasks.generate.tool_calls import (
+    CLOSING,
+    OPENING,
+    Parser,
+    ToolFormat,
+    declaration,
+    tool_format,
+    with_instructions,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """`parser` separates tool calls and reasoning from the answer; None where all of it is text.
+class Prompt:
+    """The prompt as an engine takes it.
 
-    `seen` is the prompt for an engine with vision; `tokens` are then those of its text.
+    `parser` separates tool calls and reasoning from the answer; None where all of it is text. `seen` is the prompt for
+    an engine with vision; `tokens` are then those of its text.
     """
 
     tokens: list[int]
-    grammar: str | None = None
     parser: Parser | None = None
     seen: ImagePrompt | None = None
 
@@ -55,74 +61,168 @@ class Prepared:
         return len(self.tokens) + (0 if self.seen is None else self.seen.image_tokens)
 
 
-async def prepare(
-    texts: LargeTexts,
-    model: GenerationModel,
-    request: GenerationRequest,
-    grammar: str | None,
-    pixels: Mapping[str, RawImage] = _NOTHING_SEEN,
-) -> Prepared:
-    """Return the prompt as the model takes it, and the grammar that was compiled for its answer.
+@dataclass(frozen=True, slots=True)
+class PreparedGeneration:
+    """A request with its model found and its prompt tokenized; it is neither routed nor run yet.
 
-    `pixels` are those of the request's images, by the fields that hold them.
-
-    Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt what `LargeTexts` raises.
+    The `request` has the sampling that it left open filled in.
     """
-    if isinstance(request.prompt, tuple):
-        turns = request.prompt
-        if request.drop_oldest:
-            turns = await _newest(texts, model, request, turns, grammar, pixels)
-        prepared = await _conversation(texts, model, request, turns, grammar, pixels)
-    elif isinstance(request.prompt, TokenIds):
-        ids = model.tokenizer.check_ids(request.prompt.ids)
-        last = kept(model, request)
-        prepared = Prepared(ids if last is None else ids[-last:], grammar)
-    else:
-        deadline, last = request.context.deadline, kept(model, request)
-        ids = await texts.encode(model.tokenizer, request.prompt, deadline=deadline, last=last)
-        seen = None if model.images is None else ImagePrompt(request.prompt, [], 0)
-        prepared = Prepared(ids, grammar, seen=seen)
-    if not prepared.tokens:
-        raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
-    return prepared
+
+    request: GenerationRequest
+    model: GenerationModel
+    prompt: Prompt
+    grammar: str | None
+    demand: Demand
+
+    def job(self, candidate: Candidate) -> GenerateJob:
+        """The job for the engine of `candidate`: an answer has no more tokens than its window leaves."""
+        request, sampling = self.request, self.request.sampling
+        window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
+        room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        return GenerateJob(
+            id=0,
+            tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+            deadline=request.context.deadline,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            ignore_eos=sampling.ignore_eos,
+            interactive=request.context.interactive,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logprobs=sampling.logprobs,
+            grammar=self.grammar,
+            min_new_tokens=sampling.min_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+            seen=self.prompt.seen,
+        )
 
 
-async def _conversation(
-    texts: LargeTexts,
-    model: GenerationModel,
-    request: GenerationRequest,
-    messages: tuple[Message, ...],
-    grammar: str | None,
-    pixels: Mapping[str, RawImage],
-) -> Prepared:
-    if model.images is not None:
-        return await _with_images(texts, model, request, messages, pixels)
-    chat, use = model.tokenizer, request.tool_use
-    if request.think and not chat.can_think:
-        raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-    calls = tool_format(model.installed.family)
-    if use is not None and not use.forced and request.grammar is not None:
-        calls = calls.beside_json
-    history, declarations = _with_tools(model, use, calls, messages)
-    last, deadline = kept(model, request), request.context.deadline
-    text = await texts.render(
-        chat,
-        history,
-        declarations,
-        request.think,
-        request.rendering,
-        bounded=last is None,
-        deadline=deadline,
+async def prepare_generation(
+    services: Services, model: GenerationModel, request: GenerationRequest
+) -> PreparedGeneration:
+    """Decode the images, compile the schema and tokenize the prompt.
+
+    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
+    """
+    pixels = await _decode_images(services, model, request)
+    grammar = request.grammar if isinstance(request.grammar, str) else None
+    if (form := answer_form(model.installed.family, request)) is not None:
+        grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
+    request = replace(request, sampling=checked_sampling(model, request))
+    prompt = await _Prompting(services, model, request, pixels).prompt()
+    _check_amounts(model, request.sampling)
+    sampling, count = request.sampling, prompt.count
+    # Room that the request could not use is no reason to leave a placement.
+    room = min(request.context.min_new_tokens, sampling.max_new_tokens or request.context.min_new_tokens)
+    _check_window(model, request, count + room)
+    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
+    demand = Demand(
+        model.id,
+        model.placements,
+        prompt_tokens=count,
+        token_count=count,
+        min_new_tokens=room,
+        require=request.context.require_device,
+        needs=frozenset(feature for feature, asked in wanted.items() if asked),
     )
-    if use is not None and use.forced:
-        # The answer begins where a call does, so that the model writes in the form that it was trained on.
-        text += calls.opening
-    tokens = await texts.encode(chat, text, special=False, last=last, deadline=deadline)
-    return Prepared(tokens, grammar, _parser(request, calls, text))
+    return PreparedGeneration(request, model, prompt, grammar, demand)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompting:
+    """Makes the prompt of a request. `pixels` are those of its images, by the fields that hold them."""
+
+    services: Services
+    model: GenerationModel
+    request: GenerationRequest
+    pixels: Mapping[str, RawImage]
+
+    async def prompt(self) -> Prompt:
+        """Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt as `LargeTexts`."""
+        model, request = self.model, self.request
+        if isinstance(request.prompt, tuple):
+            turns = await self._newest(request.prompt) if request.drop_oldest else request.prompt
+            prompt = await self._conversation(turns)
+        elif isinstance(request.prompt, TokenIds):
+            ids, last = model.tokenizer.check_ids(request.prompt.ids), truncation_limit(model, request)
+            prompt = Prompt(ids if last is None else ids[-last:])
+        else:
+            texts, last = self.services.parts.of(large_texts), truncation_limit(model, request)
+            ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline, last=last)
+            prompt = Prompt(ids, seen=None if model.images is None else ImagePrompt(request.prompt, [], 0))
+        if not prompt.tokens:
+            raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
+        return prompt
+
+    async def _conversation(self, messages: Sequence[Message]) -> Prompt:
+        model, request, use = self.model, self.request, self.request.tool_use
+        chat, texts, deadline = model.tokenizer, self.services.parts.of(large_texts), request.context.deadline
+        if request.think and not chat.can_think:
+            raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
+        calls = tool_format(model.installed.family)
+        if use is not None and not use.forced and request.grammar is not None:
+            calls = calls.beside_json
+        images: list[Image] = []
+        if model.images is not None:
+            messages, images = with_tags(messages)
+        history, declarations = _with_tools(model, use, calls, messages)
+        last = truncation_limit(model, request)
+        text = await texts.render(
+            chat,
+            history,
+            declarations,
+            request.think,
+            request.rendering,
+            bounded=last is None,
+            deadline=deadline,
+        )
+        if use is not None and use.forced:
+            # The answer begins where a call does, so that the model writes in the form that it was trained on.
+            text += calls.opening
+        plain = without_tags(text, len(images))
+        tokens = await texts.encode(chat, plain, special=False, last=last, deadline=deadline)
+        seen = None
+        if model.images is not None:
+            # The engine's tokenizer adds what a text begins with, and the template has written it already.
+            seen = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
+        return Prompt(tokens, _parser(request, calls, text), seen)
+
+    async def _newest(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages without the oldest turns that there is no room for; the instructions before them stay.
+
+        A tool's result goes with the call that it belongs to. With no room for the last turn alone nothing is left out.
+        """
+        head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
+        starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
+        limit = truncation_limit(self.model, replace(self.request, keep_last=-1))
+        first, end = 0, len(starts)
+        while first < end:
+            middle = (first + end) // 2
+            try:
+                prompt = await self._conversation(messages[:head] + messages[starts[middle] :])
+                fits = limit is None or prompt.count <= limit
+            except ContextLengthExceeded:
+                fits = False
+            first, end = (first, middle) if fits else (middle + 1, end)
+        return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
+
+
+def truncation_limit(model: GenerationModel, request: GenerationRequest) -> int | None:
+    """How many of the prompt's last tokens count; None for all."""
+    if request.keep_last is None or request.keep_last >= 0:
+        return request.keep_last
+    window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
+    room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
+    return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
 
 
 def _with_tools(
-    model: GenerationModel, use: ToolUse | None, calls: ToolFormat, messages: tuple[Message, ...]
+    model: GenerationModel, use: ToolUse | None, calls: ToolFormat, messages: Sequence[Message]
 ) -> tuple[list[Message], list[dict[str, Any]] | None]:
     """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
     chat = model.tokenizer
@@ -130,7 +230,7 @@ def _with_tools(
     native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
     history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
     if not chat.takes_tools or (use is not None and not native):
-        history = [_in_words(message, calls) for message in history]
+        history = [_calls_as_text(message, calls) for message in history]
     return history, [declaration(tool) for tool in use.tools] if use is not None and native else None
 
 
@@ -147,69 +247,38 @@ def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Par
     return ReasoningFirst(answer, begun=rendered.rstrip().endswith("<think>"))
 
 
-async def _with_images(
-    texts: LargeTexts,
-    model: GenerationModel,
-    request: GenerationRequest,
-    messages: tuple[Message, ...],
-    pixels: Mapping[str, RawImage],
-) -> Prepared:
-    """The prompt of a model that sees, which has neither tools nor grammars here."""
-    chat, deadline = model.tokenizer, request.context.deadline
-    rules = model.images
-    if rules is None:
-        raise RuntimeError("a model without vision got a request for one with it")
-    if request.think and not chat.can_think:
-        raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-    history, images = with_tags(messages)
-    text = await texts.render(chat, history, None, request.think, request.rendering, deadline=deadline)
-    tokens = await texts.encode(chat, without_tags(text, len(images)), special=False, deadline=deadline)
-    # The engine's tokenizer adds what a text begins with, and the template has written it already.
-    seen = image_prompt(text.removeprefix(chat.opening()), images, pixels, rules)
-    reader = ReasoningFirst(None, begun=text.rstrip().endswith("<think>")) if request.split_reasoning else None
-    return Prepared(tokens, parser=reader, seen=seen)
+def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
+    """An earlier turn with its calls as text, for a template that has no place for calls."""
+    if message.tool_calls:
+        text = "\n".join(part for part in (message.content, wanted.written(message.tool_calls)) if part)
+        return Message(message.role, text)
+    return message
 
 
-async def _newest(
-    texts: LargeTexts,
-    model: GenerationModel,
-    request: GenerationRequest,
-    messages: tuple[Message, ...],
-    grammar: str | None,
-    pixels: Mapping[str, RawImage],
-) -> tuple[Message, ...]:
-    """The messages without the oldest turns that there is no room for; the instructions before them stay.
-
-    A tool's result goes with the call that it belongs to. With no room for the last turn alone nothing is left out.
-    """
-    head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
-    starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
-    limit = kept(model, replace(request, keep_last=-1))
-
-    async def fits(start: int) -> bool:
-        try:
-            prepared = await _conversation(texts, model, request, messages[:head] + messages[start:], grammar, pixels)
-        except ContextLengthExceeded:
-            return False
-        return limit is None or prepared.count <= limit
-
-    first, end = 0, len(starts)
-    while first < end:
-        middle = (first + end) // 2
-        if await fits(starts[middle]):
-            end = middle
-        else:
-            first = middle + 1
-    return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
+def _names(use: ToolUse) -> frozenset[str]:
+    return frozenset(tool.name for tool in use.tools)
 
 
-def kept(model: GenerationModel, request: GenerationRequest) -> int | None:
-    """How many of the prompt's last tokens count; None for all."""
-    if request.keep_last is None or request.keep_last >= 0:
-        return request.keep_last
-    window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
-    room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
-    return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
+async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
+    """The pixels of the request's images by field; refuses the request before that if the queue is full."""
+    note: Note = partial(services.telemetry.own(ImageMetrics).count, model.id)
+    if request.context.dry_run:
+        note = _count_nothing
+    try:
+        images = check_images(services.manager, model, request)
+    except NodeError as error:
+        for image in images_of(request.prompt):
+            note(image, 0, error.code)
+        raise
+    if not request.context.dry_run:
+        reject_if_full(model.placements, 1, request.context)
+    if not images or model.images is None:
+        return {}
+    return await services.parts.of(image_decoder).decode(images, model.images, request.context.deadline, note)
+
+
+def _count_nothing(_image: Image, _size: int, _refusal: str | None) -> None:
+    """A request that is only explained neither takes nor refuses its images."""
 
 
 def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
@@ -245,19 +314,36 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
     return sampling
 
 
-def _names(use: ToolUse) -> frozenset[str]:
-    return frozenset(tool.name for tool in use.tools)
+def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
+    """Raise BadRequest for more tokens or answers than the model gives to one request."""
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > model.max_tokens_limit:
+        raise BadRequest(
+            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
+            param="max_new_tokens",
+        )
+    if sampling.choices > model.best_of_limit:
+        raise BadRequest(
+            f"{sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
+            "request here",
+            param="n",
+        )
 
 
-def _in_words(message: Message, wanted: ToolFormat) -> Message:
-    """An earlier turn in words, for a template that does not know calls."""
-    if message.tool_calls:
-        text = "\n".join(part for part in (message.content, wanted.written(message.tool_calls)) if part)
-        return Message(message.role, text)
-    return message
+def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
+    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens.
 
-
-# The form that an answer is held to, from the tools and the schema of a request.
+    A limit beyond the model's is listed as limited: Ollama clamps it.
+    """
+    window = request.context_limit
+    if window is None:
+        return
+    if window > (widest := max(placement.total_limit for placement in model.placements)):
+        request.context.note_limited("num_ctx", widest)
+    if tokens > window:
+        raise ContextLengthExceeded(
+            f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
+        )
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:
@@ -297,135 +383,3 @@ def _may_hold_calls(request: GenerationRequest) -> bool:
 
 def _parts(tools: Sequence[Tool]) -> dict[str, FormPart]:
     return {tool.name: FormPart(tool.parameters, tool.path, tool.strict) for tool in tools}
-
-
-# A generation before it is routed: the prompt in tokens, the grammar, what the request demands of a placement.
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedGeneration:
-    """A request with its model found and its prompt tokenized; nothing has been decided or run.
-
-    The `request` has the sampling that it left open filled in.
-    """
-
-    request: GenerationRequest
-    model: GenerationModel
-    prompt: Prepared
-    demand: Demand
-
-
-async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest
-) -> PreparedGeneration:
-    """Decode the images, compile the schema and tokenize.
-
-    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-    """
-    pixels = await _decode_images(services, model, request)
-    grammar = request.grammar if isinstance(request.grammar, str) else None
-    if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.parts.of(schema_compiler).grammar(form, request.context)
-    request = replace(request, sampling=checked_sampling(model, request))
-    prompt = await prepare(services.parts.of(large_texts), model, request, grammar, pixels)
-    _check_amounts(model, request.sampling)
-    count, wanted = prompt.count, request.sampling.max_new_tokens
-    # Room that the request could not use is no reason to leave a placement.
-    room = min(request.context.min_new_tokens, wanted or request.context.min_new_tokens)
-    _check_window(model, request, count + room)
-    demand = Demand(
-        model.id,
-        model.placements,
-        prompt_tokens=count,
-        token_count=count,
-        min_new_tokens=room,
-        require=request.context.require_device,
-        needs=_needs(request.sampling),
-    )
-    return PreparedGeneration(request, model, prompt, demand)
-
-
-async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
-    """The pixels of the request's images by field; refuses the request before that if the queue is full."""
-    note = _unnoted if request.context.dry_run else partial(services.telemetry.own(ImageMetrics).count, model.id)
-    try:
-        images = check_images(services.manager, model, request)
-    except NodeError as error:
-        for image in images_of(request.prompt):
-            note(image, 0, error.code)
-        raise
-    if not request.context.dry_run:
-        reject_if_full(model.placements, 1, request.context)
-    if not images or model.images is None:
-        return {}
-    return await services.parts.of(image_decoder).decode(images, model.images, request.context.deadline, note)
-
-
-def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
-    """Raise BadRequest for more tokens or answers than the model gives to one request."""
-    wanted = sampling.max_new_tokens
-    if wanted is not None and wanted > model.max_tokens_limit:
-        raise BadRequest(
-            f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
-            param="max_new_tokens",
-        )
-    if sampling.choices > model.best_of_limit:
-        raise BadRequest(
-            f"{sampling.choices} answers were asked for; {model.id} gives at most {model.best_of_limit} to one "
-            "request here",
-            param="n",
-        )
-
-
-def _needs(sampling: Sampling) -> frozenset[Feature]:
-    """What not every placement can do."""
-    wanted: dict[Feature, bool] = {"n": sampling.choices > 1, "logprobs": sampling.logprobs}
-    return frozenset(feature for feature, asked in wanted.items() if asked)
-
-
-def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds less than so many tokens.
-
-    A limit beyond the model's is listed as limited: Ollama clamps it.
-    """
-    window = request.context_limit
-    if window is None:
-        return
-    if window > (widest := max(placement.total_limit for placement in model.placements)):
-        request.context.note_limited("num_ctx", widest)
-    if tokens > window:
-        raise ContextLengthExceeded(
-            f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
-        )
-
-
-def generate_job(request: GenerationRequest, prepared: Prepared, candidate: Candidate, limit: int) -> GenerateJob:
-    """The job for the engine of `candidate`; an answer gets at most `limit` tokens and what the window leaves."""
-    sampling = request.sampling
-    window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
-    room = min(limit, window - prepared.count)
-    return GenerateJob(
-        id=0,
-        tokens=np.asarray(prepared.tokens, TOKEN_DTYPE).tobytes(),
-        max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
-        deadline=request.context.deadline,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos,
-        interactive=request.context.interactive,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logprobs=sampling.logprobs,
-        grammar=prepared.grammar,
-        min_new_tokens=sampling.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-        seen=prepared.seen,
-    )
-
-
-def _unnoted(_image: Image, _size: int, _refusal: str | None) -> None:
-    """An image that is only explained is neither taken nor refused."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from worker_node.core.types import Finished, FinishReason, Piece, Route, Sampling, Timing, TokenLogprob, Usage
 from worker_node.manager.placement import Placement
@@ -20,38 +21,7 @@ from worker_node.tasks.generate.images import images_of
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.metrics import count_generation, token_counter, trace_generation
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, generation_model
-from worker_node.tasks.generate.prompting import PreparedGeneration, generate_job, prepare_generation
-
-
-@dataclass(slots=True)
-class AnswerProgress:
-    """How many tokens of an answer have been generated."""
-
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRun:
-    """A generation that has been routed and admitted: its headers are known, its tokens are still to come.
-
-    It waited for `loading_s` seconds for its model to be loaded.
-    """
-
-    runs: Runs
-    proof: Proof
-    events: AsyncIterator[Piece | Finished]
-    progress: AnswerProgress
-    loading_s: float = 0.0
-
-    @property
-    def route(self) -> Route:
-        """The current route; it may change in a rerun until part of the answer has been sent."""
-        return replace(self.runs.place.route, unproven=self.proof.unread)
-
-    def head(self) -> Route:
-        """The route for a head that is sent before the first token: from then on it stays on that device."""
-        self.runs.tell_device()
-        return self.route
+from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
 
 
 @asynccontextmanager
@@ -72,14 +42,12 @@ async def generate(
         model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
         in_use.enter_context(model.activity.used_by(context))
         prepared = await prepare_generation(services, model, request)
-        request = prepared.request
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
         place = await select_placement(prepared.demand, context)
         operation.routed(place.route)
-        prompt = prepared.prompt
-        job = generate_job(request, prompt, place.candidate, prepared.model.max_tokens_limit)
-        work = Work(prompt.count, job.max_new_tokens, exact=job.ignore_eos)
+        job = prepared.job(place.candidate)
+        work = Work(prepared.prompt.count, job.max_new_tokens, exact=job.ignore_eos)
 
         def permit(placement: Placement) -> AbstractContextManager[Permit]:
             return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
@@ -87,53 +55,118 @@ async def generate(
         runs = Runs(prepared.demand, context, place, permit)
         with errors_of(lambda: runs.place.route), runs.admitted() as runs.permit:
             proof = Proof.of(place.route, context, strict=services.require_proof)
-            watch = _Watch(operation, services.telemetry, proof, progress := AnswerProgress())
-            async with (
-                aclosing(_run(request, prepared, runs, tokenize_s, watch, whole=whole)) as events,
-                aclosing(_counted(services.telemetry, operation, runs, events)) as counted,
-            ):
-                if not proof.required:
-                    yield GenerationRun(runs, proof, counted, progress, place.loading_s)
-                    return
-                # The first token shows whether the NPU works, while the status can still say so.
-                async with aclosing(await after_first(counted)) as proven:
-                    yield GenerationRun(runs, proof, proven, progress, place.loading_s)
+            run = GenerationRun(services.telemetry, operation, prepared, runs, proof, tokenize_s, whole=whole)
+            async with AsyncExitStack() as stack:
+                run.events = await stack.enter_async_context(aclosing(run.answer()))
+                if proof.required:
+                    # The first token shows whether the NPU works, while the status can still say so.
+                    run.events = await stack.enter_async_context(aclosing(await after_first(run.events)))
+                yield run
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """The observers of a generation: its trace, the metrics, the proof that the NPU ran it, the answer's length."""
+class GenerationRun:
+    """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
 
-    operation: Operation
-    telemetry: Telemetry
-    proof: Proof
-    progress: AnswerProgress
+    It waited for `loading_s` seconds for its model to be loaded. `tokens` have been generated so far.
+    """
 
+    events: AsyncGenerator[Piece | Finished, None]
 
-async def _counted(
-    telemetry: Telemetry, operation: Operation, runs: Runs, events: AsyncIterator[Piece | Finished]
-) -> AsyncGenerator[Piece | Finished, None]:
-    # Here as well as around the whole: a reply that streams renders the error itself, inside of the caller's block.
-    with errors_of(lambda: runs.place.route), operation.watch():
-        async for event in events:
-            if isinstance(event, Finished):
-                count_generation(telemetry, runs.place.route, event)
-                operation.answered(
-                    event.usage,
-                    finish_reason=event.finish_reason.value,
-                    busy_us=event.npu_busy_delta_us,
-                    busy_shared=event.npu_busy_shared,
-                )
-            yield event
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        operation: Operation,
+        prepared: PreparedGeneration,
+        runs: Runs,
+        proof: Proof,
+        tokenize_s: float,
+        *,
+        whole: bool,
+    ) -> None:
+        self._telemetry = telemetry
+        self._operation = operation
+        self._prepared = prepared
+        self._runs = runs
+        self._proof = proof
+        self._tokenize_s = tokenize_s
+        self._whole = whole
+        self.loading_s = runs.place.loading_s
+        self.tokens = 0
+
+    @property
+    def route(self) -> Route:
+        """The current route; a retry may change it until part of the answer has been sent."""
+        return replace(self._runs.place.route, unproven=self._proof.unread)
+
+    def head(self) -> Route:
+        """The route for a head that is sent before the first token: from then on it stays on that device."""
+        self._runs.tell_device()
+        return self.route
+
+    async def answer(self) -> AsyncGenerator[Piece | Finished, None]:
+        """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too.
+
+        For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
+        """
+        operation, runs, prepared, whole = self._operation, self._runs, self._prepared, self._whole
+        submitted = time.monotonic()
+        operation.submitted(runs.place.placement.engine)
+        answer, held = _Answer(prepared, submitted), list[Piece]()
+
+        def job(place: Place) -> GenerateJob:
+            return prepared.job(place.candidate)
+
+        def on_restart() -> None:
+            nonlocal answer
+            answer = _Answer(prepared, submitted)
+            held.clear()
+
+        # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
+        with errors_of(lambda: runs.place.route), operation.watch():
+            async with aclosing(run_again(runs, job, TokenDelta, on_restart if whole else None)) as deltas:
+                async for delta in deltas:
+                    if answer.first_token is None:
+                        count = token_counter(self._telemetry, runs.place.route)
+                        self._proof.check(delta.busy_us)
+                        answer.first_token = time.monotonic()
+                        answer.started = delta.started or submitted
+                        operation.started(answer.started)
+                        operation.first_token(delta.at or answer.first_token)
+                    count(len(delta.tokens))
+                    runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
+                    self.tokens = answer.tokens + len(delta.tokens)
+                    for piece in answer.push(delta):
+                        self.tokens = answer.tokens
+                        if whole:
+                            held.append(piece)
+                        else:
+                            yield piece
+                    if answer.stopped or delta.finish is not None:
+                        operation.ended(delta.at or time.monotonic())
+                        runs.permit.answered(by_itself=answer.stopped or delta.finish == FinishReason.STOP)
+                    if answer.stopped:
+                        break
+            self._proof.check(answer.busy_us)
+            for piece in [*held, *answer.flush()]:
+                yield piece
+            finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
+            count_generation(self._telemetry, runs.place.route, finished)
+            operation.answered(
+                finished.usage,
+                finish_reason=finished.finish_reason.value,
+                busy_us=finished.npu_busy_delta_us,
+                busy_shared=finished.npu_busy_shared,
+            )
+            yield finished
 
 
 class _Answer:
     """An answer under construction: its text, and the data for its last event."""
 
-    def __init__(self, request: GenerationRequest, prepared: PreparedGeneration, submitted: float) -> None:
-        use = request.tool_use
+    def __init__(self, prepared: PreparedGeneration, submitted: float) -> None:
+        use = prepared.request.tool_use
         self._model = prepared.model
-        self._text = AnswerText(prepared.model.tokenizer, request.sampling)
+        self._text = AnswerText(prepared.model.tokenizer, prepared.request.sampling)
         self._reader = PieceReader(prepared.prompt.parser, single=use is not None and use.single)
         self._finish = FinishReason.STOP
         self._prompt_tokens = prepared.prompt.count
@@ -188,57 +221,6 @@ class _Answer:
         )
 
 
-async def _run(
-    request: GenerationRequest,
-    prepared: PreparedGeneration,
-    runs: Runs,
-    tokenize_s: float,
-    watch: _Watch,
-    *,
-    whole: bool,
-) -> AsyncGenerator[Piece | Finished, None]:
-    """Yield pieces as they become certain, then `Finished`. A stop sequence ends the generation in the engine too."""
-    submitted = time.monotonic()
-    watch.operation.submitted(runs.place.placement.engine)
-    answer, held = _Answer(request, prepared, submitted), list[Piece]()
-
-    def job(place: Place) -> GenerateJob:
-        return generate_job(request, prepared.prompt, place.candidate, prepared.model.max_tokens_limit)
-
-    def begin_anew() -> None:
-        nonlocal answer
-        answer = _Answer(request, prepared, submitted)
-        held.clear()
-
-    async with aclosing(run_again(runs, job, TokenDelta, begin_anew if whole else None)) as deltas:
-        async for delta in deltas:
-            if answer.first_token is None:
-                count = token_counter(watch.telemetry, runs.place.route)
-                watch.proof.check(delta.busy_us)
-                answer.first_token = time.monotonic()
-                answer.started = delta.started or submitted
-                watch.operation.started(answer.started)
-                watch.operation.first_token(delta.at or answer.first_token)
-            count(len(delta.tokens))
-            runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
-            watch.progress.tokens = answer.tokens + len(delta.tokens)
-            for piece in answer.push(delta):
-                watch.progress.tokens = answer.tokens
-                if whole:
-                    held.append(piece)
-                else:
-                    yield piece
-            if answer.stopped or delta.finish is not None:
-                watch.operation.ended(delta.at or time.monotonic())
-                runs.permit.answered(by_itself=answer.stopped or delta.finish == FinishReason.STOP)
-            if answer.stopped:
-                break
-    watch.proof.check(answer.busy_us)
-    for piece in [*held, *answer.flush()]:
-        yield piece
-    yield answer.finished(request.context.arrived, tokenize_s)
-
-
 def _reason(finish: FinishReason, *, stopped: bool, called: bool) -> FinishReason:
     if stopped:
         return FinishReason.STOP
@@ -257,19 +239,21 @@ def _logprobs(model: GenerationModel, tokens: Sequence[int], logprobs: Sequence[
 # Events that may wait for a slow reader before the generations that made them are held up.
 _BUFFERED_EVENTS = 64
 
-ChoiceEvent = tuple[int, Piece | Finished]
+
+class ChoiceEvent(NamedTuple):
+    """An event of the generation number `choice`, which has made `tokens` so far."""
+
+    choice: int
+    event: Piece | Finished
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Admitted generations whose events come as they arise, each with the index of its generation.
-
-    `written` are the tokens of each generation up to its latest event.
-    """
+    """Admitted generations, and their events as they arise."""
 
     runs: tuple[GenerationRun, ...]
     events: AsyncIterator[ChoiceEvent]
-    written: list[int]
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -298,20 +282,18 @@ async def generate_choices(
 ) -> AsyncIterator[Choices]:
     """Run the generations side by side for as long as the block lasts; leaving it early cancels them all.
 
-    `whole`: see `generate`.
-    Raises what `generate` raises; the failure of one is the failure of all.
+    `whole`: see `generate`. Raises what `generate` raises; the failure of one is the failure of all.
     """
     if requests[0].context.dry_run:
         raise Explained(await _explain(services, requests))
     async with AsyncExitStack() as stack:
         runs = [await stack.enter_async_context(generate(services, request, whole=whole)) for request in requests]
-        written = [0] * len(runs)
-        events = _only(runs[0], written) if len(runs) == 1 else _merged(runs, written)
-        yield Choices(tuple(runs), await stack.enter_async_context(aclosing(events)), written)
+        events = await stack.enter_async_context(aclosing(_events(runs)))
+        yield Choices(tuple(runs), events)
 
 
 async def _explain(services: Services, requests: Sequence[GenerationRequest]) -> Explanation:
-    """The first refusal among the dry runs, else the first route, which is what the reply's headers tell."""
+    """The first refusal among the dry runs, else the first route, which the headers of the reply would name."""
     explanations: list[Explanation] = []
     for request in requests:
         try:
@@ -324,19 +306,18 @@ async def _explain(services: Services, requests: Sequence[GenerationRequest]) ->
     return explanations[0]
 
 
-async def _only(run: GenerationRun, written: list[int]) -> AsyncGenerator[ChoiceEvent, None]:
-    async for event in run.events:
-        written[0] = run.progress.tokens
-        yield 0, event
-
-
-async def _merged(runs: Sequence[GenerationRun], written: list[int]) -> AsyncGenerator[ChoiceEvent, None]:
-    queue: asyncio.Queue[tuple[ChoiceEvent, int] | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+async def _events(runs: Sequence[GenerationRun]) -> AsyncGenerator[ChoiceEvent, None]:
+    """The events of the generations as they arise."""
+    if len(runs) == 1:
+        async for event in runs[0].events:
+            yield ChoiceEvent(0, event, runs[0].tokens)
+        return
+    queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
     async def forward(index: int, run: GenerationRun) -> None:
         try:
             async for event in run.events:
-                await queue.put(((index, event), run.progress.tokens))
+                await queue.put(ChoiceEvent(index, event, run.tokens))
         except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
             await queue.put(error)
 
@@ -347,10 +328,8 @@ async def _merged(runs: Sequence[GenerationRun], written: list[int]) -> AsyncGen
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            (index, event), tokens = item
-            written[index] = tokens
-            open_runs -= isinstance(event, Finished)
-            yield index, event
+            open_runs -= isinstance(item.event, Finished)
+            yield item
     finally:
         for task in tasks:
             task.cancel()

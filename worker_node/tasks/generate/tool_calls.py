@@ -1,19 +1,252 @@
-"""One tool call in JSON, read character by character: its name and its arguments as they come."""
+"""Tool calls: how a family of models is given its tools and writes its calls, and the parsers of its output.
+
+Three ways of writing calls are known: JSON between tags (Hermes, Qwen, SmolLM), the bare JSON of Llama 3, and Llama's
+calls in Python syntax. The parsers are state machines over growing text; text that is not a call stays text.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
-from worker_node.core.types import Piece, Token, ToolCallArguments, ToolCallStarted
+from worker_node.core.types import Message, Piece, Token, Tool, ToolCall, ToolCallArguments, ToolCallStarted
 
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+_BLANKS = " \t\r\n"
+# A call in Python syntax is read when it is complete; longer than this it is not one.
+_MAX_PYTHONIC = 32_768
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _OTHERS = frozenset({"id", "type", "name"})
 _OPENING, _CLOSING = "{[", "}]"
+
+
+class Parser(Protocol):
+    """Splits growing text into pieces; `flush` returns what was held back, at the end."""
+
+    def push(self, text: str) -> list[Piece]: ...
+    def flush(self) -> list[Piece]: ...
+
+
+class _Calls:
+    """Numbers the calls of one answer and holds the scanner of the one that is being read."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._count = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the next call."""
+        self.scanner = CallScanner(self._names)
+        self.told = False
+
+    def feed(self, character: str) -> list[Piece]:
+        """Read one character of the call."""
+        pieces: list[Piece] = []
+        for arguments in self.scanner.feed(character):
+            pieces += self._tell()
+            pieces.append(ToolCallArguments(self._count - 1, arguments))
+        return pieces + (self._tell() if self.scanner.name is not None else [])
+
+    def _tell(self) -> list[Piece]:
+        if self.told:
+            return []
+        self.told = True
+        self._count += 1
+        return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
+
+    def add(self, name: str, arguments: str) -> list[Piece]:
+        """Add a call that was parsed at once."""
+        self._count += 1
+        return [ToolCallStarted(self._count - 1, name), ToolCallArguments(self._count - 1, arguments)]
+
+
+class OneCall:
+    """An answer that was held to be one call in JSON and nothing else."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._calls = _Calls(names)
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        reading = (character for character in text if not self._calls.scanner.done)
+        return _joined([piece for character in reading for piece in self._calls.feed(character)])
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        return []
+
+
+class TaggedCalls:
+    """Text with calls between `<tool_call>` and `</tool_call>`: an object each, or a list of them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._calls = _Calls(names)
+        self._held = ""
+        self._inside = False
+        self._after_call = False
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        pieces: list[Piece] = []
+        for character in text:
+            pieces += self._in_call(character) if self._inside else self._in_text(character)
+        return _joined(pieces)
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        held, self._held = self._held, ""
+        # An unfinished call of which something was told already cannot be taken back; its start is no text either.
+        return [Token(held)] if held and not (self._inside and self._calls.told) else []
+
+    def _in_text(self, character: str) -> list[Piece]:
+        if self._after_call and character in _BLANKS:
+            return []  # the line breaks between calls are no answer
+        self._after_call = False
+        self._held += character
+        if self._held == OPENING:
+            self._inside = True
+            self._calls.start()
+            return []
+        if OPENING.startswith(self._held):
+            return []
+        # The held text may end with another beginning of the tag.
+        keep = next((size for size in range(len(self._held) - 1, 0, -1) if OPENING.startswith(self._held[-size:])), 0)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return [Token(text)]
+
+    def _in_call(self, character: str) -> list[Piece]:
+        self._held += character
+        scanner = self._calls.scanner
+        # Within a string the tag is an argument's text.
+        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.told):
+            return self._close()
+        if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
+            return []
+        if scanner.done:
+            if character == ",":
+                self._calls.start()
+            return []
+        return self._calls.feed(character)
+
+    def _close(self) -> list[Piece]:
+        held, self._held, self._inside = self._held, "", False
+        told = self._after_call = self._calls.told
+        empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
+        return [] if told or empty else [Token(held)]
+
+
+class CallsOrAnswer:
+    """An answer that was held to be calls between tags or one JSON value: its first character tells which."""
+
+    def __init__(self, calls: Parser) -> None:
+        self._calls = calls
+        self._is_call: bool | None = None
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        if self._is_call is None and text.strip():
+            self._is_call = text.lstrip().startswith(OPENING[0])
+        if self._is_call is None:
+            return []
+        return self._calls.push(text) if self._is_call else [Token(text)] if text else []
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        return self._calls.flush() if self._is_call else []
+
+
+class BareCalls:
+    """Llama's way: the whole answer is calls in JSON, or one list of calls in the syntax of Python."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._calls = _Calls(names)
+        self._held = ""
+        self._plain = False
+
+    def push(self, text: str) -> list[Piece]:
+        """See `Parser`."""
+        pieces: list[Piece] = []
+        for position, character in enumerate(text):
+            if self._plain:
+                return _joined([*pieces, Token(text[position:])])
+            pieces += self._read(character)
+        return _joined(pieces)
+
+    def flush(self) -> list[Piece]:
+        """See `Parser`."""
+        if self._plain or not self._held:
+            return []
+        held, self._held, self._plain = self._held, "", True
+        if held.lstrip().startswith("["):
+            if (calls := pythonic_calls(held, self._names)) is not None:
+                return [piece for name, arguments in calls for piece in self._calls.add(name, arguments)]
+            return [Token(held)]
+        return [] if self._calls.told or not held.strip() else [Token(held)]
+
+    def _read(self, character: str) -> list[Piece]:
+        self._held += character
+        start = self._held.lstrip()
+        if not start:
+            return []
+        if start[0] == "[":
+            return self._give_up() if len(self._held) > _MAX_PYTHONIC else []
+        scanner = self._calls.scanner
+        if scanner.done:
+            return self._after(character)
+        pieces = self._calls.feed(character)
+        return self._give_up() if self._calls.scanner.broken and not self._calls.told else pieces
+
+    def _after(self, character: str) -> list[Piece]:
+        """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
+        if character in _BLANKS + ";,":
+            return []
+        self._calls.start()
+        self._held = character
+        return self._calls.feed(character) if character == "{" else self._give_up()
+
+    def _give_up(self) -> list[Piece]:
+        held, self._held, self._plain = self._held, "", True
+        return [Token(held)]
+
+
+def pythonic_calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
+    """The calls of `[f(x=1), g()]` as name and JSON arguments; None if the text is anything else."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            return None
+        calls = []
+        for node in tree.elts:
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)) or node.args:
+                return None
+            name = ast.unparse(node.func)
+            arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            if name not in names or None in arguments:
+                return None
+            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return calls
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbouring pieces of one kind as one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Token) and isinstance(last, Token):
+            joined[-1] = Token(last.text + piece.text)
+        elif isinstance(piece, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.call == piece.call:
+            joined[-1] = ToolCallArguments(piece.call, last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
 
 
 class _At(Enum):
@@ -178,237 +411,69 @@ class CallScanner:
             self._at = _At.BROKEN
 
 
-# Tool calls in the answer: state machines from growing text to text, calls and arguments.
-#
-# Three ways of writing them are known: JSON between tags (Hermes, Qwen, SmolLM), the bare JSON of Llama 3, and Llama's
-# calls in the manner of Python. Text that turns out to be no call is given back as it was.
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`opening` stands before a call in JSON, `arguments` is the key that the arguments have in it."""
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-_BLANKS = " \t\r\n"
-# A call in Python's manner is read when it is complete; longer than this it is not one.
-_MAX_PYTHONIC = 32_768
+    parser: Callable[[Collection[str]], Parser]
+    opening: str
+    arguments: str = "arguments"
+    listed: bool = False
 
+    def forced_parser(self, names: Collection[str]) -> Parser:
+        """What reads an answer that was held to be one call, after `opening`."""
+        return OneCall(names)
 
-class Parser(Protocol):
-    """Splits growing text into pieces; `flush` returns what was held back, at the end."""
+    def free_parser(self, names: Collection[str]) -> Parser:
+        """What reads an answer that was held to be calls between tags or JSON."""
+        return CallsOrAnswer(self.parser(names))
 
-    def push(self, text: str) -> list[Piece]: ...
-    def flush(self) -> list[Piece]: ...
+    @property
+    def beside_json(self) -> ToolFormat:
+        """The format for answers that may be JSON as well: a call without tags could not be told from them."""
+        return self if self.opening else _TAGGED
 
-
-class _Calls:
-    """Numbers the calls of one answer and holds the scanner of the one that is being read."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._count = 0
-        self.start()
-
-    def start(self) -> None:
-        """Start the next call."""
-        self.scanner = CallScanner(self._names)
-        self.told = False
-
-    def feed(self, character: str) -> list[Piece]:
-        """Read one character of the call."""
-        pieces: list[Piece] = []
-        for arguments in self.scanner.feed(character):
-            pieces += self._tell()
-            pieces.append(ToolCallArguments(self._count - 1, arguments))
-        return pieces + (self._tell() if self.scanner.name is not None else [])
-
-    def _tell(self) -> list[Piece]:
-        if self.told:
-            return []
-        self.told = True
-        self._count += 1
-        return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
-
-    def add(self, name: str, arguments: str) -> list[Piece]:
-        """Add a call that was parsed at once."""
-        self._count += 1
-        return [ToolCallStarted(self._count - 1, name), ToolCallArguments(self._count - 1, arguments)]
+    def written(self, calls: Sequence[ToolCall]) -> str:
+        """Calls of an earlier answer as the model would have written them."""
+        bodies = [json.dumps({"name": c.name, self.arguments: c.arguments}, ensure_ascii=False) for c in calls]
+        if not self.opening:
+            return "; ".join(bodies)
+        if self.listed:
+            return f"<tool_call>[{', '.join(bodies)}]</tool_call>"
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
-class OneCall:
-    """An answer that was held to be one call in JSON and nothing else."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._calls = _Calls(names)
-
-    def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
-        reading = (character for character in text if not self._calls.scanner.done)
-        return _joined([piece for character in reading for piece in self._calls.feed(character)])
-
-    def flush(self) -> list[Piece]:
-        """See `Parser`."""
-        return []
+_TAGGED = ToolFormat(TaggedCalls, OPENING + "\n")
+_FORMATS = {
+    "smollm": ToolFormat(TaggedCalls, OPENING, listed=True),
+    "llama3": ToolFormat(BareCalls, "", arguments="parameters"),
+}
 
 
-class TaggedCalls:
-    """Text with calls between `<tool_call>` and `</tool_call>`: an object each, or a list of them."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._calls = _Calls(names)
-        self._held = ""
-        self._inside = False
-        self._after_call = False
-
-    def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
-        pieces: list[Piece] = []
-        for character in text:
-            pieces += self._in_call(character) if self._inside else self._in_text(character)
-        return _joined(pieces)
-
-    def flush(self) -> list[Piece]:
-        """See `Parser`."""
-        held, self._held = self._held, ""
-        # An unfinished call of which something was told already cannot be taken back; its start is no text either.
-        return [Token(held)] if held and not (self._inside and self._calls.told) else []
-
-    def _in_text(self, character: str) -> list[Piece]:
-        if self._after_call and character in _BLANKS:
-            return []  # the line breaks between calls are no answer
-        self._after_call = False
-        self._held += character
-        if self._held == OPENING:
-            self._inside = True
-            self._calls.start()
-            return []
-        if OPENING.startswith(self._held):
-            return []
-        # The held text may end with another beginning of the tag.
-        keep = next((size for size in range(len(self._held) - 1, 0, -1) if OPENING.startswith(self._held[-size:])), 0)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return [Token(text)]
-
-    def _in_call(self, character: str) -> list[Piece]:
-        self._held += character
-        scanner = self._calls.scanner
-        # Within a string the tag is an argument's text.
-        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.told):
-            return self._close()
-        if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
-            return []
-        if scanner.done:
-            if character == ",":
-                self._calls.start()
-            return []
-        return self._calls.feed(character)
-
-    def _close(self) -> list[Piece]:
-        held, self._held, self._inside = self._held, "", False
-        told = self._after_call = self._calls.told
-        empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
-        return [] if told or empty else [Token(held)]
+def tool_format(family: str) -> ToolFormat:
+    """The format of a family of models; Hermes' where nothing else is known, as it is what most were trained on."""
+    return _FORMATS.get(family, _TAGGED)
 
 
-class CallsOrAnswer:
-    """An answer that was held to be calls between tags or one JSON value: its first character tells which."""
-
-    def __init__(self, calls: Parser) -> None:
-        self._calls = calls
-        self._is_call: bool | None = None
-
-    def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
-        if self._is_call is None and text.strip():
-            self._is_call = text.lstrip().startswith(OPENING[0])
-        if self._is_call is None:
-            return []
-        return self._calls.push(text) if self._is_call else [Token(text)] if text else []
-
-    def flush(self) -> list[Piece]:
-        """See `Parser`."""
-        return self._calls.flush() if self._is_call else []
+def declaration(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates take it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
-class BareCalls:
-    """Llama's way: the whole answer is calls in JSON, or one list of calls in the manner of Python."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._calls = _Calls(names)
-        self._held = ""
-        self._plain = False
-
-    def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
-        pieces: list[Piece] = []
-        for position, character in enumerate(text):
-            if self._plain:
-                return _joined([*pieces, Token(text[position:])])
-            pieces += self._read(character)
-        return _joined(pieces)
-
-    def flush(self) -> list[Piece]:
-        """See `Parser`."""
-        if self._plain or not self._held:
-            return []
-        held, self._held, self._plain = self._held, "", True
-        if held.lstrip().startswith("["):
-            if (calls := pythonic_calls(held, self._names)) is not None:
-                return [piece for name, arguments in calls for piece in self._calls.add(name, arguments)]
-            return [Token(held)]
-        return [] if self._calls.told or not held.strip() else [Token(held)]
-
-    def _read(self, character: str) -> list[Piece]:
-        self._held += character
-        start = self._held.lstrip()
-        if not start:
-            return []
-        if start[0] == "[":
-            return self._give_up() if len(self._held) > _MAX_PYTHONIC else []
-        scanner = self._calls.scanner
-        if scanner.done:
-            return self._after(character)
-        pieces = self._calls.feed(character)
-        return self._give_up() if self._calls.scanner.broken and not self._calls.told else pieces
-
-    def _after(self, character: str) -> list[Piece]:
-        """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
-        if character in _BLANKS + ";,":
-            return []
-        self._calls.start()
-        self._held = character
-        return self._calls.feed(character) if character == "{" else self._give_up()
-
-    def _give_up(self) -> list[Piece]:
-        held, self._held, self._plain = self._held, "", True
-        return [Token(held)]
+def instructions(tools: Sequence[Tool], wanted: ToolFormat) -> str:
+    """The text that gives a model its tools where its own chat template has no place for them."""
+    listed = "\n".join(json.dumps(declaration(tool)["function"], ensure_ascii=False) for tool in tools)
+    example = wanted.written([ToolCall("function_name", {"argument": "value"})])
+    return (
+        "You can call the functions below. Call one, or several, only if that helps to answer; otherwise answer in "
+        f"words.\n<tools>\n{listed}\n</tools>\nA call is written exactly so, and nothing else with it:\n{example}"
+    )
 
 
-def pythonic_calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
-    """The calls of `[f(x=1), g()]` as name and JSON arguments; None if the text is anything else."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(tree, ast.List) or not tree.elts:
-            return None
-        calls = []
-        for node in tree.elts:
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)) or node.args:
-                return None
-            name = ast.unparse(node.func)
-            arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-            if name not in names or None in arguments:
-                return None
-            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return calls
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring pieces of one kind as one."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Token) and isinstance(last, Token):
-            joined[-1] = Token(last.text + piece.text)
-        elif isinstance(piece, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.call == piece.call:
-            joined[-1] = ToolCallArguments(piece.call, last.text + piece.text)
-        else:
-            joined.append(piece)
-    return joined
+def with_instructions(messages: Sequence[Message], tools: Sequence[Tool], wanted: ToolFormat) -> list[Message]:
+    """The conversation with the tools in its system message."""
+    text = instructions(tools, wanted)
+    if messages and messages[0].role == "system":
+        return [Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:]]
+    return [Message("system", text), *messages]

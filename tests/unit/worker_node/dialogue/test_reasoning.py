@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Reasoning, Token
-from worker_node.tasks.generate.dialogue import ReasoningFirst
+from worker_node.tasks.generate.answer_text import ReasoningFirst
 
 PLAIN = st.text("ab<think/> \n", max_size=20).filter(lambda text: "<think>" not in text and "</think>" not in text)
 CUTS = st.lists(st.integers(0, 60), max_size=30)

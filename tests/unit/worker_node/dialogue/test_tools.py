@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Token, ToolCall, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.dialogue import tool_format
-from worker_node.tasks.generate.tool_calls import BareCalls, OneCall, TaggedCalls, pythonic_calls
+from worker_node.tasks.generate.tool_calls import BareCalls, OneCall, TaggedCalls, pythonic_calls, tool_format
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)

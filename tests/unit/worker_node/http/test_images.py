@@ -7,8 +7,8 @@ import pytest
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
 from worker_node.core.types import Image, RequestContext
-from worker_node.tasks.generate.http.chat import ChatBody
 from worker_node.tasks.generate.http.ollama import OllamaChatBody, _conversation
+from worker_node.tasks.generate.http.openai import ChatBody
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
 from worker_node.tasks.generate.images import image_of_base64, image_of_url
 from worker_node.tasks.generate.model import MAX_IMAGE_BYTES

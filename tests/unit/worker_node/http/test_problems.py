@@ -4,8 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from worker_node.http.body import explain
-from worker_node.tasks.generate.http.chat import ChatBody
-from worker_node.tasks.generate.http.completions import CompletionsBody
+from worker_node.tasks.generate.http.openai import ChatBody, CompletionsBody
 from worker_node.tasks.generate.http.responses_body import ResponsesBody
 
 HELLO = [{"role": "user", "content": "Hello"}]

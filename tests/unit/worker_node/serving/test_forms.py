@@ -22,9 +22,9 @@ from worker_node.core.types import (
     ToolUse,
 )
 from worker_node.structured_output.form import Compiled, compile_form, compile_form_if_quick
-from worker_node.tasks.generate.dialogue import tool_format
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.prompting import answer_form
+from worker_node.tasks.generate.tool_calls import tool_format
 
 FAMILIES = ["smollm", "qwen", "llama3"]
 

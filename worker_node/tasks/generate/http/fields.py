@@ -18,7 +18,6 @@ from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.ollama import KeepAlive
 from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
 from worker_node.structured_output.ebnf import literal
-from worker_node.tasks.generate.http.stream import UsageOfChunks
 
 _NO_LAZY = (
     "a grammar counts from the first token of the answer; offer tools, whose calls are enforced from where they begin"
@@ -164,14 +163,6 @@ class SamplingFields(GuidedFields):
     keep_alive: KeepAlive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-
-    @property
-    def usage_of_chunks(self) -> UsageOfChunks:
-        """What a stream tells of its tokens."""
-        options = self.stream_options
-        if options is None or not options.include_usage:
-            return UsageOfChunks.NONE
-        return UsageOfChunks.SO_FAR if options.continuous_usage_stats else UsageOfChunks.AT_THE_END
 
     def urgency(self, context: RequestContext) -> RequestContext:
         """The context with the priority of vLLM's field: what is above 0 may wait and is batch work."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import orjson
 from aiohttp import web
 from pydantic import Field
 
@@ -16,7 +15,9 @@ from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import describe
 from worker_node.http.leniency import NODE
 from worker_node.http.middleware import inference
+from worker_node.http.replies import Reply
 from worker_node.http.sse import EventStream
+from worker_node.tasks.generate.http.replies import json_response
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
 
@@ -62,12 +63,7 @@ async def _inference(request: web.Request) -> web.StreamResponse:
             elif isinstance(event, Finished):
                 finished = event
     assert finished is not None  # noqa: S101  (the last event, else an error was raised)
-    return web.Response(
-        body=orjson.dumps({"text": "".join(text), **_done(run.route, finished)}),
-        content_type="application/json",
-        charset="utf-8",
-        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
-    )
+    return json_response({"text": "".join(text), **_done(run.route, finished)}, run.route, [finished])
 
 
 async def _stream(request: web.Request, run: GenerationRun) -> web.StreamResponse:
@@ -106,3 +102,15 @@ def _done(route: Route, finished: Finished) -> dict[str, Any]:
     if route.emulated:
         done["emulated"] = True
     return done
+
+
+class Inference(Reply):
+    """POST /inference."""
+
+    model: str
+    device: str
+    text: str
+    finish_reason: Literal["stop", "length"]
+    usage: dict[str, int]
+    timing_ms: dict[str, float | None]
+    npu_busy_delta_us: int | None

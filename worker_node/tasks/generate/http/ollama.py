@@ -44,8 +44,10 @@ from worker_node.http.ollama import (
     seconds_of,
     served,
 )
+from worker_node.http.replies import Reply
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
+from worker_node.tasks.generate.http.replies import json_response
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
@@ -374,12 +376,7 @@ async def _answer(
                 finished = event
             else:
                 frames.add(event)
-    return web.Response(
-        body=orjson.dumps(frames.whole(finished)),
-        content_type="application/json",
-        charset="utf-8",
-        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
-    )
+    return json_response(frames.whole(finished), run.route, [finished])
 
 
 async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> web.StreamResponse:
@@ -396,3 +393,12 @@ async def _stream(request: web.Request, run: GenerationRun, frames: Frames) -> w
             # The status line is long gone: the error is the last line, and nothing is `done`.
             await stream.send({"error": message(error)})
     return stream.response
+
+
+class OllamaFrame(Reply):
+    """A frame of /api/generate or /api/chat, and its whole reply without a stream."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | None = Field(default=None)

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from worker_node.http.task import EVENTS, JSON, LINES, ApiOperation, TaskApi
 from worker_node.node import Node
-from worker_node.tasks.generate.http import chat, completions, native, ollama, replies, responses, tokenize
+from worker_node.tasks.generate.http import native, ollama, openai, responses, tokenize
 from worker_node.tasks.generate.http.fields import TABLES as OPENAI_TABLES
 from worker_node.tasks.generate.http.ollama import TABLES as OLLAMA_TABLES
 from worker_node.tasks.generate.http.remote_images import fetch_remote_images
@@ -16,12 +16,7 @@ from worker_node.tasks.generate.metrics import declare_generation_metrics
 
 
 def _routes() -> list[web.RouteDef]:
-    openai = (tokenize, completions, chat, responses)
-    return [
-        *native.routes(),
-        *(route for dialect in openai for route in dialect.routes()),
-        *ollama.routes(),
-    ]
+    return [route for module in (native, tokenize, openai, responses, ollama) for route in module.routes()]
 
 
 def _prepare(app: web.Application, node: Node) -> None:
@@ -40,7 +35,7 @@ API = TaskApi(
             "post",
             "/inference",
             "Generate text",
-            {JSON: replies.Inference, EVENTS: None},
+            {JSON: native.Inference, EVENTS: None},
             native.InferenceBody,
             inference=True,
         ),
@@ -48,39 +43,41 @@ API = TaskApi(
             "post",
             "/v1/completions",
             "OpenAI: continue text",
-            {JSON: replies.Completion, EVENTS: None},
-            completions.CompletionsBody,
+            {JSON: openai.Completion, EVENTS: None},
+            openai.CompletionsBody,
             inference=True,
         ),
         ApiOperation(
             "post",
             "/v1/chat/completions",
             "OpenAI: answer a conversation",
-            {JSON: replies.ChatCompletion, EVENTS: None},
-            chat.ChatBody,
+            {JSON: openai.ChatCompletion, EVENTS: None},
+            openai.ChatBody,
             inference=True,
         ),
         ApiOperation(
             "post",
             "/v1/responses",
             "OpenAI: answer, stored for later turns",
-            {JSON: replies.OpenAIResponse, EVENTS: None},
+            {JSON: responses.OpenAIResponse, EVENTS: None},
             ResponsesBody,
             inference=True,
         ),
-        ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {JSON: replies.OpenAIResponse}),
-        ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {JSON: replies.OpenAIDeleted}),
-        ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {JSON: replies.OpenAIItems}),
+        ApiOperation("get", "/v1/responses/{id}", "OpenAI: a stored response", {JSON: responses.OpenAIResponse}),
+        ApiOperation("delete", "/v1/responses/{id}", "OpenAI: forget a response", {JSON: responses.OpenAIDeleted}),
+        ApiOperation("get", "/v1/responses/{id}/input_items", "OpenAI: its input", {JSON: responses.OpenAIItems}),
         ApiOperation("post", "/v1/responses/{id}/cancel", "OpenAI: refused, none is in the background", {JSON: None}),
-        ApiOperation("post", "/tokenize", "vLLM: tokens of a prompt", {JSON: replies.Tokenized}, tokenize.TokenizeBody),
         ApiOperation(
-            "post", "/detokenize", "vLLM: text of tokens", {JSON: replies.Detokenized}, tokenize.DetokenizeBody
+            "post", "/tokenize", "vLLM: tokens of a prompt", {JSON: tokenize.Tokenized}, tokenize.TokenizeBody
+        ),
+        ApiOperation(
+            "post", "/detokenize", "vLLM: text of tokens", {JSON: tokenize.Detokenized}, tokenize.DetokenizeBody
         ),
         ApiOperation(
             "post",
             "/api/generate",
             "Ollama: continue a prompt",
-            {JSON: replies.OllamaFrame, LINES: None},
+            {JSON: ollama.OllamaFrame, LINES: None},
             ollama.GenerateBody,
             inference=True,
         ),
@@ -88,7 +85,7 @@ API = TaskApi(
             "post",
             "/api/chat",
             "Ollama: answer a conversation",
-            {JSON: replies.OllamaFrame, LINES: None},
+            {JSON: ollama.OllamaFrame, LINES: None},
             ollama.OllamaChatBody,
             inference=True,
         ),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from aiohttp import web
@@ -28,10 +28,11 @@ from worker_node.http.context import busy_fields, request_context, route_headers
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import NODE
 from worker_node.http.middleware import API_KEYS, inference
+from worker_node.http.replies import Reply
 from worker_node.http.sse import EventStream
+from worker_node.tasks.generate.http.replies import json_response, new_id
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse
 from worker_node.tasks.generate.http.responses_body import CallItem, InputItem, Item, ItemReference, ResponsesBody
-from worker_node.tasks.generate.http.stream import new_id
 from worker_node.tasks.generate.service import GenerationRun, generate
 
 Event = tuple[str, dict[str, Any]]
@@ -306,12 +307,7 @@ async def _responses(request: web.Request) -> web.StreamResponse:
                 items.add(event)
     whole = response.ended(items, finished)
     conversation.begin(whole)
-    return web.Response(
-        body=orjson.dumps(whole),
-        content_type="application/json",
-        charset="utf-8",
-        headers=route_headers(run.route, finished.npu_busy_delta_us, shared=finished.npu_busy_shared),
-    )
+    return json_response(whole, run.route, [finished])
 
 
 async def _stream(
@@ -420,3 +416,33 @@ class _Response:
             },
             **busy_fields([finished]),
         }
+
+
+class OpenAIResponse(Reply):
+    """POST /v1/responses, and GET of one that is stored."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class OpenAIDeleted(Reply):
+    """DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class OpenAIItems(Reply):
+    """GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

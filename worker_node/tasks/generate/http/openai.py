@@ -1,0 +1,408 @@
+"""OpenAI's POST /v1/chat/completions and /v1/completions: answer a conversation, continue prompts as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import (
+    Finished,
+    FinishReason,
+    Piece,
+    Reasoning,
+    RequestContext,
+    Token,
+    TokenIds,
+    ToolCallStarted,
+    ToolUse,
+    Usage,
+)
+from worker_node.http import parameters
+from worker_node.http.body import limited, read_body
+from worker_node.http.context import request_context
+from worker_node.http.leniency import NODE, Table
+from worker_node.http.middleware import inference
+from worker_node.http.ollama import keeping
+from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.tasks.generate.http.conversation import (
+    MAX_TOOLS,
+    AllowedChoice,
+    ChatMessage,
+    Choice,
+    NamedChoice,
+    OfferedTool,
+    ResponseFormat,
+    Wanted,
+    conversation,
+    domain_tools,
+    schema_of,
+    tool_use,
+)
+from worker_node.tasks.generate.http.fields import CHAT, COMPLETIONS, NumberOf, SamplingFields, StreamOptions, rendering
+from worker_node.tasks.generate.http.replies import (
+    Form,
+    WholeAnswer,
+    chat_logprobs,
+    completion_logprobs,
+    known_alternatives,
+    new_id,
+    send_whole,
+    stream_chunks,
+)
+from worker_node.tasks.generate.model import GenerationRequest, generation_model
+from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices, repeated
+from worker_node.tasks.generate.tokenization import ChatTokenizer
+
+# What OpenAI does with a completion that names no length, and what its clients count on.
+DEFAULT_MAX_TOKENS = 16
+MAX_GENERATIONS = 128
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/completions", inference(_completions)),
+        web.post("/v1/chat/completions", inference(_chat)),
+    ]
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, ChatBody)
+    top = limited(request, "top_logprobs", body.top_logprobs or 0, known_alternatives(body.temperature))
+    form = _ChatForm(top, logprobs=bool(body.logprobs))
+    return await _answer(request, body, body.requests(context), form)
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    context = request_context(request)
+    body = await read_body(request, CompletionsBody)
+    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
+    model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
+    form = _CompletionForm(top, body.echoes(model.tokenizer), logprobs=body.logprobs is not None)
+    return await _answer(request, body, body.requests(context), form, prompt_alone=body.prompt_alone)
+
+
+async def _answer(
+    request: web.Request,
+    body: SamplingFields,
+    requests: list[GenerationRequest],
+    form: Form,
+    *,
+    prompt_alone: bool = False,
+) -> web.StreamResponse:
+    """Generate all choices, and send them whole or as a stream."""
+    async with (
+        keeping(request, body.model, body.keep_alive),
+        generate_choices(request.app[NODE].services, requests, whole=not body.stream) as made,
+    ):
+        choices, count = _without_answers(made) if prompt_alone else made, body.n or 1
+        if body.stream:
+            options = body.stream_options or StreamOptions()
+            return await stream_chunks(request, choices, form, options, choices_per_prompt=count)
+        return await send_whole(choices, form, choices_per_prompt=count)
+
+
+# Chat.
+
+
+class ChatBody(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    rules: ClassVar[Table] = CHAT
+    takes_images: ClassVar[bool] = True
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: NumberOf | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def requests(self, context: RequestContext) -> list[GenerationRequest]:
+        """One domain request for each choice."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise BadRequest("modalities: text is the only one", param="modalities")
+        given = self.model_dump(exclude={"messages", "tools", "logprobs"})
+        request = GenerationRequest(
+            self.urgency(context),
+            conversation(self.messages),
+            parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
+            self.model,
+            tool_use=self._tool_use(),
+            grammar=self.held_to(schema_of(self.response_format)),
+            split_reasoning=True,
+            context_limit=self.num_ctx,
+            rendering=rendering(
+                self.chat_template_kwargs,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+            ),
+            keep_last=self.keep_last,
+        )
+        return repeated(request, self.n or 1)
+
+    def _tool_use(self) -> ToolUse | None:
+        if isinstance(self.tool_choice, NamedChoice):
+            wanted = Wanted((self.tool_choice.function.name,), forced=True)
+        elif isinstance(self.tool_choice, AllowedChoice):
+            allowed = self.tool_choice.allowed_tools
+            wanted = Wanted(tuple(tool.function.name for tool in allowed.tools), forced=allowed.mode == "required")
+        else:
+            wanted = Wanted.of(self.tool_choice)
+        return tool_use(domain_tools(self.tools or []), wanted, single=self.parallel_tool_calls is False)
+
+
+class _ChatForm:
+    kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
+
+    def __init__(self, top_logprobs: int, *, logprobs: bool) -> None:
+        self._top = top_logprobs
+        self._logprobs = logprobs
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return [_chunk(index, {"role": "assistant", "content": ""})]
+
+    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        if isinstance(piece, Token):
+            part = _chunk(index, {"content": piece.text})
+            if piece.logprobs:
+                part["logprobs"] = chat_logprobs(piece.logprobs, self._top)
+            return [part]
+        if isinstance(piece, Reasoning):
+            return [_chunk(index, {"reasoning_content": piece.text})]
+        call: dict[str, Any] = {"index": piece.call}
+        if isinstance(piece, ToolCallStarted):
+            call |= {"id": new_id("call_"), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+        else:
+            call["function"] = {"arguments": piece.text}
+        return [_chunk(index, {"tool_calls": [call]})]
+
+    def closing(self, index: int, finished: Finished) -> dict[str, Any]:
+        return _chunk(index, {}, finished.finish_reason)
+
+    def whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": _whole_message(answer),
+            "logprobs": chat_logprobs(answer.logprobs, self._top) if self._logprobs else None,
+            "finish_reason": finished.finish_reason,
+        }
+
+
+def _whole_message(answer: WholeAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        # With calls and no words there is no content, not an empty one.
+        "content": None if answer.calls and not answer.text.strip() else answer.text,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": new_id("call_"), "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in answer.calls
+        ]
+    return message
+
+
+def _chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: dict[str, Any]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Reply):
+    """POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: OpenAIUsage
+
+
+# Completions.
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionsBody(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    rules: ClassVar[Table] = COMPLETIONS
+
+    prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    # 0 with `echo` asks for the prompt alone.
+    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    def prompts(self) -> list[str | TokenIds]:
+        """The prompts, of which one may stand without a list around it."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: list[str | TokenIds] = []
+        ids: list[int] = []
+        for item in self.prompt:
+            if isinstance(item, int):
+                ids.append(item)
+            else:
+                prompts.append(item if isinstance(item, str) else TokenIds(tuple(item)))
+        return [TokenIds(tuple(ids))] if ids else prompts
+
+    @property
+    def prompt_alone(self) -> bool:
+        """Whether the prompt is to be computed and sent back, and not continued."""
+        return self.max_tokens == 0
+
+    def echoes(self, tokenizer: ChatTokenizer) -> list[str]:
+        """With `echo`, what stands before each choice's own text. Raises UnsupportedParameter, BadRequest."""
+        if not self.echo:
+            return []
+        if self.logprobs is not None:
+            raise UnsupportedParameter(
+                "echo: the engine tells no reliable probabilities of the prompt's tokens; leave logprobs out",
+                param="echo",
+            )
+        return [
+            text
+            for prompt in self.prompts()
+            for text in [_text_of(prompt, tokenizer, skip=self.skip_special_tokens is not False)] * (self.n or 1)
+        ]
+
+    def requests(self, context: RequestContext) -> list[GenerationRequest]:
+        """One domain request for each prompt and choice, those of a prompt together."""
+        count = self.n or 1
+        if self.best_of not in {None, count}:
+            raise BadRequest(
+                "best_of: choices are not ranked here; leave it out or make it equal to n", param="best_of"
+            )
+        if self.prompt_alone and not self.echo:
+            raise BadRequest(
+                "max_tokens: 0 asks for no token; send 1 or more, or echo to get the prompt back", param="max_tokens"
+            )
+        # The engine computes a prompt only to continue it: of a prompt alone its one token is left out of the reply.
+        most = 1 if self.prompt_alone else self.max_tokens or DEFAULT_MAX_TOKENS
+        given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": most}
+        sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
+        prompts = self.prompts()
+        grammar = self.held_to(None)
+        if len(prompts) * count > MAX_GENERATIONS:
+            raise BadRequest(
+                f"{len(prompts)} prompts of {count} choices; a request may have {MAX_GENERATIONS} in all",
+                param="prompt",
+            )
+        return [
+            one
+            for prompt in prompts
+            for one in repeated(
+                GenerationRequest(
+                    self.urgency(context),
+                    prompt,
+                    sampling,
+                    self.model,
+                    grammar=grammar,
+                    context_limit=self.num_ctx,
+                    keep_last=self.keep_last,
+                ),
+                count,
+            )
+        ]
+
+
+def _text_of(prompt: str | TokenIds, tokenizer: ChatTokenizer, *, skip: bool) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(tokenizer.check_ids(prompt.ids, "prompt"), skip_special_tokens=skip)
+
+
+def _without_answers(choices: Choices) -> Choices:
+    """The choices as if nothing had been generated."""
+
+    async def ends() -> AsyncIterator[ChoiceEvent]:
+        async for index, event, _ in choices.events:
+            if isinstance(event, Finished):
+                usage = Usage(event.usage.prompt_tokens, 0)
+                yield ChoiceEvent(index, replace(event, finish_reason=FinishReason.LENGTH, usage=usage), 0)
+
+    return replace(choices, events=ends())
+
+
+class _CompletionForm:
+    kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
+
+    def __init__(self, top_logprobs: int, echoes: list[str], *, logprobs: bool) -> None:
+        self._top = top_logprobs
+        self._logprobs = logprobs
+        self._echoes = echoes
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return [_text_choice(index, self._echoes[index])] if self._echoes else []
+
+    def piece(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        if not isinstance(piece, Token):
+            return []
+        logprobs = None
+        if piece.logprobs:
+            offset = self._offsets.get(index, 0)
+            logprobs = completion_logprobs(piece.logprobs, self._top, offset)
+            self._offsets[index] = offset + sum(len(token.text) for token in piece.logprobs)
+        return [_text_choice(index, piece.text, logprobs)]
+
+    def closing(self, index: int, finished: Finished) -> dict[str, Any]:
+        return _text_choice(index, "", finish=finished.finish_reason)
+
+    def whole(self, index: int, answer: WholeAnswer, finished: Finished) -> dict[str, Any]:
+        text = (self._echoes[index] if self._echoes else "") + answer.text
+        logprobs = completion_logprobs(answer.logprobs, self._top) if self._logprobs else None
+        return _text_choice(index, text, logprobs, finished.finish_reason)
+
+
+def _text_choice(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class TextChoice(Reply):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Reply):
+    """POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: OpenAIUsage
