@@ -9,10 +9,10 @@ import sys
 
 
 def node() -> int:
-    """`npu-node`: see `worker_node.cli.main`."""
+    """`npu-node`: see `worker_node.cli.main.main`."""
     _complete_streams()
     try:
-        from worker_node.cli import main
+        from worker_node.cli.main import main
     except KeyboardInterrupt:
         return _interrupted("npu-node")
     return main()

@@ -2,7 +2,7 @@
 
 import sys
 
-from worker_node.cli import main
+from worker_node.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

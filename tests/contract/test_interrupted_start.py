@@ -27,8 +27,8 @@ sys.exit(npu_commands.{entry}())
         ("client", "backend_client.errors"),
         ("client", "backend_client._cli.commands.health"),
         ("node", "worker_node"),
-        ("node", "worker_node.cli"),
-        ("node", "worker_node.commands.serve"),
+        ("node", "worker_node.cli.main"),
+        ("node", "worker_node.cli.serve"),
     ],
 )
 def test_an_interrupt_while_a_command_is_imported_is_one_line(entry, module):

@@ -7,7 +7,7 @@ import urllib.request
 from types import SimpleNamespace
 
 from tests.unit.worker_node.http.test_node_status import READY, STARTING, node
-from worker_node.commands.welcome import welcome
+from worker_node.cli.serve import welcome
 
 URL = "http://127.0.0.1:8081"
 

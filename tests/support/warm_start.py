@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.support import warm_children
 from worker_node.core.operating_system import end_with_parent
 
-IMPORTED = ("worker_node.server", "worker_node.bounded.profile", "worker_node.commands.welcome", "uvloop")
+IMPORTED = ("worker_node.server", "worker_node.bounded.profile", "worker_node.cli.serve", "uvloop")
 _LENGTH = 4
 
 
@@ -250,7 +250,7 @@ def _become(told, descriptors, found):
     os.sched_setaffinity(0, told["cores"])
     sys.argv = ["npu-node", *told["arguments"]]
     warm_children.fork_children_of_this_process()
-    from worker_node.cli import main
+    from worker_node.cli.main import main
 
     return main()
 

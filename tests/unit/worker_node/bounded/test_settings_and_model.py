@@ -8,7 +8,7 @@ import pytest
 
 from worker_node.bounded.model import choose_model
 from worker_node.bounded.settings import BoundedSettings
-from worker_node.commands.serve import load_bounded_settings
+from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.manifest import MANIFEST_FILE
 from worker_node.models.store import ModelStore

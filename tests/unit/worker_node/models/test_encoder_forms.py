@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.faults.hosting.test_engine_faults import until
-from worker_node.commands.show import _of_store, _vector_fidelity
+from worker_node.cli.models import facts_of_store, vector_fidelity_text
 from worker_node.core.errors import BadRequest, ConversionFailed
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.devices.source import npu_source
@@ -88,8 +88,8 @@ def test_an_int8_form_has_a_space_of_its_own_and_tells_its_loss(in_process, stor
     assert loss.texts == len(PROBE_SENTENCES)
     assert json.loads((small.path / MANIFEST_FILE).read_text())["vector_fidelity"]["min_cosine"] == loss.min_cosine
     assert small.files["openvino_model.bin"] < 0.5 * exact.files["openvino_model.bin"]
-    shown = _of_store("small")
-    assert shown["fidelity"] == _vector_fidelity(
+    shown = facts_of_store("small")
+    assert shown["fidelity"] == vector_fidelity_text(
         {"mean_cosine": loss.mean_cosine, "min_cosine": loss.min_cosine, "texts": loss.texts}
     )
     assert (shown["prompts"], shown["matryoshka"]) == (["document", "query"], ["8", "16"])

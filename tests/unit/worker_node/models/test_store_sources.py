@@ -8,7 +8,7 @@ import pytest
 from tests.support.cross_encoders import write_tiny
 from tests.support.scripted_hub import COMMIT, Repository
 from tests.support.tiny_decoder import TinyRanker
-from worker_node.cli import main
+from worker_node.cli.main import main
 from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,

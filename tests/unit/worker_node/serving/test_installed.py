@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from worker_node.cli import build_parser
+from worker_node.cli.main import build_parser
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import installed_model

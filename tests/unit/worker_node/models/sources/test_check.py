@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.scripted_hub import Repository
-from worker_node.cli import main
+from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
 from worker_node.models.catalog import SourceFormat
 from worker_node.models.sources import check as check_module

@@ -1,47 +1,47 @@
-"""`npu-node`: one program, one file of `worker_node.commands` a subcommand."""
+"""`npu-node`: the parser of all commands, exit statuses, and errors as one line on stderr."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from worker_node import __version__
-from worker_node.commands.os_errors import sentence
 from worker_node.core.errors import NodeError
 
-# In the order in which a user meets them. Each module keeps its heavy imports inside `run`.
-COMMANDS = (
-    "serve",
-    "run",
-    "pull",
-    "list",
-    "ps",
-    "show",
-    "stop",
-    "rm",
-    "models",
-    "convert",
-    "compile",
-    "job",
-    "smoke",
-    "doctor",
-    "bench",
-)
+_NETWORK = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ECONNREFUSED, errno.ECONNRESET})
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The whole command line; commands in the order in which a user meets them."""
+    from worker_node.cli import bounded, compile, doctor, loaded, models, pull, run, serve  # noqa: A004
+
     parser = argparse.ArgumentParser(prog="npu-node", description="An inference node beside an Intel NPU.")
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
     # Without a command the help is shown: a first look is no mistake.
     parser.set_defaults(run=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
-        importlib.import_module(f"worker_node.commands.{name}").add_parser(subparsers)
+    for add in (
+        serve.add_serve,
+        run.add_run,
+        pull.add_pull,
+        models.add_list,
+        loaded.add_ps,
+        models.add_show,
+        loaded.add_stop,
+        pull.add_rm,
+        models.add_models,
+        pull.add_convert,
+        compile.add_compile,
+        bounded.add_job,
+        bounded.add_smoke,
+        doctor.add_doctor,
+        bounded.add_bench,
+    ):
+        add(subparsers)
     return parser
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         status = _reader_gone()
     except OSError as error:
-        _say(_about_output(error) or sentence(error))
+        _say(_output_problem(error) or describe(error))
         status = 1
     except ModuleNotFoundError as error:
         _say(_missing(error))
@@ -88,25 +88,41 @@ def _say(message: str) -> None:
 
 
 def _reader_gone() -> int:
-    """As `npu-node list | head`: what read our output has seen enough. Nothing is to be written at exit either."""
+    """The reader closed the pipe, as in `npu-node list | head`: send what is still buffered to /dev/null at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
 
-def _about_output(error: OSError) -> str | None:
-    """For an error of standard output itself: what could not be written is still there, and fails again."""
+def _output_problem(error: OSError) -> str | None:
+    """The message for an error of standard output itself: flushing what is still buffered fails in the same way."""
     try:
         sys.stdout.flush()
-    except OSError as again:
-        if again.errno == error.errno:
-            # Nothing is to be written at exit either.
+    except OSError as repeated:
+        if repeated.errno == error.errno:
             _reader_gone()
             return f"the output cannot be written: {(error.strerror or str(error)).lower()}"
     return None
 
 
+def describe(error: OSError) -> str:
+    """An error of the operating system in one sentence: what happened, where, and what to do about it."""
+    from worker_node.models.sources.disk import storage_problem
+
+    if (problem := storage_problem(error)) is not None:
+        return problem
+    where = f"{error.filename}: " if error.filename else ""
+    reason = (error.strerror or str(error) or type(error).__name__).lower()
+    if error.errno in _NETWORK or isinstance(error, ConnectionError):
+        return f"{where}{reason}; check the network, the address and the proxy settings (HTTPS_PROXY, NO_PROXY)"
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return f"{where}{reason}; raise the limit of open files: ulimit -n 4096"
+    if error.errno in {errno.ENOMEM, errno.EAGAIN}:
+        return f"{where}{reason}; stop other programs, or raise the limits of memory and processes (ulimit -a)"
+    return f"{where}{reason}"
+
+
 def _missing(error: ModuleNotFoundError) -> str:
-    """For an installation without the extra `node`. Any other missing module is a fault of ours: raised again."""
+    """The message for an installation without the extra `node`. A missing module of our own is a bug: raised."""
     name = (error.name or "").partition(".")[0]
     if name in {"", "worker_node", "backend_client"}:
         raise error

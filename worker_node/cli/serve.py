@@ -1,4 +1,4 @@
-"""`npu-node serve`: run a node."""
+"""`npu-node serve`: run a node; and the settings of every command that needs them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
+    from worker_node.manager.served import ServedModel
     from worker_node.node import Node
     from worker_node.settings import NodeSettings, SettingsSource
 
@@ -24,20 +25,20 @@ _Start = Callable[[], Coroutine[Any, Any, None]]
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags; each flag overrides the environment and the file."""
-    parser = commands.add_parser("serve", help="run a node", description=__doc__)
+    parser = commands.add_parser("serve", help="run a node", description="Run a node.")
     parser.add_argument("--config", type=Path, help="TOML file with settings (see config/node.toml)")
     parser.add_argument("--host", help="address to bind; another than loopback needs an API key")
     parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.add_argument("--profile", choices=("node", "bounded"), default="node", help="bounded: docs/bounded-jobs.md")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_serve)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; return the exit status."""
+def _serve(args: argparse.Namespace) -> int:
+    """Serve until a signal stops the node."""
     logging.basicConfig(level=args.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     # First, so that a mistake in them is reported before the slow imports.
     start = _bounded(args) if args.profile == "bounded" else _node(args)
@@ -67,7 +68,7 @@ def _node(args: argparse.Namespace) -> _Start:
     def start() -> Coroutine[Any, Any, None]:
         from worker_node.server import run as run_node
 
-        return run_node(settings, source=source, on_listening=_welcome)
+        return run_node(settings, source=source, on_listening=_announce_and_welcome)
 
     return start
 
@@ -136,10 +137,38 @@ def _announce(url: str, _node: Node) -> None:
     print(f"listening on {url}", flush=True)
 
 
-def _welcome(url: str, node: Node) -> None:
-    """Where the node is, and beside it, for people, what it serves and how to call it."""
+def _announce_and_welcome(url: str, node: Node) -> None:
     _announce(url, node)
     if logging.getLogger().isEnabledFor(logging.INFO):
-        from worker_node.commands.welcome import welcome
-
         print(welcome(url, node), file=sys.stderr, flush=True)
+
+
+def welcome(url: str, node: Node) -> str:
+    """Addresses, a call to try, and the models with their state."""
+    url = _reachable(url)
+    key = " -H 'Authorization: Bearer KEY'" if node.settings.api_keys else ""
+    manager = node.manager
+    rows = [(model.id, _state(model)) for model in manager.models]
+    rows += [(model.name, f"failed: {model.reason}") for model in manager.failed]
+    width = max((len(name) for name, _ in rows), default=0)
+    models = [f"  {name.ljust(width)}  {state}" for name, state in rows]
+    return "\n".join(
+        [
+            f"  dashboard  {url}/dashboard",
+            f"  API        {url}/docs   (OpenAI: {url}/v1, Ollama: {url})",
+            f"""  try        curl {url}/embeddings{key} -d '{{"texts": ["hello"]}}'""",
+            "models:",
+            *(models or ["  none configured; a request for an installed model loads it"]),
+        ]
+    )
+
+
+def _state(model: ServedModel) -> str:
+    preferred = model.placements[0]
+    emulated = ", emulated" if preferred.emulated else ""
+    return f"{model.state().value} on {preferred.device}{emulated}"
+
+
+def _reachable(url: str) -> str:
+    """An address that can be called: a node on all of them is called by loopback here."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from worker_node.settings import ModelSettings, NodeSettings
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = commands.add_parser(
         "compile",
@@ -30,14 +30,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--profile", choices=("node", "bounded"), default="node", help="bounded: with the lengths of that profile"
     )
     parser.add_argument("--json", action="store_true", help="the record as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_compile)
 
 
-def run(args: argparse.Namespace) -> int:
+def _compile(args: argparse.Namespace) -> int:
     """Compile, examine and write; print the record."""
     import msgspec
 
-    from worker_node.commands.serve import load_settings
+    from worker_node.cli.output import print_json
+    from worker_node.cli.serve import load_settings
     from worker_node.serving.compiling import compile_ahead
 
     logging.basicConfig(level="WARNING", format="%(message)s")
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     installed, wanted = _model(args, settings)
     record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(record), indent=2).decode())
+        print_json(msgspec.to_builtins(record))
         return 0
     origin = record.origin
     facts = ("device", "architecture", "driver", "compiler", "openvino", "genai")

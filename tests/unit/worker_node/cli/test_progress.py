@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from worker_node.commands.progress import progress_display, progress_displays
-from worker_node.commands.progress_bar import bars
+from worker_node.cli.output import progress_display
 
 _TITLE = "openvino-qwen2.5-coder-7b-instruct-int4-cw-ov"
 
@@ -14,7 +13,7 @@ _TITLE = "openvino-qwen2.5-coder-7b-instruct-int4-cw-ov"
 def shown(width, *calls, title=_TITLE):
     """What a terminal of that width shows after the calls: the lines of the last picture."""
     screen = Console(file=io.StringIO(), force_terminal=True, width=width, height=10, color_system=None)
-    with bars([title], screen) as (progress,):
+    with progress_display(title, screen) as progress:
         for name, *arguments in calls:
             getattr(progress, name)(*arguments)
         picture = Console(file=io.StringIO(), width=width)
@@ -41,21 +40,6 @@ def test_on_a_narrow_terminal_it_is_the_name_and_how_far_it_is():
     assert "MB" not in line
 
 
-def test_two_at_once_take_a_line_each():
-    screen = Console(file=io.StringIO(), force_terminal=True, width=80, height=10, color_system=None)
-    with bars(["first", "second"], screen) as (first, second):
-        first.stage("downloading", 92_871_040)
-        first.update(1_000_000)
-        second.stage("converting")
-        picture = Console(file=io.StringIO(), width=80)
-        picture.print(first._progress.get_renderable())
-    one, two = picture.file.getvalue().splitlines()
-    assert "first" in one
-    assert "1.0 MB of 92.9 MB" in one
-    assert "second" in two
-    assert "converting" in two
-
-
 def test_it_never_shows_more_than_all():
     (line,) = shown(100, ("stage", "downloading", 92_871_040), ("update", 185_000_000))
     assert "92.9 MB of 92.9 MB" in line
@@ -76,8 +60,3 @@ def test_output_that_is_no_terminal_gets_a_line_for_each_stage(capsys):
         progress.update(1000)
         progress.stage("converting")
     assert capsys.readouterr().err == "mine: downloading (93 MB)\nmine: converting\n"
-    with progress_displays(["one", "two"]) as (one, two):
-        one.stage("downloading", 92_871_040)
-        two.stage("downloading", 83_500_000)
-        one.stage("converting")
-    assert capsys.readouterr().err == "one: downloading (93 MB)\ntwo: downloading (84 MB)\none: converting\n"

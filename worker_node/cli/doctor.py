@@ -13,25 +13,24 @@ from worker_node.core.environment import native_environment
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = commands.add_parser(
         "doctor", help="say whether this machine can serve, and what its NPU lacks", description=__doc__
     )
     parser.add_argument("--require", choices=("npu",), help="what the NPU lacks is an error")
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_doctor)
 
 
-def run(args: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; 0 if none is an error."""
     import asyncio
     from dataclasses import asdict
 
-    import orjson
-
     from worker_node.bounded.model import choose_model
-    from worker_node.commands.serve import load_bounded_settings
+    from worker_node.cli.output import print_json
+    from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
     from worker_node.doctor.checks import examine, for_any_device, healthy
     from worker_node.doctor.machine import ExaminedMachine
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         findings = for_any_device(findings, found)
     if args.json:
         report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
-        print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+        print_json(report)
     else:
         for finding in findings:
             print(f"{_MARKS[finding.severity]}  {finding.id}: {finding.found}")

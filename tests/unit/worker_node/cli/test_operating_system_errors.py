@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.cli import main
+from worker_node.cli.main import main
 from worker_node.core.errors import DownloadFailed
 from worker_node.models.store import ModelStore
 

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from worker_node.cli import main
-from worker_node.commands.chat import Chat, converse
-from worker_node.commands.node_client import NodeCallFailed
+from worker_node.cli.main import main
+from worker_node.cli.node_client import NodeCallFailed
+from worker_node.cli.run import Chat, converse
 
 
 class ScriptedNode:
@@ -86,7 +86,7 @@ def test_bye_ends_it_and_clear_forgets(capsys):
     assert node.asked[1] == [{"role": "user", "content": "two"}]
     err = capsys.readouterr().err
     assert "/clear" in err
-    assert "/nothing is no command" in err
+    assert "/nothing is not a command" in err
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,6 @@ def test_wrong_usage_of_run_is_status_2(arguments, capsys):
 @pytest.mark.parametrize("command", ["job", "run"])
 def test_the_bounded_job_has_a_command_of_its_own_and_the_old_spelling(command, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr("worker_node.commands.job.run", lambda args: ran.append((args.job, args.input)) or 0)
+    monkeypatch.setattr("worker_node.cli.bounded.run_job", lambda args: ran.append((args.job, args.input)) or 0)
     assert main([command, "--job", "title", "--input", "text", "--json"]) == 0
     assert ran == [("title", "text")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from worker_node.cli import main
+from worker_node.cli.main import main
 
 MODEL = {
     "id": "tiny",
@@ -139,7 +139,7 @@ def test_stop_and_rm_ask_the_node(api, capsys):
 @pytest.mark.parametrize("command", ["rm", "show", "stop"])
 def test_a_name_that_would_become_another_models_route_is_refused(api, capsys, command, name):
     assert main([command, name]) == 1
-    assert "is no name of a model" in capsys.readouterr().err
+    assert "is not the name of a model" in capsys.readouterr().err
     assert api.asked == []
 
 

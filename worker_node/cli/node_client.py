@@ -1,4 +1,4 @@
-"""A running node as the commands see it: over HTTP, by `NPU_NODE_URL`, with the server's own error messages."""
+"""Calls of the commands to a running node: over HTTP, by `NPU_NODE_URL`, with the node's own error messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import orjson
 
 from worker_node.core.errors import ConfigurationError, NodeError
+from worker_node.models.progress import Progress
+
+T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 URL_VARIABLE = "NPU_NODE_URL"
@@ -39,7 +42,7 @@ class NodeClient:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # A proxy of the environment is not meant for a node of one's own.
+        # The environment's proxy is for the internet, not for one's own node.
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
     def close(self) -> None:
@@ -74,6 +77,17 @@ class NodeClient:
                 raise _refused(response)
             yield self._decoded(response)
 
+    def pull(self, name: str, progress: Progress) -> None:
+        """Have the node pull a model, and show how far it is."""
+        stage: str | None = None
+        with self.lines("/api/pull", {"model": name}) as lines:
+            for line in lines:
+                if line["status"] != stage:
+                    stage = line["status"]
+                    progress.stage(stage, line.get("total"))
+                if line.get("completed"):
+                    progress.update(line["completed"])
+
     def _decoded(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
         for line in response.iter_lines():
             if not line:
@@ -97,7 +111,7 @@ class NodeClient:
         except httpx2.HTTPError as error:
             raise NodeCallFailed(f"the connection to the node at {self.url} failed: {error}") from error
         except orjson.JSONDecodeError as error:
-            raise NodeCallFailed(f"{self.url} answers what no node answers: is it one?") from error
+            raise NodeCallFailed(f"{self.url} returned a malformed response; is it a node?") from error
         except UnicodeEncodeError as error:
             # Bytes of the command line or of standard input that the locale's encoding does not have.
             raise NodeCallFailed(f"the text is not valid {_encoding()}: check it, and the locale (LC_ALL)") from error
@@ -108,7 +122,7 @@ def model_path(name: str, action: str = "") -> str:
     undecoded = any("\ud800" <= character <= "\udfff" for character in name)
     if undecoded or any(part in {"", ".", ".."} for part in name.split("/")):
         # HTTP clients and servers would make another route of it, and with it another model.
-        raise ConfigurationError(f"{name!r} is no name of a model; npu-node list shows the names")
+        raise ConfigurationError(f"{name!r} is not the name of a model; list the names with: npu-node list")
     return f"/models/{quote(name, safe='/:@')}" + (f"/{action}" if action else "")
 
 
@@ -157,8 +171,8 @@ def where_no_node_runs() -> str:
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
 
 
-def on_node(work: Callable[[NodeClient], int], otherwise: Callable[[], int]) -> int:
-    """The exit status of `work` with the running node, or of `otherwise` when none runs."""
+def on_node(work: Callable[[NodeClient], T], otherwise: Callable[[], T]) -> T:
+    """The result of `work` with the running node, or of `otherwise` when none runs."""
     with node_or_none() as node:
         return otherwise() if node is None else work(node)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from worker_node.bounded.proof import JobsReport, SmokeRecord
-from worker_node.cli import main
+from worker_node.cli.main import main
 
 JOB = {"p50_s": 1.25, "p95_s": 2.5, "max_s": 2.6, "limit_s": 5.0, "json_null": 0}
 FIGURES = {
@@ -24,7 +24,7 @@ def answers(monkeypatch):
     """Set what the commands get from the service."""
 
     def script(answer):
-        monkeypatch.setattr("worker_node.commands.job_service.with_service", lambda _args, _work: answer)
+        monkeypatch.setattr("worker_node.cli.bounded.with_service", lambda _args, _work: answer)
 
     return script
 

@@ -5,9 +5,7 @@ import subprocess
 
 import pytest
 
-from worker_node.cli import main
-from worker_node.commands import pull
-from worker_node.models import pull as preparing
+from worker_node.cli.main import main
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
 
@@ -77,11 +75,7 @@ def test_pull_takes_the_embedded_models_first_and_each_name_once(
         pulled.append(wish)
         return model
 
-    async def prepared(root, name, progress):
-        pass
-
-    monkeypatch.setattr(preparing, "pull", prepared)
-    monkeypatch.setattr(pull.ModelStore, "pull", record)
+    monkeypatch.setattr(ModelStore, "pull", record)
     assert main(["pull", "--embedded", "bge-small", "smollm2-135m-instruct"]) == 0
     assert [wish.model_id for wish in pulled] == ["smollm2-135m-instruct", "all-minilm-l6-v2", "bge-small-en-v1.5"]
     assert capsys.readouterr().out.count("ready") == 3
@@ -91,14 +85,14 @@ def test_an_interruption_is_status_130(monkeypatch, store_root, capsys):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pull.ModelStore, "pull", interrupt)
+    monkeypatch.setattr(ModelStore, "pull", interrupt)
     assert main(["pull", "smollm2"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
 def test_listing_models_imports_no_inference_library(store_root, python):
     script = (
-        "import sys; from worker_node.cli import main; main(['models'])\n"
+        "import sys; from worker_node.cli.main import main; main(['models'])\n"
         "heavy = {'openvino', 'openvino_genai', 'gguf', 'rich', 'huggingface_hub', 'tokenizers'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)))\n"
     )
@@ -107,6 +101,6 @@ def test_listing_models_imports_no_inference_library(store_root, python):
 
 
 def test_one_unknown_name_stops_a_pull_before_it_fetches_anything(monkeypatch, store_root, capsys):
-    monkeypatch.setattr(pull.ModelStore, "pull", lambda *args, **options: pytest.fail("fetched"))
+    monkeypatch.setattr(ModelStore, "pull", lambda *args, **options: pytest.fail("fetched"))
     assert main(["pull", "--embedded", "gpt-5"]) == 1
     assert "gpt-5" in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""The bounded jobs in this process, with the proof that the NPU ran them: `job`, `smoke` and `bench --jobs`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from worker_node.core.errors import BadRequest, InternalError, NodeError
+
+if TYPE_CHECKING:
+    from worker_node.bounded.service import JobService
+
+DEFAULT_PROMPT = "What is the capital of France?"
+
+T = TypeVar("T")
+_Commands = argparse._SubParsersAction  # noqa: SLF001
+
+
+def add_job(commands: _Commands[argparse.ArgumentParser]) -> None:
+    """`npu-node job`."""
+    parser = commands.add_parser(
+        "job", help="run one bounded job", description="Run one bounded job, with the proof that the NPU ran it."
+    )
+    add_job_options(parser, required=True)
+    parser.set_defaults(run=run_job)
+
+
+def add_job_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Declare what describes a job; not `required` and not shown for `npu-node run`, its old spelling."""
+
+    def shown(text: str) -> str:
+        return text if required else argparse.SUPPRESS
+
+    parser.add_argument("--job", required=required, help=shown("title, summary, notification or memory_candidate"))
+    parser.add_argument("--input", required=required, help=shown("the text, or - to read it from standard input"))
+    parser.add_argument("--max-new-tokens", type=int, help=shown("1 to 256; default: the job's own"))
+    parser.add_argument("--json", action="store_true", help=shown("on one line"))
+
+
+def add_smoke(commands: _Commands[argparse.ArgumentParser]) -> None:
+    """`npu-node smoke`."""
+    parser = commands.add_parser(
+        "smoke", help="prove that the NPU generates", description="Prove on this machine that the NPU generates."
+    )
+    parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="what is asked; it is not put on record")
+    parser.add_argument("--max-new-tokens", type=int, help="1 to 256; default: 24")
+    parser.add_argument("--json", action="store_true", help="the record as JSON")
+    parser.set_defaults(run=_smoke)
+
+
+def add_bench(commands: _Commands[argparse.ArgumentParser]) -> None:
+    """`npu-node bench --jobs`."""
+    parser = commands.add_parser(
+        "bench", help="measure the bounded jobs", description="Measure the bounded jobs against their limits."
+    )
+    parser.add_argument("--jobs", action="store_true", required=True, help="the bounded jobs, cold and warm")
+    parser.add_argument("--repeat", type=int, default=5, help="how often each job is run; default: 5")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON")
+    parser.set_defaults(run=_bench, parser=parser)
+
+
+def run_job(args: argparse.Namespace) -> int:
+    """Print the result; 0 only if the job succeeded and the NPU's busy counter proves that the NPU ran it."""
+    import orjson
+
+    from worker_node.bounded.jobs import make_request
+
+    request = make_request(args.job, _text(args.input), args.max_new_tokens)
+    result = with_service(args, lambda service: service.run(request))
+    shown = result.payload if result.error is None else result.payload | {"error": result.error}
+    print(orjson.dumps(shown, option=0 if args.json else orjson.OPT_INDENT_2).decode())
+    if result.error is not None:
+        print(f"npu-node: {result.error}", file=sys.stderr)
+    return 0 if result.error is None else 1
+
+
+def _text(given: str) -> str:
+    if given != "-":
+        return given
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise BadRequest("standard input is not UTF-8") from None
+
+
+def _smoke(args: argparse.Namespace) -> int:
+    """Print the record; 0 only if the NPU's busy counter proves the generation."""
+    from worker_node.bounded.jobs import SMOKE, bounded
+    from worker_node.bounded.proof import smoke
+    from worker_node.cli.output import print_json
+
+    request = bounded(SMOKE, args.prompt, args.max_new_tokens)
+    record = with_service(args, lambda service: smoke(service, request))
+    if args.json:
+        print_json(record.facts)
+    else:
+        for name, value in record.facts.items():
+            if name != "warnings":
+                print(f"{name:<20}{'unknown' if value is None else value}")
+    for warning in record.facts["warnings"]:
+        print(f"npu-node: warning: {warning}", file=sys.stderr)
+    return 0 if record.passed else 1
+
+
+def _bench(args: argparse.Namespace) -> int:
+    """Print the figures; 1 if a job failed, or, where the figures are evidence, one is beyond its limit."""
+    from worker_node.bounded.proof import measure_jobs
+    from worker_node.cli.output import print_json
+
+    if args.repeat < 1:
+        args.parser.error("--repeat is at least 1")
+    report = with_service(args, lambda service: measure_jobs(service, args.repeat))
+    figures = report.figures
+    if args.json:
+        print_json(figures | {"accepted": report.accepted})
+    else:
+        print(f"{figures['model']}, first generation {figures['cold_first_s']} s (limit {figures['cold_limit_s']:g})")
+        for name, job in figures["jobs"].items():
+            print(f"{name:<18}p50 {job['p50_s']:>6} s   p95 {job['p95_s']:>6} s   limit {job['limit_s']:g} s")
+        for problem in figures["problems"]:
+            print(problem)
+    if report.accepted is None:
+        print("npu-node: no evidence: the limits are for the reference model on a real NPU", file=sys.stderr)
+    return 1 if report.accepted is False or figures["failures"] else 0
+
+
+def with_service(args: argparse.Namespace, work: Callable[[JobService], Awaitable[T]]) -> T:
+    """Return what `work` makes of a service that lives as long as it does.
+
+    Raises NodeError; an unexpected failure becomes one that shows its type only, since its text might hold what was
+    given or generated.
+    """
+    from worker_node.bounded.profile import job_service
+    from worker_node.cli.serve import load_bounded_settings
+
+    settings = load_bounded_settings(args)
+
+    async def run() -> T:
+        async with job_service(settings) as service:
+            return await work(service)
+
+    try:
+        return asyncio.run(run())
+    except NodeError:
+        raise
+    except Exception as error:  # noqa: BLE001  (see above)
+        raise InternalError(f"failed with {type(error).__name__}; its text is hidden, it may hold the input") from None

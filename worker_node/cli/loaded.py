@@ -1,0 +1,76 @@
+"""What the running node has loaded: `ps` and `stop`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from worker_node.core.errors import ConfigurationError
+
+
+def add_ps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node ps`."""
+    parser = commands.add_parser(
+        "ps",
+        help="list the loaded models of the running node",
+        description="List the models that the running node has loaded, on which device, and until when.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_ps)
+
+
+def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node stop MODEL…`."""
+    parser = commands.add_parser(
+        "stop",
+        help="unload models of the running node",
+        description="Unload models of the running node, after their requests in flight; they stay installed.",
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parser.set_defaults(run=_stop)
+
+
+def _ps(args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import node_or_none, where_no_node_runs
+    from worker_node.cli.output import megabytes, print_json, serving_device, table
+
+    with node_or_none() as node:
+        models: list[dict[str, Any]] = [] if node is None else node.get("/models")["models"]
+    if node is None:
+        print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
+    rows = [
+        {
+            "name": model["id"],
+            "memory": model["memory"]["bytes"],
+            "device": device,
+            "context": model["context"],
+            "expires_in_s": model["expires_in_s"],
+        }
+        for model in models
+        if (device := serving_device(model)) is not None
+    ]
+    if args.json:
+        print_json(rows)
+        return 0
+    cells = [
+        (r["name"], megabytes(r["memory"]), r["device"], str(r["context"]), _when(r["expires_in_s"])) for r in rows
+    ]
+    print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "UNLOADED"), cells))
+    return 0
+
+
+def _when(seconds: float | None) -> str:
+    return "by hand" if seconds is None else f"in {seconds:.0f} s if idle"
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
+
+    with node_or_none() as node:
+        if node is None:
+            raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
+        for name in args.models:
+            node.post(model_path(name, "unload"))
+            print(f"{name}: unloaded")
+    return 0

@@ -1,0 +1,222 @@
+"""What models there are: `list`, `show` and `models`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from worker_node.models.catalog import CatalogEntry
+    from worker_node.models.manifest import InstalledModel
+
+
+def add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node list`."""
+    parser = commands.add_parser(
+        "list",
+        help="list the installed models",
+        description="List the installed models, of the running node or in the store; with --all the whole catalog.",
+    )
+    parser.add_argument("--all", action="store_true", help="everything that can be pulled by name as well")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_list)
+
+
+def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node show MODEL`."""
+    parser = commands.add_parser(
+        "show", help="show what is known of a model", description="Show what is known of one model."
+    )
+    parser.add_argument("model", metavar="MODEL", help="id, alias or source")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_show)
+
+
+def add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node models`."""
+    parser = commands.add_parser("models", help="list the models of the catalog and of the store")
+    parser.add_argument("--json", action="store_true", help="as JSON, one array")
+    parser.set_defaults(run=_models)
+
+
+def _list(args: argparse.Namespace) -> int:
+    if args.all:
+        return _models(args)
+    from worker_node.cli.node_client import on_node
+    from worker_node.cli.output import megabytes, print_json, table
+
+    rows = on_node(lambda node: [_row_of_node(model) for model in node.get("/models")["models"]], _rows_of_store)
+    if args.json:
+        print_json(rows)
+        return 0
+    cells = [(r["name"], megabytes(r["size"]), r["quantization"] or "", r["family"] or "", r["state"]) for r in rows]
+    print(table(("NAME", "SIZE", "WEIGHTS", "FAMILY", "STATE"), cells))
+    return 0
+
+
+def _row_of_node(model: Mapping[str, Any]) -> dict[str, Any]:
+    from worker_node.cli.output import serving_device
+
+    passport = model.get("passport") or {}
+    device = serving_device(model)
+    return {
+        "name": model["id"],
+        "size": model.get("size"),
+        "quantization": passport.get("quantization"),
+        "family": passport.get("family"),
+        "state": model["state"] if device is None else f"loaded on {device}",
+    }
+
+
+def _rows_of_store() -> list[dict[str, Any]]:
+    from worker_node.models.store import ModelStore
+
+    return [
+        {
+            "name": model.id,
+            "size": model.size,
+            "quantization": model.quantization,
+            "family": model.family,
+            "state": "installed",
+        }
+        for model in ModelStore().installed()
+    ]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import on_node
+    from worker_node.cli.output import print_json
+
+    facts = on_node(lambda node: _facts_of_node(node, args.model), lambda: facts_of_store(args.model))
+    if args.json:
+        print_json(facts)
+        return 0
+    for name, value in facts.items():
+        if value not in (None, []):
+            print(f"{name:<14}{', '.join(value) if isinstance(value, list) else value}")
+    return 0
+
+
+def _facts_of_node(node: Any, name: str) -> dict[str, Any]:
+    from worker_node.cli.node_client import model_path
+
+    known = node.get(model_path(name))
+    passport = known.get("passport") or {}
+    return {
+        "name": known["id"],
+        "state": known["state"],
+        "reason": known["reason"],
+        "capabilities": known.get("capabilities"),
+        "context": known.get("context"),
+        "dimensions": passport.get("dimensions"),
+        "weights": passport.get("quantization"),
+        "family": passport.get("family"),
+        "licence": passport.get("licence"),
+        "source": known.get("source"),
+        "aliases": known["aliases"],
+        "size": known.get("size"),
+        "prompts": sorted(passport.get("prompts") or []),
+        "matryoshka": [str(size) for size in passport.get("matryoshka") or []],
+        "fidelity": vector_fidelity_text(passport.get("vector_fidelity")),
+    }
+
+
+def facts_of_store(name: str) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    import msgspec
+
+    from worker_node.models.store import ModelStore
+
+    model = ModelStore().get(name)
+    fidelity, vectors = model.fidelity, model.vector_fidelity
+    return {
+        "name": model.id,
+        "capabilities": [str(model.kind)],
+        "context": model.context_limit,
+        "dimensions": model.dimensions,
+        "weights": model.quantization,
+        "family": model.family,
+        "licence": model.licence,
+        "source": model.source,
+        "installed": datetime.fromtimestamp(model.installed_at, UTC).isoformat(),
+        "aliases": list(model.aliases),
+        "size": model.size,
+        "directory": str(model.path),
+        "prompts": sorted(model.prompts),
+        "matryoshka": [str(size) for size in model.matryoshka],
+        "fidelity": vector_fidelity_text(None if vectors is None else msgspec.to_builtins(vectors))
+        if fidelity is None
+        else f"KL {fidelity.kl:g} per token, same likeliest {fidelity.top1:.0%}",
+    }
+
+
+def vector_fidelity_text(facts: dict[str, Any] | None) -> str | None:
+    if facts is None:
+        return None
+    return (
+        f"cosine to the f32 vectors {facts['mean_cosine']:.4f} on average, at least {facts['min_cosine']:.4f} "
+        f"({facts['texts']} texts)"
+    )
+
+
+def _models(args: argparse.Namespace) -> int:
+    """The catalog's models first, then what else is in the store; a damaged model does not hide the others."""
+    from worker_node.cli.output import megabytes, print_json, table
+    from worker_node.models.store import ModelStore
+
+    store = ModelStore()
+    directories = {path.name: path for path in store.directories()}
+    rows = [_row(entry.id, directories.pop(entry.id, None), entry) for entry in store.catalog]
+    rows += [_row(name, path, None) for name, path in directories.items()]
+    if args.json:
+        print_json(rows)
+        return 0
+    head = ("NAME", "KIND", "STATE", "SIZE", "CONTEXT", "WEIGHTS", "LICENCE", "RUN HERE", "ALIASES", "SOURCE")
+    cells = [
+        (
+            row["name"],
+            row["kind"],
+            row["state"].partition(":")[0],
+            megabytes(row["size"]),
+            "" if row["context"] is None else str(row["context"]),
+            row["quantization"] or "",
+            row["licence"],
+            row["run_here"],
+            ", ".join(row["aliases"][:3]),
+            row["source"],
+        )
+        for row in rows
+    ]
+    damaged = [f"{row['name']}: {row['state']}" for row in rows if row["state"].startswith("damaged")]
+    print("\n".join([table(head, cells), *damaged]))
+    print(f"\nstore: {store.root}")
+    return 0
+
+
+def _row(name: str, directory: Path | None, entry: CatalogEntry | None) -> dict[str, Any]:
+    from worker_node.core.errors import ConfigurationError
+    from worker_node.models.directory import read_directory
+
+    state, model = "available", None
+    if directory is not None:
+        try:
+            state, model = "installed", read_directory(directory)
+        except ConfigurationError as error:
+            state = f"damaged: {error.message}"
+    known: CatalogEntry | InstalledModel | None = model or entry
+    return {
+        "name": name,
+        "kind": str(known.kind) if known else "unknown",
+        "state": state,
+        "size": model.size if model else None,
+        "context": known.context_limit if known else None,
+        "quantization": str(known.quantization) if known else None,
+        "aliases": entry.aliases if entry else (),
+        "licence": known.licence if known else "unknown",
+        "source": str(known.source) if known else "unknown",
+        "run_here": entry.run_here if entry else "nothing",
+    }

@@ -1,0 +1,118 @@
+"""What commands print: tables, JSON, and progress (a bar on a terminal, plain lines elsewhere)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich import progress as rich_progress
+    from rich.console import Console
+    from rich.table import Column
+
+    from worker_node.models.progress import Progress
+
+_BAR_WIDTH = 16
+# On narrower terminals name, and stage or amount, are all that is legible on a line.
+_WIDE = 60
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width under a head."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def print_json(value: Any) -> None:
+    """Plain data and dataclasses, indented."""
+    import orjson
+
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def megabytes(size: int | None) -> str:
+    """A size in bytes; a dash where it is not known."""
+    return "-" if size is None else f"{size / 1e6:.0f} MB"
+
+
+def serving_device(model: Mapping[str, Any]) -> str | None:
+    """The device on which a model of GET /models is loaded; None where it is not."""
+    if not model.get("loaded"):
+        return None
+    return next((str(placement["device"]) for placement in model["devices"] if placement["state"] == "ready"), None)
+
+
+@contextmanager
+def progress_display(title: str, console: Console | None = None) -> Iterator[Progress]:
+    """Show the work on `title` on stderr until the block ends: on one line of any terminal, which then vanishes."""
+    if console is None and not sys.stderr.isatty():
+        yield _Lines(title)
+        return
+    # Takes longer to import than most commands take to run.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    console = console or Console(stderr=True)
+    columns: tuple[rich_progress.ProgressColumn, ...] = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=2)),
+        TextColumn("{task.description}", table_column=_one_line(ratio=3)),
+        BarColumn(bar_width=_BAR_WIDTH),
+        TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
+        TimeElapsedColumn(),
+    )
+    if console.width < _WIDE:
+        brief = TextColumn("{task.fields[brief]}", table_column=_one_line(ratio=1))
+        columns = (SpinnerColumn(), TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=1)), brief)
+    with Progress(*columns, console=console, transient=True, expand=True) as shown:
+        yield _Bar(shown, title)
+
+
+class _Lines:
+    """One line a stage."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        size = f" ({total / 1e6:.0f} MB)" if total else ""
+        print(f"{self._title}: {name}{size}", file=sys.stderr, flush=True)
+
+    def update(self, done: int) -> None:
+        """Lines do not move."""
+
+
+class _Bar:
+    """One line: what is pulled, the stage, and for a download how far it is. A later stage has no bytes to count."""
+
+    def __init__(self, progress: rich_progress.Progress, title: str) -> None:
+        self._progress = progress
+        self._title = title
+        self._task = progress.add_task("starting", total=None, title=title, amount="", brief="")
+        self._total: int | None = None
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        self._total = total
+        self._progress.reset(self._task, total=total, description=name, title=self._title, amount="", brief=name)
+
+    def update(self, done: int) -> None:
+        from worker_node.models.sources.disk import in_gigabytes
+
+        if self._total is None:
+            return
+        # While a file is moved into place it may be counted twice.
+        done = min(done, self._total)
+        amount = f"{in_gigabytes(done)} of {in_gigabytes(self._total)}"
+        self._progress.update(self._task, completed=done, amount=amount, brief=amount)
+
+
+def _one_line(ratio: int) -> Column:
+    from rich.table import Column
+
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)

@@ -1,0 +1,221 @@
+"""Change the store: `pull`, `convert` and `rm`.
+
+The running node (NPU_NODE_URL) pulls and removes; where none runs, or an option needs it, this process does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker_node.cli.node_client import NodeClient
+    from worker_node.models.catalog import Catalog
+    from worker_node.models.prepare import Wish
+    from worker_node.models.sources.check import Report
+
+_EXAMPLES = """examples:
+  npu-node pull smollm2                                   a model of the catalog (npu-node list --all)
+  npu-node pull OpenVINO/Qwen3-8B-int4-cw-ov              a hub repository; @REVISION selects another than main
+  npu-node pull hf.co/Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0  a GGUF file of one, by quantization
+  npu-node pull https://example.com/model.gguf#sha256=…   one file by URL
+  npu-node pull ./model.gguf --name mine                  local files, copied
+"""
+_VERDICTS = {True: "suitable", False: "not suitable", None: "not known"}
+
+
+def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node pull NAME…`."""
+    from worker_node.models.catalog import CONVERTED_FORMS
+
+    parser = commands.add_parser(
+        "pull",
+        help="download, verify and convert models",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to pull; see the examples")
+    parser.add_argument("--check", action="store_true", help="only report what it needs and whether it suits an NPU")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--embedded", action="store_true", help="the models that every node starts with")
+    parser.add_argument("--name", help="how the model is to be called (default: as its source)")
+    parser.add_argument(
+        "--quantization",
+        choices=[form.value for form in CONVERTED_FORMS],
+        help="how to store the weights of GGUF models, and of encoders (f32, int8_sym)",
+    )
+    parser.add_argument("--insecure-no-hash", action="store_true", help="take the file of a URL without its hash")
+    parser.add_argument("--model-store", type=Path, help="directory of the models")
+    parser.set_defaults(run=_pull, parser=parser)
+
+
+def add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node convert SRC`."""
+    from worker_node.models.catalog import CONVERTED_FORMS
+    from worker_node.registry import tasks
+
+    parser = commands.add_parser("convert", help="convert a GGUF file, or a directory of safetensors or OpenVINO files")
+    parser.add_argument("source", metavar="SRC", type=Path, help="the file or directory; it is left as it is")
+    parser.add_argument("--name", help="how the model is to be called (default: as the file or directory)")
+    parser.add_argument("--kind", choices=list(tasks()), help="refuse files of the other kind")
+    parser.add_argument(
+        "--quantization",
+        choices=[form.value for form in CONVERTED_FORMS],
+        help="how to store the weights of a GGUF file, or of an encoder (f32, int8_sym)",
+    )
+    parser.set_defaults(run=_convert)
+
+
+def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node rm MODEL…`."""
+    parser = commands.add_parser(
+        "rm", help="remove models", description="Remove models, from the running node or the store."
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
+    parser.set_defaults(run=_rm)
+
+
+def _pull(args: argparse.Namespace) -> int:
+    """Pull each model in turn; installed ones are not fetched again."""
+    from worker_node.cli.node_client import on_node
+    from worker_node.models.catalog import Catalog
+
+    catalog = Catalog.load()
+    names = [entry.id for entry in catalog.embedded() if args.embedded] + args.names
+    if not names:
+        args.parser.error("name at least one model, or give --embedded")
+    if args.name is not None and len(names) > 1:
+        args.parser.error("--name is for one model")
+    if args.check or args.embedded or args.name or args.quantization or args.insecure_no_hash or args.model_store:
+        return _pull_to_store(args, names, catalog)
+    return on_node(lambda node: _pull_by_node(node, names), lambda: _pull_to_store(args, names, catalog))
+
+
+def _pull_by_node(node: NodeClient, names: list[str]) -> int:
+    from worker_node.cli.output import progress_display
+
+    for name in names:
+        # The node knows its own directories, not the one that this command was started in.
+        local = "://" not in name and (name.startswith(("./", "../", "~")) or name.endswith(".gguf"))
+        source = str(Path(name).expanduser().resolve()) if local else name
+        with progress_display(name) as progress:
+            node.pull(source, progress)
+        print(f"{name}: ready at {node.url}", flush=True)
+    return 0
+
+
+def _pull_to_store(args: argparse.Namespace, names: list[str], catalog: Catalog) -> int:
+    from worker_node.cli.output import progress_display
+    from worker_node.models.catalog import Quantization
+    from worker_node.models.store import ModelStore
+
+    store = ModelStore(args.model_store, catalog)
+    wishes = [
+        store.wish(
+            name,
+            model_id=args.name,
+            quantization=Quantization(args.quantization) if args.quantization else None,
+            insecure_no_hash=args.insecure_no_hash,
+        )
+        for name in names
+    ]
+    if args.check:
+        return _report(wishes, store.root, as_json=args.json)
+    for wish in {wish.model_id: wish for wish in wishes}.values():
+        with progress_display(wish.model_id) as progress:
+            model = store.pull(wish, progress)
+        print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+    return 0
+
+
+def _report(wishes: Sequence[Wish], store: Path, *, as_json: bool) -> int:
+    """Print what each pull needs; 1 if one would not fit on this machine."""
+    from dataclasses import asdict
+
+    from worker_node.cli.output import print_json
+    from worker_node.models.sources.check import check
+
+    reports = [check(wish, store) for wish in wishes]
+    if as_json:
+        print_json([asdict(found) for found in reports])
+    else:
+        print("\n\n".join(map(_report_text, reports)))
+    return 1 if any(found.problems for found in reports) else 0
+
+
+def _report_text(found: Report) -> str:
+    from worker_node.models.sources.disk import in_gigabytes
+
+    memory = "unknown" if found.memory_available is None else in_gigabytes(found.memory_available)
+    largest = sorted(found.files.items(), key=lambda item: -item[1])
+    lines = [
+        ("model", found.model_id),
+        ("source", f"{found.source} ({found.format})"),
+        ("licence", found.licence),
+        ("files", f"{len(found.files)}, {in_gigabytes(sum(found.files.values()))}"),
+        *(("", f"{in_gigabytes(size):>10}  {name}") for name, size in largest[:8]),
+        ("disk", f"needs {in_gigabytes(found.disk_needed)}, {in_gigabytes(found.disk_available)} free"),
+        (
+            "memory",
+            f"up to {in_gigabytes(found.memory_to_convert)} to convert, about {in_gigabytes(found.memory_to_run)} to "
+            f"run; {memory} available",
+        ),
+        ("context", "unknown" if found.context is None else f"{found.context} tokens"),
+        ("NPU", f"{_VERDICTS[found.npu.suitable]}: {'; '.join(found.npu.reasons)}"),
+        *(("problem", problem) for problem in found.problems),
+    ]
+    return "\n".join(f"{name:<10}{text}" for name, text in lines)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from worker_node.cli.output import progress_display
+    from worker_node.models.catalog import Quantization
+    from worker_node.models.store import ModelStore
+
+    with progress_display(str(args.source)) as progress:
+        model = ModelStore().convert(
+            args.source,
+            args.name,
+            progress,
+            kind=args.kind,
+            quantization=Quantization(args.quantization) if args.quantization else None,
+        )
+    print(f"{model.id}: {model.kind}, ready, {model.size / 1e6:.0f} MB in {model.path}")
+    return 0
+
+
+def _rm(args: argparse.Namespace) -> int:
+    """Remove each model in turn; the first that fails ends it."""
+    from worker_node.cli.node_client import on_node
+
+    return on_node(lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args.models))
+
+
+def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
+    from worker_node.cli.node_client import NodeCallFailed, model_path
+
+    for name in args.models:
+        try:
+            node.delete(model_path(name) + ("?force=true" if args.force else ""))
+        except NodeCallFailed as error:
+            if error.http_status != HTTPStatus.CONFLICT:
+                raise
+            raise NodeCallFailed(
+                f"{name} has requests in flight; wait for their end, or add --force", error.http_status
+            ) from None
+        print(f"{name}: removed")
+    return 0
+
+
+def _remove_from_store(models: list[str]) -> int:
+    from worker_node.models.store import ModelStore
+
+    store = ModelStore()
+    for name in models:
+        store.remove(name)
+        print(f"{name}: removed from {store.root}")
+    return 0
