@@ -43,7 +43,7 @@ from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.machine import Machine
 from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, Shapes, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.options import engine_options, select
+from worker_node.settings.model import engine_options, select
 
 
 def plan_engine(

@@ -1,12 +1,11 @@
-"""The settings of one model: `[[models]]` of the file."""
+"""The settings of one model, `[[models]]` of the file, with the options of its engines as they declared them."""
 
 from __future__ import annotations
 
-import tomllib
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -14,16 +13,24 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
-from worker_node.engines.options import Options
-from worker_node.settings.options import again, custom_error, known_options, select, validated
-from worker_node.settings.toml_lines import known_part, line_of
+from worker_node.engines.options import (
+    Declared,
+    EngineOptions,
+    Options,
+    declarations,
+    engine_name,
+    engines,
+    options_of,
+)
 
 # Properties of the NPU that follow from settings with names of their own, or that would let another device take over.
 NAMED_PROPERTIES: Mapping[str, str] = {
@@ -61,23 +68,7 @@ class PlacementSettings(BaseModel):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The table of a file that a model's settings come from. All are equal: they make no difference to the model."""
-
-    file: str = field(default="", compare=False)
-    text: str = field(default="", compare=False)
-    index: int = field(default=0, compare=False)
-
-    def place(self, key: str) -> str:
-        """`FILE:LINE: ` of the key, or of the table where it does not set the key; empty where there is no file."""
-        if not self.file:
-            return ""
-        path = known_part(tomllib.loads(self.text), ("models", self.index, key))
-        return f"{self.file}:{line_of(self.text, path)}: "
-
-
-class ModelSettings(BaseModel):
+class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     """A model to serve, with the options of its engines (`options`), which are keys of the same table.
 
     An option that the engine of a device has no use for is reported at start-up; one that no engine for this kind of
@@ -114,19 +105,24 @@ class ModelSettings(BaseModel):
     )
     options: Mapping[str, Any] = {}
 
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: str = PrivateAttr(default="")
 
     def of(self, owner: type[O]) -> O:
         """The options of a declaration; what is left open has its default."""
         return owner(**select(owner, self.options))
 
     def error(self, key: str, message: str) -> ConfigurationError:
-        """The error that the value of a key cannot be used, with its file and line."""
-        return ConfigurationError(f"{self._origin.place(key)}model {self.name}: {message}")
+        """The error that the value of a key cannot be used, with its file and path."""
+        place = f"{self._origin}.{key}: " if self._origin else ""
+        return ConfigurationError(f"{place}model {self.name}: {message}")
 
-    def read_from(self, origin: Origin) -> None:
-        """Note where the settings come from."""
+    def note_origin(self, origin: str) -> None:
+        """Note the file and table that the settings come from, for errors."""
         self._origin = origin
+
+    def __eq__(self, other: object) -> bool:
+        """Where settings come from makes no difference to the model."""
+        return isinstance(other, ModelSettings) and dict(self) == dict(other)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -142,11 +138,11 @@ class ModelSettings(BaseModel):
         try:
             core["options"] = validated({key: value for key, value in data.items() if key in known})
         except ValidationError as error:
-            wrong += again(error)
+            wrong += _repeated(error)
         try:
             model = handler(core)
         except ValidationError as error:
-            wrong = again(error) + wrong
+            wrong = _repeated(error) + wrong
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
         return model
@@ -166,3 +162,66 @@ class ModelSettings(BaseModel):
         if isinstance(value, list | tuple):
             return tuple({"device": item} if isinstance(item, str) else item for item in value)
         return value
+
+
+def known_options() -> dict[str, Declared]:
+    """Every option by the names that are taken for it."""
+    found: dict[str, Declared] = {}
+    for owner in declarations():
+        for declared in options_of(owner).values():
+            found |= dict.fromkeys((declared.name, *declared.option.also), declared)
+    return found
+
+
+def validated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of known options by their own names; None counts as not given.
+
+    Raises ValidationError with every wrong value.
+    """
+    known, found, wrong = known_options(), dict[str, Any](), list[InitErrorDetails]()
+    for name, value in values.items():
+        declared = known[name]
+        if declared.name in found:
+            wrong.append(custom_error("twice", (name,), f"{declared.name} is given twice, under two names"))
+        elif value is not None:
+            try:
+                found[declared.name] = _adapter(declared.annotation).validate_python(value)
+            except ValidationError as error:
+                wrong += _repeated(error, name)
+    if wrong:
+        raise ValidationError.from_exception_data("options", wrong, hide_input=True)
+    return found
+
+
+def select(owner: type[O], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the validated values that are options of `owner`."""
+    return {name: value for name, value in values.items() if name in options_of(owner)}
+
+
+def engine_options(owner: type[EngineOptions], values: Mapping[str, Any]) -> EngineOptions:
+    """The options of an engine; what `values` leave open has its default. Raises ValidationError."""
+    options: EngineOptions = _union(engines()).validate_python({"engine": engine_name(owner), **values})
+    return options
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(hide_input_in_errors=True))
+
+
+@functools.cache
+def _union(owners: tuple[Any, ...]) -> TypeAdapter[Any]:
+    """One of several engines' options, told apart by `engine`."""
+    union: Any = Annotated[Union[owners], Field(discriminator="engine")]  # noqa: UP007  (known only at run time)
+    return TypeAdapter(union)
+
+
+def custom_error(kind: str, path: tuple[str | int, ...], message: str) -> InitErrorDetails:
+    """A problem at `path` for `ValidationError.from_exception_data`, with this message as it stands."""
+    return InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=path, input=None)
+
+
+def _repeated(error: ValidationError, *path: str | int) -> list[InitErrorDetails]:
+    """The problems of an error that was raised, below `path`, to be raised with others."""
+    details = error.errors(include_input=False, include_url=False)
+    return [custom_error(detail["type"], (*path, *detail["loc"]), detail["msg"]) for detail in details]

@@ -15,8 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from worker_node.core.environment import cache_home
 from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
-from worker_node.settings.model import ModelSettings
-from worker_node.settings.options import custom_error
+from worker_node.settings.model import ModelSettings, custom_error
 
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.settings.model import ModelSettings, Origin, PlacementSettings
+from worker_node.settings.model import ModelSettings, PlacementSettings, known_options
 from worker_node.settings.node import NodeSettings
-from worker_node.settings.options import known_options
-from worker_node.settings.toml_lines import error_line, known_part, line_of
 
 # Keys of other servers (OpenVINO Model Server, vLLM, Text Embeddings Inference, Ollama), and what stands for them here.
 _OF_THE_NODE: Mapping[str, str] = {
@@ -86,16 +84,14 @@ _TABLES = frozenset({"models", "models.placements"})
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """One wrong setting. `source` is the file, the environment variable or the flag; `line` counts from 1."""
+    """One wrong setting. `source` is the file, the environment variable or the flag; `key` is its path there."""
 
     source: str
-    line: int | None
     key: str
     message: str
 
     def __str__(self) -> str:
-        where = self.source if self.line is None else f"{self.source}:{self.line}"
-        return ": ".join(part for part in (where, self.key, self.message) if part)
+        return ": ".join(part for part in (self.source, self.key, self.message) if part)
 
 
 class InvalidSettings(ConfigurationError):
@@ -106,40 +102,20 @@ class InvalidSettings(ConfigurationError):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What was given where: the file's text and values (`file` None: there is none), the environment, the flags.
-
-    `variables` maps the names of settings to those of environment variables.
-    """
-
-    file: str | None
-    text: str
-    document: Mapping[str, Any]
-    variables: Mapping[str, str]
-    flags: Mapping[str, Any]
-
-    def place(self, path: Sequence[str | int]) -> tuple[str, int | None]:
-        """The source of the setting at `path`, and its line in the file."""
-        top = str(path[0]) if path else ""
-        if top in self.flags:
-            return "--" + top.replace("_", "-"), None
-        if top in self.variables:
-            return self.variables[top], None
-        if self.file is None:
-            return "settings", None
-        known = known_part(self.document, path)
-        return self.file, line_of(self.text, known) if known else None
-
-
-def explain(error: ValidationError, given: Given, known: Sequence[str]) -> list[SettingProblem]:
-    """Every problem of a failed validation of NodeSettings, whose fields are `known`."""
+def _explain(
+    error: ValidationError, document: Mapping[str, Any], source_of: Callable[[str], str]
+) -> list[SettingProblem]:
+    """Every problem of a failed validation of NodeSettings; `source_of` names what gave a setting of the node."""
     details = error.errors(include_input=False, include_url=False)
     paths = [detail["loc"] for detail in details]
     # Pydantic counts a list's wrong items as missing from it, too.
     details = [detail for detail in details if detail["type"] != "too_short" or not _has_below(detail["loc"], paths)]
     return [
-        SettingProblem(*given.place(detail["loc"]), _key(detail["loc"]), _message(detail, known, given.document))
+        SettingProblem(
+            source_of(str(detail["loc"][0]) if detail["loc"] else ""),
+            _key(detail["loc"]),
+            _message(detail, document),
+        )
         for detail in details
     ]
 
@@ -162,17 +138,17 @@ def _key(path: Sequence[str | int]) -> str:
     return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in path).lstrip(".")
 
 
-def _message(detail: ErrorDetails, node: Sequence[str], document: Mapping[str, Any]) -> str:
+def _message(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
     path = detail["loc"]
     if detail["type"] == "tuple_type":
         name = ".".join(element for element in path if isinstance(element, str))
         if name in _TABLES and isinstance(_value(document, path), dict):
-            return f"is a list of tables: write [[{name}]], with two brackets, instead of [{name}]"
-        return "should be a list"
+            return f"must be a list of tables: write [[{name}]], with two brackets, instead of [{name}]"
+        return "must be a list"
     if detail["type"] != "extra_forbidden":
         return detail["msg"].removeprefix("Value error, ")
     names: Mapping[tuple[str, ...], Sequence[str]] = {
-        (): node,
+        (): list(NodeSettings.model_fields),
         ("models",): [*(ModelSettings.model_fields.keys() - {"options"}), *known_options()],
         ("models", "placements"): list(PlacementSettings.model_fields),
     }
@@ -207,7 +183,7 @@ def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
         if _SERVICE_LINK.fullmatch(key.upper()):
             continue
         hint = advice(key, list(NodeSettings.model_fields))
-        problems.append(SettingProblem(name, None, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
+        problems.append(SettingProblem(name, "", f"unknown variable; {_as_variable(hint) or 'remove it'}"))
     return problems
 
 
@@ -287,14 +263,14 @@ class SettingsSource:
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> NodeSettings:
-        """Read and validate everything, now. Raises InvalidSettings, which names each file, line and key."""
+        """Read and validate everything, now. Raises InvalidSettings, which names each file and key."""
         if self.config is None:
             return parse_settings("", None, self.flags)
         try:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror or "cannot be opened" if isinstance(error, OSError) else "is not UTF-8"
-            raise InvalidSettings([SettingProblem(str(self.config), None, "", f"cannot be read: {reason}")]) from None
+            raise InvalidSettings([SettingProblem(str(self.config), "", f"cannot be read: {reason}")]) from None
         return parse_settings(text, str(self.config), self.flags)
 
 
@@ -314,7 +290,6 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         if not (name in document or name in variables or name in flags)
     }
     variables |= {name: variable for name, (variable, _) in taken.items()}
-    given = Given(file, text, document, variables, flags)
     problems = check_variables(os.environ)
     try:
         environment = EnvSettingsSource(NodeSettings)()
@@ -322,17 +297,21 @@ def parse_settings(text: str, file: str | None = None, flags: Mapping[str, Any] 
         settings = NodeSettings(**{**older, **document, **environment, **flags})
     except SettingsError as error:
         field = _FIELD.search(str(error))
-        problems.append(
-            SettingProblem(variables[field[1]] if field else "the environment", None, "", "is not valid JSON")
-        )
+        problems.append(SettingProblem(variables[field[1]] if field else "the environment", "", "is not valid JSON"))
     except ValidationError as error:
-        problems += explain(error, given, list(NodeSettings.model_fields))
+
+        def source_of(setting: str) -> str:
+            if setting in flags:
+                return "--" + setting.replace("_", "-")
+            return variables.get(setting, file or "settings")
+
+        problems += _explain(error, document, source_of)
     if problems:
         raise InvalidSettings(problems)
     settings.note_file(given=bool(document))
     if file is not None and "models" not in variables and "models" not in flags:
         for index, model in enumerate(settings.models):
-            model.read_from(Origin(file, text, index))
+            model.note_origin(f"{file}: models[{index}]")
     return settings
 
 
@@ -349,9 +328,6 @@ def _parse(text: str, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        reason = str(error).partition(" (at ")[0]
-        raise InvalidSettings(
-            [SettingProblem(file, error_line(error, text), "", f"not valid TOML: {reason}")]
-        ) from None
+        raise InvalidSettings([SettingProblem(file, "", f"not valid TOML: {error}")]) from None
     except RecursionError:
-        raise InvalidSettings([SettingProblem(file, None, "", "not valid TOML: nested too deeply")]) from None
+        raise InvalidSettings([SettingProblem(file, "", "not valid TOML: nested too deeply")]) from None

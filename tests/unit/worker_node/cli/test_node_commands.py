@@ -171,7 +171,7 @@ def test_bytes_that_are_no_text_are_a_message(api, monkeypatch, capsys, argument
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(arguments) == 1
     told = capsys.readouterr().err
-    assert "is not valid" in told or "no name of a model" in told
+    assert "is not valid" in told or "is not the name of a model" in told
 
 
 def test_rm_of_a_model_in_use_names_the_option_that_forces_it(api, capsys):

@@ -66,7 +66,7 @@ def test_a_prompt_limit_below_the_known_question_is_refused_with_the_least_lengt
     built(store, WRITER, tmp_path, max_prompt_len=least)
 
 
-def test_the_refusal_names_the_line_of_the_setting(store, tmp_path):
+def test_the_refusal_names_the_path_of_the_setting(store, tmp_path):
     from worker_node.settings.reading import SettingsSource
 
     file = tmp_path / "node.toml"
@@ -74,5 +74,5 @@ def test_the_refusal_names_the_line_of_the_setting(store, tmp_path):
     (wanted,) = SettingsSource(Path(file), {}).read().models
     npu = NpuSource(emulated=True, busy_counter=tmp_path / "busy", stand_in=True)
     machine = Machine(NodeSettings(compile_cache=tmp_path), Probe((), "test"), npu)
-    with pytest.raises(ConfigurationError, match=r"node.toml:4: .*npu_buckets"):
+    with pytest.raises(ConfigurationError, match=r"node.toml: models\[0\].npu_buckets: "):
         build_model(store.get(EMBEDDER), wanted, machine)

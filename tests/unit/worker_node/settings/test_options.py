@@ -24,7 +24,7 @@ from worker_node.settings import (
     PlacementSettings,
     parse_settings,
 )
-from worker_node.settings.options import engine_options
+from worker_node.settings.model import engine_options
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 
 
@@ -48,22 +48,22 @@ def test_options_are_keys_of_the_models_table_and_have_their_declared_defaults()
 def test_the_names_of_other_servers_with_the_same_meaning_are_taken():
     assert model_of("cache_size = 4").of(ContinuousOptions).cache_size_gb == 4
     assert problems("cache_size = -1") == [
-        "node.toml:3: models[0].cache_size: Input should be greater than or equal to 0"
+        "node.toml: models[0].cache_size: Input should be greater than or equal to 0"
     ]
     assert problems("cache_size = 4", "cache_size_gb = 4") == [
-        "node.toml:4: models[0].cache_size_gb: cache_size_gb is given twice, under two names"
+        "node.toml: models[0].cache_size_gb: cache_size_gb is given twice, under two names"
     ]
 
 
 def test_all_problems_of_a_model_are_told_together():
     assert problems("npu_buckets = [16, 4]", "idle_unload_s = 0", "strems = 2", "prefill_hint = 1") == [
-        "node.toml:4: models[0].idle_unload_s: Input should be greater than 0",
-        "node.toml:5: models[0].strems: unknown key; did you mean streams?",
-        "node.toml:3: models[0].npu_buckets[1]: Input should be greater than or equal to 8",
-        "node.toml:6: models[0].prefill_hint: Input should be 'DYNAMIC' or 'STATIC'",
+        "node.toml: models[0].idle_unload_s: Input should be greater than 0",
+        "node.toml: models[0].strems: unknown key; did you mean streams?",
+        "node.toml: models[0].npu_buckets[1]: Input should be greater than or equal to 8",
+        "node.toml: models[0].prefill_hint: Input should be 'DYNAMIC' or 'STATIC'",
     ]
     (problem,) = problems("options = { streams = 2 }")
-    assert problem.startswith("node.toml:3: models[0].options: unknown key")
+    assert problem.startswith("node.toml: models[0].options: unknown key")
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_all_problems_of_a_model_are_told_together():
 )
 def test_a_property_that_the_node_sets_is_refused_with_the_key_for_it(name, ours):
     (problem,) = problems(f'placements = [{{ device = "NPU", plugin_config = {{ {name} = 1 }} }}]')
-    assert problem.startswith("node.toml:3: models[0].placements[0]: plugin_config may not hold")
+    assert problem.startswith("node.toml: models[0].placements[0]: plugin_config may not hold")
     assert problem.endswith(f"instead of {name} set {ours}")
 
 
-def test_an_option_for_another_kind_of_model_is_told_with_its_line():
+def test_an_option_for_another_kind_of_model_is_reported_with_its_path():
     embedding = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
     with pytest.raises(ConfigurationError) as caught:
-        refuse_foreign_options(embedding, model_of("streams = 1", "# …", "max_num_seqs = 2"))
+        refuse_foreign_options(embedding, model_of("streams = 1", "max_num_seqs = 2"))
     assert caught.value.message == (
-        "node.toml:5: model m: max_num_seqs cannot be used by an engine for embedding; remove it"
+        "node.toml: models[0].max_num_seqs: model m: max_num_seqs cannot be used by an engine for embedding; remove it"
     )
     with pytest.raises(ConfigurationError) as caught:
         refuse_foreign_options(embedding, ModelSettings(name="m", max_num_seqs=2))
@@ -112,8 +112,8 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     assert engine_for(ModelKind.EMBEDDING, Device.GPU) is toy
     wanted = model_of("tyres = 3")
     assert wanted.of(toy).wheels == 3
-    assert problems("whels = 3") == ["node.toml:3: models[0].whels: unknown key; did you mean wheels?"]
-    assert problems("wheels = 0") == ["node.toml:3: models[0].wheels: Input should be greater than 0"]
+    assert problems("whels = 3") == ["node.toml: models[0].whels: unknown key; did you mean wheels?"]
+    assert problems("wheels = 0") == ["node.toml: models[0].wheels: Input should be greater than 0"]
     installed = InstalledModel("m", ModelKind.EMBEDDING, Path("/m"), 256, "f32", "bert")
     npu = NpuSource(emulated=False, busy_counter=Path("/npu"), stand_in=False)
     place = PlacementSettings(device=Device.GPU)
