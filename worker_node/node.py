@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from worker_node.devices.npu import Utilisation
+from worker_node.devices.npu import NpuSource, Utilisation
 from worker_node.devices.probe import Probe
-from worker_node.devices.source import NpuSource
 from worker_node.manager.manager import ModelManager
 from worker_node.observability.failures import RecentFailures
 from worker_node.observability.metrics import Telemetry

@@ -19,8 +19,8 @@ from worker_node.app import make_app
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.notify import ServiceManager
 from worker_node.core.operating_system import allow_files
+from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
-from worker_node.devices.source import npu_source
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import Renderer, error_response
 from worker_node.http.health import node_status

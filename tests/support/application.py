@@ -8,8 +8,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.support.services import services_of
 from worker_node.app import make_app
+from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.devices.source import npu_source
 from worker_node.models.store import ModelStore
 from worker_node.node import Node, NodeState
 from worker_node.observability.tracing import OFF

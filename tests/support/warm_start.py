@@ -213,9 +213,9 @@ def _in_child(function):
 
 
 def _devices():
-    from worker_node.devices.probe import look
+    from worker_node.devices.probe import list_devices
 
-    return asdict(look())
+    return asdict(list_devices())
 
 
 def _become(told, descriptors, found):

@@ -15,8 +15,7 @@ from worker_node.bounded.model import Choice
 from worker_node.bounded.settings import DeviceLock
 from worker_node.core.errors import ContextLengthExceeded, EngineUnavailable
 from worker_node.core.types import Device, Finished, RequestContext, Sampling, Token
-from worker_node.devices.npu import Reading
-from worker_node.devices.source import NpuSource
+from worker_node.devices.npu import NpuSource, Reading
 from worker_node.engines.protocol import CanaryProof, EngineState
 from worker_node.manager.placement import Placement
 from worker_node.serving.run import Services

@@ -1,9 +1,10 @@
-"""What `npu-node compile` makes: blobs compiled ahead of time, and the record of what they were compiled from.
+"""Compiling for the NPU, in engine processes: the properties for it, and the blobs that `npu-node compile` makes.
 
 A directory holds one blob for each compiled shape, and `blobs.json`. A blob fits one model, one kind of device, one
 driver and compiler, one OpenVINO and the settings that it was compiled with. The engine that loads it compares all of
 them first, then the hash of each file, so that the native code that reads blobs is given only what was written here.
-That protects against mistakes and damage, not against whoever can write to the directory: a blob is code."""
+That protects against mistakes and damage, not against attackers who can write to the directory: a blob is code.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.devices.emulated_npu import EMULATED_NAME, NPU_ON_CPU, StandInWriter
-from worker_node.devices.npu import BusyMeter, SysfsCounter
+from worker_node.devices.emulated_npu import EMULATED_NAME, NPU_ON_CPU
 
+NPU = "NPU"
 RECORD_FILE = "blobs.json"
 VERSION = 1
+# The form without the weights where the compiler can leave them out: they are read from the model's own file.
+SMALL = {"CACHE_MODE": "OPTIMIZE_SIZE"}
 # A record is some hundred bytes; a larger file is not one.
 _RECORD_LIMIT = 1 << 20
 # What a blob depends on, as it is called in messages, in the order in which a difference is worth mentioning.
@@ -141,64 +144,6 @@ def sha256(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-# The properties with which something is compiled for the NPU, real or emulated.
-
-NPU = "NPU"
-
-
-def npu_properties(
-    *, emulated: bool, cache_dir: str | None, plugin_config: Mapping[str, Any], **named: Any
-) -> dict[str, Any]:
-    """Merge the named properties (None: left to OpenVINO) with the user's own; what emulation needs comes last."""
-    properties = {key: value for key, value in named.items() if value is not None}
-    if cache_dir is not None:
-        properties["CACHE_DIR"] = cache_dir
-    properties |= plugin_config
-    return properties | NPU_ON_CPU if emulated else properties
-
-
-def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
-    """The device's full name and the version of its driver, each as far as it can be read."""
-    if emulated:
-        return EMULATED_NAME, None
-    return str(read_property(core, "FULL_DEVICE_NAME") or NPU), read_property(core, "NPU_DRIVER_VERSION")
-
-
-def require_npu(core: ov.Core, *, emulated: bool) -> None:
-    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated."""
-    if not emulated and NPU not in core.available_devices:
-        raise RuntimeError(
-            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
-            "check driver, firmware and the render group, or set NPU_NODE_NPU_EMULATION=1"
-        )
-
-
-def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
-    path = Path(counter or "/nonexistent")
-    return BusyMeter(StandInWriter(path) if stand_in else SysfsCounter(path))
-
-
-def brief(error: Exception) -> str:
-    """The last line of what OpenVINO says, without its source positions."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
-
-
-def read_property(core: ov.Core, name: str) -> str | None:
-    """A property of the NPU as text; None where it cannot be read."""
-    try:
-        return str(core.get_property(NPU, name))
-    except RuntimeError:
-        return None
-
-
-# Blobs in an engine process: compile and write them for the NPU, real or emulated, or check those that are given.
-
-# The form without the weights where the compiler can leave them out: they are read from the model's own file.
-SMALL = {"CACHE_MODE": "OPTIMIZE_SIZE"}
-
-
 @dataclass(frozen=True, slots=True)
 class ModelBlobs:
     """The blobs `names` of the model in `directory`.
@@ -261,3 +206,44 @@ def import_encoder(core: ov.Core, path: Path, properties: Mapping[str, Any], sha
     if any(found != list(shape) for found in shapes.values()):
         raise BlobRejected(f"{path} takes inputs of the shapes {shapes}, and should take {list(shape)}; compile again")
     return compiled
+
+
+def npu_properties(
+    *, emulated: bool, cache_dir: str | None, plugin_config: Mapping[str, Any], **named: Any
+) -> dict[str, Any]:
+    """Merge the named properties (None: left to OpenVINO) with the user's own; what emulation needs comes last."""
+    properties = {key: value for key, value in named.items() if value is not None}
+    if cache_dir is not None:
+        properties["CACHE_DIR"] = cache_dir
+    properties |= plugin_config
+    return properties | NPU_ON_CPU if emulated else properties
+
+
+def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
+    """The device's full name and the version of its driver, each as far as it can be read."""
+    if emulated:
+        return EMULATED_NAME, None
+    return str(read_property(core, "FULL_DEVICE_NAME") or NPU), read_property(core, "NPU_DRIVER_VERSION")
+
+
+def require_npu(core: ov.Core, *, emulated: bool) -> None:
+    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated."""
+    if not emulated and NPU not in core.available_devices:
+        raise RuntimeError(
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
+            "check driver, firmware and the render group, or set NPU_NODE_NPU_EMULATION=1"
+        )
+
+
+def brief(error: Exception) -> str:
+    """The last line of what OpenVINO says, without its source positions."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+def read_property(core: ov.Core, name: str) -> str | None:
+    """A property of the NPU as text; None where it cannot be read."""
+    try:
+        return str(core.get_property(NPU, name))
+    except RuntimeError:
+        return None

@@ -1,4 +1,4 @@
-"""Memory of the machine and of a process, in bytes, as the kernel reports it."""
+"""Memory of the machine and of a process, in bytes, and cores that this process may use, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker_node.devices.npu import read_kernel_file
-
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ KERNEL = MemoryReader()
 def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
     """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
     try:
-        pages = int(read_kernel_file(f"{proc}/{pid}/statm").split()[1])
+        pages = int(Path(f"{proc}/{pid}/statm").read_bytes().split()[1])
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -90,7 +89,7 @@ def resident_memory(pid: int, proc: Path = _PROC) -> int | None:
 def _groups(proc: Path, cgroups: Path) -> Iterator[str]:
     """Directories of our control group and of those around it (cgroup v2)."""
     try:
-        lines = read_kernel_file(f"{proc}/self/cgroup").decode().splitlines()
+        lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -105,7 +104,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[str]:
 def _sizes(path: str, *names: bytes) -> list[int | None]:
     """The lines `Name:  123 kB` of a file with these names, in bytes; None for what it does not have."""
     try:
-        content = b"\n" + read_kernel_file(path)
+        content = b"\n" + Path(path).read_bytes()
     except OSError:
         content = b""
     sizes: list[int | None] = []
@@ -117,7 +116,7 @@ def _sizes(path: str, *names: bytes) -> list[int | None]:
 
 def _number(path: str) -> int | None:
     try:
-        return int(read_kernel_file(path))
+        return int(Path(path).read_bytes())
     except (OSError, ValueError):
         return None  # "max": no limit
 
@@ -125,25 +124,19 @@ def _number(path: str) -> int | None:
 def _statistic(path: str, name: bytes) -> int | None:
     """The value of the line `name 123` of a file."""
     try:
-        content = b"\n" + read_kernel_file(path)
+        content = b"\n" + Path(path).read_bytes()
     except OSError:
         return None
     value = content.partition(b"\n" + name + b" ")[2].partition(b"\n")[0]
     return int(value) if value else None
 
 
-# Processor cores that this process may use.
-
-_CPUS = Path("/sys/devices/system/cpu")
-
-
 def usable_cores(cpus: Path = _CPUS) -> int:
     """Cores of this process's affinity mask; threads of one core count as one, if the kernel tells."""
-    return len({_siblings(cpus, cpu) for cpu in os.sched_getaffinity(0)})
-
-
-def _siblings(cpus: Path, cpu: int) -> bytes:
-    try:
-        return read_kernel_file(f"{cpus}/cpu{cpu}/topology/thread_siblings_list")
-    except OSError:
-        return b"%d" % cpu
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add((cpus / f"cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)

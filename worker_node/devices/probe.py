@@ -76,7 +76,7 @@ async def probe() -> Probe:
     return Probe(tuple(DeviceInfo(**device) for device in data["devices"]), data["openvino"])
 
 
-def look() -> Probe:
+def list_devices() -> Probe:
     """List the devices in this process."""
     import openvino as ov  # noqa: PLC0415  (only the probe's own process may load it here)
 
@@ -98,4 +98,4 @@ def look() -> Probe:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(look())))
+    print(json.dumps(asdict(list_devices())))

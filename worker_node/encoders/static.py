@@ -24,12 +24,12 @@ from worker_node.devices.blobs import (
     SMALL,
     ModelBlobs,
     brief,
-    busy_meter,
     describe_npu,
     import_encoder,
     npu_properties,
     require_npu,
 )
+from worker_node.devices.npu import busy_meter
 from worker_node.encoders.jobs import RowJob, RowJobs, RunCost, StaticEncoderOptions
 from worker_node.engines.protocol import (
     DeviceBroken,

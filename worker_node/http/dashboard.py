@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.errors import BadRequest, ConfigurationError
-from worker_node.devices.npu import Utilisation, read_kernel_file
+from worker_node.devices.npu import Utilisation
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.leniency import NODE
@@ -112,7 +112,7 @@ def usage(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[float, int] 
     seconds, resident, found = 0.0, 0, False
     for pid in pids:
         try:
-            fields = read_kernel_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+            fields = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
         found = True
@@ -186,7 +186,7 @@ class History:
 
     def add(self, reading: HistoryReading, now: float) -> None:
         """Take a reading; from the second one on each makes a sample."""
-        npu = self._utilisation.look(reading.npu_busy_us, now)
+        npu = self._utilisation.sample(reading.npu_busy_us, now)
         if self._last is not None and now > self._last[0]:
             then, before = self._last
             seconds = now - then

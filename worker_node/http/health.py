@@ -116,7 +116,7 @@ def _npu(node: Node) -> dict[str, Any]:
     """The counters of the NPU; `reasons` names why each null value is null."""
     counters = node.npu.read()
     busy = counters.busy_time_us
-    share = node.state.npu_utilisation.look(busy.value, time.monotonic())
+    share = node.state.npu_utilisation.sample(busy.value, time.monotonic())
     reasons = {
         name: reading.reason
         for name, reading in (

@@ -14,8 +14,8 @@ from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import Device
 from worker_node.devices import compile_cache
 from worker_node.devices.memory import machine_memory
+from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.devices.source import NpuSource
 from worker_node.engines.cpu_share import CpuPlace, CpuRole
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.options import (

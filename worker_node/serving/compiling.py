@@ -11,8 +11,8 @@ from tempfile import mkdtemp
 from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
+from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
-from worker_node.devices.source import npu_source
 from worker_node.engines.options import BlobOptions, engine_for
 from worker_node.engines.protocol import EngineState
 from worker_node.models.manifest import InstalledModel, check_weights

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker_node.core.types import Device
+from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import Probe
-from worker_node.devices.source import NpuSource
 from worker_node.engines.cpu_share import CpuTurns
 from worker_node.engines.process import LoadingSlots
 from worker_node.settings import NodeSettings

@@ -11,7 +11,7 @@ import msgspec
 from counting_task.messages import Counted, CountJob
 from counting_task.options import CountingOptions
 from worker_node.core.types import Device
-from worker_node.devices.blobs import busy_meter
+from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import EngineStats, Failed, Loaded
 from worker_node.scheduling.prompts import Deadlines
 

@@ -18,13 +18,12 @@ from worker_node.devices.blobs import (
     SMALL,
     ModelBlobs,
     brief,
-    busy_meter,
     describe_npu,
     npu_properties,
     require_npu,
     unusable,
 )
-from worker_node.devices.npu import Busy, BusyMeter
+from worker_node.devices.npu import Busy, BusyMeter, busy_meter
 from worker_node.engines.protocol import (
     TOKEN_DTYPE,
     DeviceBroken,

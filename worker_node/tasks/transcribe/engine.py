@@ -18,8 +18,8 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Device
-from worker_node.devices.blobs import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.devices.npu import Busy
+from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
+from worker_node.devices.npu import Busy, busy_meter
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,

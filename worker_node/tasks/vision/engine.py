@@ -13,7 +13,8 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Device
-from worker_node.devices.blobs import NPU, brief, busy_meter, describe_npu, npu_properties, require_npu
+from worker_node.devices.blobs import NPU, brief, describe_npu, npu_properties, require_npu
+from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob, RawImage
 from worker_node.tasks.generate.sampling import generation_config

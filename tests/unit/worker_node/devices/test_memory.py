@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from worker_node.devices.memory import machine_memory, oom_kills, own_memory, resident_memory
+from worker_node.devices.memory import machine_memory, oom_kills, own_memory, resident_memory, usable_cores
 
 MIB = 2**20
 GONE = 2**22 + 1
@@ -71,3 +71,23 @@ def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_
     (cgroups / "a" / "memory.events").write_text("low 0\noom 5\noom_kill 3\n")
     (cgroups / "a" / "b" / "memory.events").write_text("oom 1\noom_kill 1\n")
     assert oom_kills(proc, cgroups) == 6
+
+
+@pytest.mark.parametrize(
+    ("mask", "siblings", "cores"),
+    [
+        ({0, 1, 2, 3}, {}, 4),
+        ({0, 1, 2, 3}, {0: "0", 1: "1", 2: "2", 3: "3"}, 4),
+        ({0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
+        ({0, 2}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 1),
+        ({1, 2}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
+        ({5}, {}, 1),
+    ],
+)
+def test_threads_of_a_core_are_one_and_cores_outside_of_the_mask_none(tmp_path, monkeypatch, mask, siblings, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: mask)
+    for cpu, shared in siblings.items():
+        directory = tmp_path / f"cpu{cpu}" / "topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(shared + "\n")
+    assert usable_cores(tmp_path) == cores

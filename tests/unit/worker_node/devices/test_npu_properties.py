@@ -2,9 +2,7 @@
 
 import pytest
 
-from worker_node.devices.blobs import brief, busy_meter, describe_npu, npu_properties, require_npu
-from worker_node.devices.npu import find_npu
-from worker_node.devices.source import npu_source
+from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
 
 
 class Core:
@@ -50,32 +48,6 @@ def test_a_device_is_described_as_far_as_it_can_be_read():
     assert driver is None
 
 
-def test_errors_of_openvino_are_told_without_source_positions():
+def test_errors_of_openvino_are_shown_without_source_positions():
     assert brief(RuntimeError("Exception from src/x.cpp:1:\nZE_RESULT_ERROR\n\n")) == "ZE_RESULT_ERROR"
     assert brief(RuntimeError("")) == "RuntimeError"
-
-
-def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
-    with npu_source(None, emulated=False) as real:
-        assert (real.busy_counter, real.stand_in) == (find_npu() / "npu_busy_time_us", False)
-    (tmp_path / "npu_busy_time_us").write_text("7\n")
-    with npu_source(tmp_path, emulated=True) as scripted:
-        assert (scripted.emulated, scripted.stand_in) == (True, False)
-        assert scripted.read().busy_time_us.value == scripted.busy_time_us() == 7
-        meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
-        meter.begin()
-        (tmp_path / "npu_busy_time_us").write_text("9\n")
-        assert meter.end().us == 2
-        assert (tmp_path / "npu_busy_time_us").read_text() == "9\n", "a counter that was given is never written"
-    with npu_source(None, emulated=True) as emulated:
-        meter = busy_meter(str(emulated.busy_counter), stand_in=emulated.stand_in)
-        meter.begin()
-        assert meter.end().us == emulated.read().busy_time_us.value == emulated.busy_time_us()
-    assert not emulated.busy_counter.exists()
-    assert emulated.busy_time_us() is None
-
-
-def test_without_a_counter_nothing_is_measured():
-    meter = busy_meter(None, stand_in=False)
-    meter.begin()
-    assert meter.end().us is None

@@ -10,8 +10,8 @@ import pytest
 
 from worker_node.core.errors import ConfigurationError, EngineUnavailable, ModelNotFound
 from worker_node.core.types import ModelKind
+from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.devices.source import npu_source
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.manifest import MANIFEST_FILE, WEIGHTS_FILE

@@ -7,8 +7,8 @@ import pytest
 from tests.faults.hosting.test_engine_faults import until
 from worker_node.cli.models import facts_of_store, vector_fidelity_text
 from worker_node.core.errors import BadRequest, ConversionFailed
+from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.devices.source import npu_source
 from worker_node.engines.protocol import EngineState
 from worker_node.models.canary import EmbeddingCanary, read_embedding_canary, write_embedding_canary
 from worker_node.models.catalog import Catalog, Quantization

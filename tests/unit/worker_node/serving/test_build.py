@@ -11,8 +11,8 @@ import pytest
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
+from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.devices.source import NpuSource
 from worker_node.models.manifest import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
 from worker_node.serving import build
 from worker_node.serving.build import build_model

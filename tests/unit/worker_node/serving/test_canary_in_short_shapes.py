@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.task_engine import TaskEngine
 from worker_node.core.errors import ConfigurationError
+from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.devices.source import NpuSource
 from worker_node.engines.process import CanaryFailed
 from worker_node.serving.build import build_model
 from worker_node.serving.machine import Machine

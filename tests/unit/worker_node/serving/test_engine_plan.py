@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.memory import MachineMemory
-from worker_node.devices.source import NpuSource
+from worker_node.devices.npu import NpuSource
 from worker_node.encoders.static import bucket_for
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving import build

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
-from worker_node.devices.source import NpuSource
+from worker_node.devices.npu import NpuSource
 from worker_node.engines import options as declaration
 from worker_node.engines.options import EngineOptions, Option, declare, engine_for
 from worker_node.models.manifest import InstalledModel

@@ -1,0 +1,232 @@
+"""The NPU: found by its driver, its counters and users, and the busy time of runs, real or emulated."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_node.devices.emulated_npu import StandInCounter, StandInWriter
+from worker_node.devices.npu import (
+    TOLERANCE_US,
+    Busy,
+    BusyMeter,
+    NpuSource,
+    Utilisation,
+    busy_meter,
+    find_npu,
+    npu_source,
+    npu_users,
+)
+
+
+class Device:
+    """A counter and a clock that move only when told."""
+
+    def __init__(self):
+        self.count = 0
+        self.now = 0.0
+
+    def read(self):
+        return self.count
+
+    def ran(self, seconds):
+        pass
+
+    def clock(self):
+        return self.now
+
+    def work(self, us, wall_us=None):
+        self.count += us
+        self.now += (us if wall_us is None else wall_us) / 1e6
+
+
+def meter(device):
+    made = BusyMeter(device, device.clock)
+    made.rest()
+    return made
+
+
+def run(made, device, us, wall_us=None):
+    made.begin()
+    device.work(us, wall_us)
+    return made.end()
+
+
+def test_a_run_alone_is_measured_and_nothing_more_is_claimed():
+    device = Device()
+    assert run(meter(device), device, 5_000, wall_us=6_000) == Busy(5_000, shared=False)
+
+
+def test_movement_between_our_runs_means_that_others_use_the_device():
+    device = Device()
+    made = meter(device)
+    run(made, device, 5_000)
+    device.work(TOLERANCE_US + 1)
+    assert run(made, device, 5_000) == Busy(5_000, shared=True)
+    assert run(made, device, 5_000) == Busy(5_000, shared=False)
+
+
+def test_more_busy_time_than_the_run_lasted_means_that_others_use_the_device():
+    device = Device()
+    assert run(meter(device), device, 9_000, wall_us=4_000).shared
+
+
+def test_sharing_seen_during_a_run_is_reported_at_once_and_kept():
+    device = Device()
+    made = meter(device)
+    made.begin()
+    device.work(5_000)
+    assert made.so_far() == Busy(5_000, shared=False)
+    device.work(5_000, wall_us=1_000)
+    assert made.so_far() == Busy(10_000, shared=True)
+    device.work(0, wall_us=60_000)
+    assert made.so_far() == made.end() == Busy(10_000, shared=True)
+    device.work(TOLERANCE_US + 1)
+    made.begin()
+    assert made.so_far().shared, "it moved between the runs"
+
+
+def test_what_moved_before_the_first_run_was_loading():
+    device = Device()
+    made = BusyMeter(device, device.clock)
+    device.work(1_000_000)
+    made.rest()
+    assert not run(made, device, 10).shared
+
+
+def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
+    device = Device()
+    made = meter(device)
+    assert run(made, device, -5, wall_us=10).us is None
+    made.begin()
+    device.count = None
+    assert made.end() == Busy(None)
+    assert run(made, Device(), 5) == Busy(None)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20))
+def test_the_sum_of_our_runs_is_what_the_counter_moved(runs):
+    device = Device()
+    made = meter(device)
+    assert sum(run(made, device, us).us for us in runs) == device.count
+
+
+def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
+    stand_in = StandInCounter()
+    device = Device()
+    made = [BusyMeter(StandInWriter(stand_in.path), device.clock) for _ in range(2)]
+    for one in made:
+        one.begin()
+        device.now += 0.25
+        assert one.end().us == 250_000
+    counters = NpuSource(True, stand_in.path, stand_in=True).read()
+    assert counters.busy_time_us.value == 500_000
+    assert counters.memory_bytes.reason == "the NPU is emulated"
+    path = stand_in.path
+    stand_in.close()
+    assert not os.path.lexists(path)
+
+
+def kernel_counters(directory):
+    with npu_source(directory, emulated=False) as source:
+        return source.read()
+
+
+def test_counters_of_the_kernel_are_read_or_the_reason_is_given(tmp_path):
+    (tmp_path / "npu_busy_time_us").write_text("1234\n")
+    (tmp_path / "npu_memory_utilization").write_text("much\n")
+    counters = kernel_counters(tmp_path)
+    assert counters.busy_time_us.value == 1234
+    assert counters.memory_bytes.reason == "does not hold a number"
+    assert counters.frequency_mhz.reason == "this kernel does not have it"
+    assert "no NPU at" in kernel_counters(tmp_path / "missing").busy_time_us.reason
+
+
+def test_utilisation_is_the_busy_share_between_two_samples():
+    share = Utilisation()
+    assert share.sample(0, 10.0) is None
+    assert share.sample(250_000, 11.0) == 0.25
+    assert share.sample(900_000, 11.5) == 0.25, "too soon after the last sample"
+    assert share.sample(1_250_000, 12.0) == 1.0
+    assert share.sample(5, 20.0) is None, "the counter went backwards"
+    assert share.sample(None, 30.0) is None
+
+
+def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
+    with npu_source(None, emulated=False) as real:
+        assert (real.busy_counter, real.stand_in) == (find_npu() / "npu_busy_time_us", False)
+    (tmp_path / "npu_busy_time_us").write_text("7\n")
+    with npu_source(tmp_path, emulated=True) as scripted:
+        assert (scripted.emulated, scripted.stand_in) == (True, False)
+        assert scripted.read().busy_time_us.value == scripted.busy_time_us() == 7
+        meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
+        meter.begin()
+        (tmp_path / "npu_busy_time_us").write_text("9\n")
+        assert meter.end().us == 2
+        assert (tmp_path / "npu_busy_time_us").read_text() == "9\n", "a counter that was given is never written"
+    with npu_source(None, emulated=True) as emulated:
+        meter = busy_meter(str(emulated.busy_counter), stand_in=emulated.stand_in)
+        meter.begin()
+        assert meter.end().us == emulated.read().busy_time_us.value == emulated.busy_time_us()
+    assert not emulated.busy_counter.exists()
+    assert emulated.busy_time_us() is None
+
+
+def test_without_a_counter_nothing_is_measured():
+    meter = busy_meter(None, stand_in=False)
+    meter.begin()
+    assert meter.end().us is None
+
+
+def accelerator(root, number, driver):
+    device = root / "devices" / f"pci{number}"
+    device.mkdir(parents=True)
+    if driver is not None:
+        (root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (device / "driver").symlink_to(f"../../drivers/{driver}")
+    entry = root / "class" / f"accel{number}"
+    entry.mkdir(parents=True)
+    (entry / "device").symlink_to(device)
+
+
+@pytest.mark.parametrize(
+    ("drivers", "expected"),
+    [
+        ({0: "intel_vpu"}, "accel0"),
+        ({0: "habanalabs", 1: "intel_vpu"}, "accel1"),
+        ({0: "amdxdna", 2: "habanalabs", 10: "intel_vpu"}, "accel10"),
+        ({0: None, 1: "intel_vpu"}, "accel1"),
+        ({2: "intel_vpu", 10: "intel_vpu"}, "accel2"),
+        ({0: "amdxdna"}, "accel0"),
+        ({}, "accel0"),
+    ],
+)
+def test_the_npu_is_the_first_accelerator_with_its_driver(tmp_path, drivers, expected):
+    for number, driver in drivers.items():
+        accelerator(tmp_path, number, driver)
+    assert find_npu(tmp_path / "class") == tmp_path / "class" / expected / "device"
+
+
+def process(proc, number, *targets):
+    directory = proc / str(number) / "fd"
+    directory.mkdir(parents=True)
+    for index, target in enumerate(targets):
+        (directory / str(index)).symlink_to(target)
+
+
+def test_processes_that_hold_the_npu_open_are_found(tmp_path):
+    process(tmp_path, 12, "/dev/null", "/dev/accel/accel0")
+    process(tmp_path, 7, "/dev/accel/accel0")
+    process(tmp_path, 6, "/dev/accel/accel1")
+    process(tmp_path, 8, "/dev/accelerated", "socket:[1]")
+    process(tmp_path, 9)
+    (tmp_path / "10").mkdir()
+    (tmp_path / "self").mkdir()
+    assert npu_users(tmp_path, Path("/dev/accel/accel0")) == [7, 12]
+
+
+def test_the_real_proc_can_be_read():
+    with Path("/dev/null").open() as _:
+        assert npu_users(device=Path("/dev/null"))
