@@ -19,9 +19,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
-from worker_node.core.types import Device, ModelKind
+from worker_node.core.types import Device
 from worker_node.registry import import_options
 
 
@@ -149,27 +149,3 @@ class BlobOptions(EngineOptions):
     def compiled_in(self) -> dict[str, Any]:
         """The options that a blob depends on."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}
-
-
-# Options of encoders whose directories are served in place: what their files leave open (`models.in_place`).
-
-
-@declare
-@dataclass(frozen=True, kw_only=True)
-class VectorOptions(Options):
-    """How token vectors become the vector of a text."""
-
-    title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
-    task: ClassVar[str] = ModelKind.EMBEDDING
-
-    pooling: Annotated[
-        Literal["mean", "cls", "last"] | None,
-        Option(
-            "the mean of the token vectors, the first one, or the last one (Qwen3-Embedding)",
-            default="as the directory's modules.json says",
-        ),
-    ] = None
-    normalize: Annotated[
-        bool | None,
-        Option("scale vectors to length 1", default="as modules.json says; true with pooling", also=("normalise",)),
-    ] = None

@@ -21,7 +21,6 @@ from worker_node.engines.isolation import Suspects
 from worker_node.engines.options import (
     BlobOptions,
     EngineOptions,
-    VectorOptions,
     declarations,
     engine_for,
     engines,
@@ -43,7 +42,7 @@ from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.machine import Machine
 from worker_node.serving.task import EnginePlan, ModelParts, ServedTask, Shapes, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.settings.model import engine_options, select
+from worker_node.settings.model import VectorOptions, engine_options, select
 
 
 def plan_engine(

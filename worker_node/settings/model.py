@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
     BaseModel,
@@ -21,12 +22,14 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.core.types import Device
+from worker_node.core.types import Device, ModelKind
 from worker_node.engines.options import (
     Declared,
     EngineOptions,
+    Option,
     Options,
     declarations,
+    declare,
     engine_name,
     engines,
     options_of,
@@ -44,6 +47,27 @@ NAMED_PROPERTIES: Mapping[str, str] = {
 }
 
 O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(Options):
+    """How token vectors become the vector of a text, for a directory that is served in place (`models.in_place`)."""
+
+    title: ClassVar[str] = "Embedding: a directory (`path`) whose files do not specify it"
+    task: ClassVar[str] = ModelKind.EMBEDDING
+
+    pooling: Annotated[
+        Literal["mean", "cls", "last"] | None,
+        Option(
+            "the mean of the token vectors, the first one, or the last one (Qwen3-Embedding)",
+            default="as the directory's modules.json says",
+        ),
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Option("scale vectors to length 1", default="as modules.json says; true with pooling", also=("normalise",)),
+    ] = None
 
 
 class PlacementSettings(BaseModel):

@@ -9,10 +9,7 @@ TASK = Task(
     kind=ModelKind.EMBEDDING,
     verb="embed",
     capability="embedding",
-    options=(
-        "worker_node.engines.options",
-        "worker_node.tasks.embed.options",
-    ),
+    options=("worker_node.tasks.embed.options",),
     serving="worker_node.tasks.embed.building:EMBED",
     api="worker_node.tasks.embed.http:API",
 )
