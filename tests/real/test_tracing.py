@@ -15,7 +15,7 @@ from backend_client import NPUClient, RequestRejected
 from backend_client.observability import Metrics, instrument
 from tests.support.nodes import start_node
 from worker_node import server
-from worker_node.observability.spans import SpanTracing
+from worker_node.observability.tracing import Tracing
 from worker_node.settings import NodeSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(240)]
@@ -42,7 +42,7 @@ async def traced_pair(monkeypatch, quick_models):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("both")
-    monkeypatch.setattr(server, "open_tracing", lambda *, enabled: SpanTracing(tracer, flush=lambda: None))
+    monkeypatch.setattr(server, "open_tracing", lambda *, enabled: Tracing(tracer))
     async with server.running_node(NodeSettings(port=0, model_store=quick_models["NPU_NODE_MODEL_STORE"])) as (
         node,
         url,

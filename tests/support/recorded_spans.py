@@ -4,7 +4,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from worker_node.observability.spans import SpanTracing
+from worker_node.observability.tracing import Tracing
 
 
 class Recorded:
@@ -14,7 +14,7 @@ class Recorded:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = SpanTracing(provider.get_tracer("test"), flush=lambda: None)
+        self.tracing = Tracing(provider.get_tracer("test"))
 
     @property
     def spans(self):

@@ -32,7 +32,7 @@ from worker_node.http.errors import Renderer
 from worker_node.http.leniency import IGNORED_NAMES, NODE, STATE, RequestState, labels
 from worker_node.http.task import known_fields
 from worker_node.node import Node
-from worker_node.observability.tracing import Tracing
+from worker_node.observability.tracing import Tracing, set_response_status
 from worker_node.settings import NodeSettings, is_loopback
 
 
@@ -282,9 +282,9 @@ def traced(tracing: Tracing) -> Middleware:
         if route.resource is None or not is_inference(route.handler):
             return await handler(request)
         state, template = request[STATE], route.resource.canonical
-        with tracing.request(request.method, template, request.headers, state.id, state.arrived) as served:
+        with tracing.request(request.method, template, request.headers, state.id, state.arrived) as span:
             response = await handler(request)
-            served.responded(response.status)
+            set_response_status(span, response.status)
             return response
 
     return trace

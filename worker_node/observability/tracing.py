@@ -1,44 +1,234 @@
-"""Spans of what a node does for a request, in the caller's trace. Off unless the settings say otherwise."""
+"""The stages of a request as OpenTelemetry spans: all of them in one trace with the caller's.
+
+    POST /inference           SERVER: the HTTP request, from its arrival
+    └─ chat smollm2…          the inference
+       ├─ tokenize, route, queue
+       └─ engine              the job in the engine process, whose pid it names
+          └─ prefill, decode
+
+An engine process has no tracer: it reports when it started a job, when it had each token and how long it ran, by the
+clock that all processes of a machine share, and the edge process makes the spans from that. Times here are
+`time.monotonic()` seconds. A node that does not trace has OpenTelemetry's no-op tracer and does not import its SDK.
+
+Attributes have the names of GenAI's semantic conventions, or `npu.` where these have none. Their values are numbers and
+names that the node made itself: no prompt, answer, stop sequence, tool, user's name for a model, or key.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-from worker_node.core.errors import ConfigurationError
+from opentelemetry import trace
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from worker_node import __version__
+from worker_node.core.errors import ConfigurationError, NodeError
 from worker_node.core.types import RequestContext, Route, Usage
 from worker_node.engines.protocol import Engine
 
-# What the rooms of the node tell of a request's stages, whether or not anybody traces.
-#
-# Times are `time.monotonic()` seconds. `Tracing` and `Operation` themselves do nothing: they are what a node has whose
-# tracing is off, and nothing of OpenTelemetry is imported for them.
+Attributes = dict[str, AttributeValue]
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_NO_TRACER = NoOpTracer()
+# Attributes of a route that the engine's span repeats.
+_ENGINE_ATTRIBUTES = ("gen_ai.response.model", "npu.device", "npu.emulated")
+# A collector that accepts and never answers must not hold up the node's end.
+_FLUSH_S = 2.0
+# A smaller difference of the clocks is jitter of the reading; for a larger one, the wall clock was set.
+_STEP_NS = 1_000_000
+
+
+def open_tracing(*, enabled: bool) -> Tracing:
+    """The tracing that the settings ask for: to `OTEL_EXPORTER_OTLP_ENDPOINT` (http://localhost:4318) by OTLP over
+    HTTP, sampled by `OTEL_TRACES_SAMPLER` (all), as the service `OTEL_SERVICE_NAME` (npu-node).
+
+    Raises ConfigurationError when what it needs is not installed.
+    """
+    if not enabled:
+        return OFF
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            f"tracing is on and {error.name} is not installed; run: pip install 'npu-node[tracing]', or leave "
+            "tracing out"
+        ) from error
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "npu-node"), "service.version": __version__}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+    def flush() -> None:
+        ending = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(_FLUSH_S)
+
+    return Tracing(provider.get_tracer("worker_node", __version__), flush)
+
+
+class WallClock:
+    """Nanoseconds since the epoch. All spans of a request are dated by one offset, so that none begins before its
+    parent does."""
+
+    def __init__(self) -> None:
+        self._offset = time.time_ns() - time.monotonic_ns()
+
+    def follow(self) -> None:
+        """Follow the wall clock, if it was set."""
+        offset = time.time_ns() - time.monotonic_ns()
+        if abs(offset - self._offset) > _STEP_NS:
+            self._offset = offset
+
+    def at(self, monotonic: float) -> int:
+        """The wall time at `time.monotonic()` seconds."""
+        return self._offset + round(monotonic * 1e9)
+
+    def now(self) -> int:
+        """The wall time now."""
+        return self._offset + time.monotonic_ns()
+
+
+class Tracing:
+    """The tracing of a node; off without a tracer. `flush` is called, in a thread, when the node ends."""
+
+    def __init__(self, tracer: Tracer | None = None, flush: Callable[[], None] = lambda: None) -> None:
+        self.enabled = tracer is not None
+        self._tracer = _NO_TRACER if tracer is None else tracer
+        self._flush = flush
+        self._clock = WallClock()
+
+    @contextmanager
+    def request(
+        self, method: str, route: str, headers: Mapping[str, str], request_id: str, arrived: float
+    ) -> Iterator[Span]:
+        """Trace the HTTP request that is served while the block runs, as a part of the caller's trace if it has one.
+
+        The route is its pattern, not the path that was asked for.
+        """
+        self._clock.follow()
+        span = self._tracer.start_span(
+            f"{method} {route}",
+            _PROPAGATOR.extract(headers),
+            SpanKind.SERVER,
+            {"http.request.method": method, "http.route": route, "npu.request_id": request_id},
+            start_time=self._clock.at(arrived),
+        )
+        # A failure has become a response before it gets here, and a caller who leaves is no error.
+        try:
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                yield span
+        finally:
+            span.end(self._clock.now())
+
+    @contextmanager
+    def operation(
+        self, name: str, context: RequestContext, attributes: Mapping[str, AttributeValue]
+    ) -> Iterator[Operation]:
+        """Trace an operation, by the name that its task gives it, while the block runs. A dry run is not traced."""
+        tracer = _NO_TRACER if context.dry_run else self._tracer
+        operation = Operation(tracer, self._clock, name, attributes)
+        try:
+            with operation.watch():
+                yield operation
+        finally:
+            operation.end()
+
+    async def close(self) -> None:
+        """Send what was not sent yet."""
+        await asyncio.to_thread(self._flush)
+
+
+OFF = Tracing()
+
+
+def set_response_status(span: Span, status: int) -> None:
+    """Record the status of the HTTP response in the span of its request."""
+    span.set_attribute("http.response.status_code", status)
+    if status >= 500:
+        span.set_attribute("error.type", str(status))
+        span.set_status(StatusCode.ERROR)
 
 
 class Operation:
-    """One inference, from its tokens to its answer. Each stage is reported when it is over."""
+    """One inference, from its tokens to its answer. Each stage is reported when it is over; `end` closes an open one.
+
+    Nothing is recorded where the span is not: without tracing, and for requests that are not sampled.
+    """
+
+    def __init__(self, tracer: Tracer, clock: WallClock, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        self._span = tracer.start_span(name, start_time=clock.now())
+        self._recording = self._span.is_recording()
+        if not self._recording:
+            return
+        self._span.set_attributes(of_operation(name) | dict(attributes))
+        self._tracer = tracer
+        self._clock = clock
+        self._name = name
+        self._engine: Span | None = None
+        self._engine_attributes: Attributes = {}
+        self._stage = "tokenize"
+        self._since = time.monotonic()
+        self._known_end = False
 
     def tokenized(self, began: float) -> None:
         """The prompt was tokenized, from `began` until now."""
+        if self._recording:
+            self._since = began
+            self._next("route", time.monotonic())
 
     def routed(self, route: Route) -> None:
         """The placement is chosen; that took from the tokens until now, the wait for its load included."""
+        if self._recording:
+            attributes = of_route(route)
+            self._engine_attributes = {name: attributes[name] for name in _ENGINE_ATTRIBUTES}
+            self._span.set_attributes(attributes)
+            self._span.update_name(f"{self._name} {route.model}")
+            self._next("", time.monotonic())
 
     def submitted(self, engine: Engine) -> None:
         """The engine is given the job now."""
+        if self._recording:
+            pid = engine.status.pid
+            if pid is not None:
+                self._engine_attributes["process.pid"] = pid
+            self._next("queue", time.monotonic())
 
     def started(self, at: float) -> None:
-        """The engine process took the job up, by its own clock."""
+        """The engine process started the job, by its own clock."""
+        if self._recording:
+            self._next("prefill", at)
+            self._engine = self._tracer.start_span(
+                "engine",
+                trace.set_span_in_context(self._span),
+                attributes=self._engine_attributes,
+                start_time=self._clock.at(at),
+            )
 
     def ran(self, began: float, ended: float) -> None:
-        """The engine process ran the job from then to then, by its own clock."""
+        """The engine process ran a job without tokens from then to then, by its own clock."""
+        if self._recording:
+            self.started(began)
+            self._stage = ""
+            self._finish(ended)
 
     def first_token(self, at: float) -> None:
         """The engine process had the first token."""
+        if self._recording:
+            self._next("decode", at)
 
     def ended(self, at: float) -> None:
         """The engine process had the last token."""
+        if self._recording:
+            self._finish(at)
 
     def answered(
         self,
@@ -50,92 +240,63 @@ class Operation:
         cached: str | None = None,
     ) -> None:
         """The answer is complete."""
+        if self._recording:
+            self._known_end = True
+            self._span.set_attributes(of_answer(usage, finish_reason, cached))
+            self._span.set_attributes(of_busy_time(busy_us, shared=busy_shared))
+            self._finish(time.monotonic())
 
-    def watch(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def watch(self) -> Iterator[None]:
         """A failure in the block is the operation's, also where the caller makes an answer of it."""
-        return nullcontext()
+        try:
+            yield
+        except NodeError as error:
+            self._failed(error.code)
+            raise
+        except Exception as error:
+            self._failed(type(error).__name__)
+            raise
 
+    def end(self) -> None:
+        """Stop recording."""
+        if self._recording:
+            if not self._known_end:
+                self._span.set_attribute("npu.abandoned", True)
+            self._finish(time.monotonic())
+            self._span.end(self._clock.now())
 
-class ServerRequest:
-    """One HTTP request."""
+    def _failed(self, code: str) -> None:
+        if self._recording:
+            self._known_end = True
+            # The code says enough; a message may be about what the user wrote.
+            self._span.set_attribute("error.type", code)
+            self._span.set_status(Status(StatusCode.ERROR, code))
 
-    def responded(self, status: int) -> None:
-        """It was answered with this status."""
+    def _finish(self, at: float) -> None:
+        self._next("", at)
+        if self._engine is not None:
+            self._engine.end(self._clock.at(at))
+            self._engine = None
 
-
-NOTHING: Mapping[str, float | str] = {}
-_REQUEST = nullcontext(ServerRequest())
-_OPERATION = nullcontext(Operation())
-
-
-class Tracing:
-    """The tracing of a node; this one is off."""
-
-    enabled = False
-
-    def request(
-        self, _method: str, _route: str, _headers: Mapping[str, str], _request_id: str, _arrived: float, /
-    ) -> AbstractContextManager[ServerRequest]:
-        """Trace the HTTP request that is served while the block runs, as a part of the caller's trace if it has one.
-
-        The route is its pattern, not the path that was asked for.
-        """
-        return _REQUEST
-
-    def operation(
-        self, _name: str, _context: RequestContext, _attributes: Mapping[str, float | str] = NOTHING, /
-    ) -> AbstractContextManager[Operation]:
-        """Trace an operation, by the name that its task gives it, while the block runs.
-
-        The attributes are numbers and names that the node made itself: nothing of a request's text.
-        """
-        return _OPERATION
-
-    async def close(self) -> None:
-        """Send what was not sent yet."""
-
-
-OFF = Tracing()
-
-
-# Which tracing a node has.
-
-
-def open_tracing(*, enabled: bool) -> Tracing:
-    """The tracing that the settings ask for. Raises ConfigurationError when what it needs is not installed."""
-    if not enabled:
-        return OFF
-    try:
-        # Who does not trace need not have OpenTelemetry, nor pay for importing it.
-        from worker_node.observability.spans import otlp_tracing  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError(
-            f"tracing is on and {error.name} is not installed; run: pip install 'npu-node[tracing]', or leave "
-            "tracing out"
-        ) from error
-    return otlp_tracing()
-
-
-# The attributes of spans: GenAI's semantic conventions where they have a name, `npu.` where they have none.
-#
-# Numbers and names that the node made itself, and nothing of a request's text: no prompt, answer, stop sequence, tool,
-# user's name for a model, or key.
-
-Attributes = dict[str, str | bool | int | float | list[str]]
-
-# Those of a route that the engine's own span repeats.
-ENGINE = ("gen_ai.response.model", "npu.device", "npu.emulated")
+    def _next(self, stage: str, at: float) -> None:
+        """The stage that is under way ends at `at`, and another one begins."""
+        if self._stage:
+            parent = trace.set_span_in_context(self._engine or self._span)
+            span = self._tracer.start_span(self._stage, parent, start_time=self._clock.at(self._since))
+            span.end(self._clock.at(max(at, self._since)))
+        self._stage, self._since = stage, at
 
 
 def of_operation(name: str) -> Attributes:
-    """What every inference has."""
+    """Attributes of every inference."""
     return {"gen_ai.operation.name": name, "gen_ai.provider.name": "npu-node"}
 
 
 def of_route(route: Route) -> Attributes:
-    """Where it runs, and why there.
+    """Where a request runs, and why there.
 
-    The model that was asked for is told by the id that its name stands for: the name itself is the user's text.
+    The requested model is named by the id that its name stands for: the name itself is the user's text.
     """
     return {
         "gen_ai.request.model": route.model,
@@ -148,7 +309,7 @@ def of_route(route: Route) -> Attributes:
 
 
 def of_answer(usage: Usage, finish_reason: str | None, cached: str | None) -> Attributes:
-    """What came of it."""
+    """Attributes of a complete answer."""
     found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
     if finish_reason is not None:
         found["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -169,37 +330,3 @@ def of_busy_time(busy_us: int | None, *, shared: bool) -> Attributes:
     if shared:
         found["npu.busy_exclusive"] = False
     return found
-
-
-# Wall times, which spans have, from monotonic ones, which everything else here has.
-
-# A reading during which the process was put to sleep says nothing.
-_TIGHT_NS = 50_000
-# What is less than this is jitter of the reading; what is more, somebody set the clock.
-_STEP_NS = 1_000_000
-
-
-class WallClock:
-    """Nanoseconds since the epoch. All spans of a request are dated by one offset, so that none begins before its
-    parent does."""
-
-    def __init__(self) -> None:
-        self._offset = time.time_ns() - time.monotonic_ns()
-        self.look()
-
-    def look(self) -> None:
-        """Follow the wall clock, if it was set since the last look."""
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        offset = wall - (before + after) // 2
-        if after - before < _TIGHT_NS and abs(offset - self._offset) > _STEP_NS:
-            self._offset = offset
-
-    def at(self, monotonic: float) -> int:
-        """The wall time at `time.monotonic()` seconds."""
-        return self._offset + round(monotonic * 1e9)
-
-    def now(self) -> int:
-        """The wall time now."""
-        return self._offset + time.monotonic_ns()

@@ -1,18 +1,17 @@
 """What an engine knows of the NPU's busy time reaches the reply, the metric and the trace, however an answer ends."""
 
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.support.recorded_spans import Recorded
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine
 from worker_node.core.types import Device, Finished, ModelKind, RequestContext, Sampling, TokenIds
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
-from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.messages import EmbeddingOutput
 from worker_node.tasks.embed.service import EmbeddingModel, EmbeddingRequest, embed
@@ -54,18 +53,9 @@ class Engine(TaskEngine):
         yield TokenDelta(1, [], "stop", busy_us=7, busy_shared=self._shared)
 
 
-class Watched(Tracing, Operation):
-    """Keeps what operations are told at their end."""
-
-    @contextmanager
-    def operation(self, *_asked):
-        yield self
-
-    def answered(self, _usage, **told):
-        self.told = (told["busy_us"], told["busy_shared"])
-
-
 def serve(shared):
+    """The services of two models, and the spans of their requests."""
+    recorded = Recorded()
     placement = Placement(Device.NPU, Engine(shared=shared), Admission("m", AdmissionLimits(8)), 256, 256)
     models = [
         EmbeddingModel(
@@ -75,7 +65,7 @@ def serve(shared):
             SimpleNamespace(id="g", kind=ModelKind.GENERATION, family="llama", aliases=()), (placement,), Tokenizer()
         ),
     ]
-    return services_of(models, tracing=Watched())
+    return services_of(models, tracing=recorded.tracing), recorded
 
 
 def context():
@@ -88,24 +78,29 @@ def exclusive(registry):
     return {sample.labels["exclusive"]: round(sample.value * 1e6) for sample in samples}
 
 
+def busy_time_of(recorded, name):
+    attributes = recorded.spans[name].attributes
+    return attributes["npu.busy_time_us"], attributes.get("npu.busy_exclusive") is False
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("stop", "busy_us"), [((), 7), ((" t",), 5)], ids=["to its end", "to a stop sequence"])
 async def test_a_generation_reports_its_busy_time_and_whether_it_was_shared(shared, stop, busy_us):
-    registry = serve(shared)
+    registry, recorded = serve(shared)
     request = GenerationRequest(context(), TokenIds((1,)), Sampling(stop=stop))
     async with generate(registry, request) as run:
         events = [event async for event in run.events]
     finished = events[-1]
     assert isinstance(finished, Finished)
     assert (finished.npu_busy_delta_us, finished.npu_busy_shared) == (busy_us, shared)
-    assert registry.tracing.told == (busy_us, shared)
+    assert busy_time_of(recorded, "text_completion g") == (busy_us, shared)
     assert exclusive(registry) == {"false" if shared else "unknown": busy_us}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_an_embedding_reports_its_busy_time_and_whether_it_was_shared(shared):
-    registry = serve(shared)
+    registry, recorded = serve(shared)
     reply = await embed(registry, EmbeddingRequest(context(), ((1, 2),)))
     assert (reply.npu_busy_delta_us, reply.npu_busy_shared) == (7, shared)
-    assert registry.tracing.told == (7, shared)
+    assert busy_time_of(recorded, "embeddings e") == (7, shared)
     assert exclusive(registry) == {"false" if shared else "unknown": 7}

@@ -1,20 +1,23 @@
-"""The spans of a request's stages: their order, their parents, their ends, and what is not in them."""
+"""The spans of a request's stages: their order, parents, ends, what is not in them, and how they are sent."""
 
+import socket
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from tests.support.recorded_spans import Recorded
-from worker_node.core.errors import EngineUnavailable
+from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device, Message, RequestContext, Route, Sampling, Usage
-from worker_node.observability.spans import SpanTracing
-from worker_node.observability.tracing import OFF, Operation, WallClock, open_tracing
+from worker_node.observability.tracing import OFF, Tracing, WallClock, open_tracing, set_response_status
 from worker_node.tasks.embed.service import EmbeddingRequest, trace_embedding
 from worker_node.tasks.generate.metrics import trace_generation
 from worker_node.tasks.generate.model import GenerationRequest
@@ -24,6 +27,7 @@ CONTEXT = RequestContext("req_1", arrived=0.0, deadline=1e9)
 ASKED = GenerationRequest(CONTEXT, (Message("user", SECRET),), Sampling(max_new_tokens=9, stop=(SECRET,)), model=SECRET)
 ROUTE = Route("m", Device.NPU, "preferred", 7, emulated=True)
 ENGINE = SimpleNamespace(status=SimpleNamespace(pid=4321))
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -45,7 +49,7 @@ def test_a_generation_is_one_trace_with_its_caller(recorded):
         operation.first_token(time.monotonic())
         operation.ended(time.monotonic())
         operation.answered(Usage(7, 5), finish_reason="stop", busy_us=12)
-        served.responded(200)
+        set_response_status(served, 200)
     assert recorded.tree() == {
         "POST /inference": None,
         "chat m": "POST /inference",
@@ -176,18 +180,18 @@ def test_nothing_of_the_requests_text_is_in_any_span(recorded):
 def test_a_failed_response_is_an_error_of_the_server_only(recorded):
     for status in (200, 404, 503):
         with recorded.tracing.request("POST", f"/{status}", {}, "req_1", time.monotonic()) as served:
-            served.responded(status)
+            set_response_status(served, status)
     failed = {name for name, span in recorded.spans.items() if not span.status.is_ok and span.status.status_code.value}
     assert failed == {"POST /503"}
 
 
-def test_a_request_that_is_not_sampled_is_told_to_nobody():
-    tracing = SpanTracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"), flush=lambda: None)
-    with (
-        tracing.request("POST", "/inference", {}, "req_1", time.monotonic()),
-        trace_generation(tracing, ASKED) as operation,
-    ):
-        assert type(operation) is Operation
+def test_a_request_that_is_not_sampled_leaves_no_span():
+    exporter, provider = InMemorySpanExporter(), TracerProvider(sampler=ALWAYS_OFF)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(provider.get_tracer("test"))
+    with tracing.request("POST", "/inference", {}, "req_1", time.monotonic()):
+        use_every_stage(tracing)
+    assert not exporter.get_finished_spans()
 
 
 def test_a_dry_run_leaves_no_span(recorded):
@@ -201,20 +205,14 @@ def test_the_wall_clock_follows_when_it_is_set(monkeypatch):
     clock = WallClock()
     at = time.monotonic()
     before = clock.at(at)
-    clock.look()
-    assert clock.at(at) == before
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + 3_600 * 10**9)
-    while clock.at(at) == before:  # a reading in which this process slept does not count
-        clock.look()
+    clock.follow()
     assert clock.at(at) - before == pytest.approx(3_600e9, abs=1e8)
 
 
-def test_off_is_one_object_that_takes_everything():
-    assert open_tracing(enabled=False) is OFF
-    with OFF.request("POST", "/inference", {}, "req_1", 0.0) as served, trace_generation(OFF, ASKED) as operation:
-        served.responded(200)
-        assert type(operation) is Operation
+def use_every_stage(tracing):
+    with trace_generation(tracing, ASKED) as operation:
         operation.tokenized(0.0)
         operation.routed(ROUTE)
         operation.submitted(ENGINE)
@@ -225,12 +223,52 @@ def test_off_is_one_object_that_takes_everything():
         operation.answered(Usage(1))
 
 
-def test_a_node_that_does_not_trace_imports_nothing_of_it():
+def test_without_tracing_every_stage_may_be_reported():
+    assert open_tracing(enabled=False) is OFF
+    use_every_stage(OFF)
+    with pytest.raises(EngineUnavailable), trace_generation(OFF, ASKED):
+        raise EngineUnavailable("gone")
+
+
+def test_a_node_that_does_not_trace_does_not_import_the_sdk():
     program = (
         "import sys, worker_node.server, worker_node.app\n"
         "from worker_node.observability.tracing import open_tracing\n"
         "open_tracing(enabled=False)\n"
-        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, EXPORTER, None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'npu-node\[tracing\]'"):
+        open_tracing(enabled=True)
+
+
+async def test_a_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch):
+    pytest.importorskip(EXPORTER, reason="NOT RUN: install '.[tracing]'")
+    asked, answer = threading.Event(), threading.Event()
+
+    def silent(listening):
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            asked.set()
+            answer.wait()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        collector = threading.Thread(target=silent, args=(listening,))
+        collector.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100000")
+        tracing = open_tracing(enabled=True)
+        with tracing.request("POST", "/inference", {}, "req_1", time.monotonic()):
+            pass
+        await tracing.close()
+        assert asked.is_set(), "the span was sent"
+        assert collector.is_alive(), "and nobody waited for the answer"
+        answer.set()
+        collector.join()
