@@ -26,12 +26,19 @@ class ModelKind(StrEnum):
 RouteReason = Literal[
     "preferred",
     "context_exceeds_npu",
+    "context_exceeds_gpu",
+    "context_exceeds_cpu",
     "unsupported_on_npu",
+    "unsupported_on_gpu",
+    "unsupported_on_cpu",
     "device_unavailable",
     "device_quarantined",
     "device_required",
     "model_loading",
 ]
+# What not every placement can do, by the name of the request's parameter.
+Feature = Literal["n", "logprobs", "language_detection"]
+NOTHING: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +340,10 @@ class Rendering:
 # What the parts of the node say to each other: plain frozen data, no I/O, no HTTP.
 
 __all__ = [
+    "NOTHING",
     "AnswerSchema",
     "Device",
+    "Feature",
     "FinishReason",
     "Finished",
     "GivenForm",

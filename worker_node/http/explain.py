@@ -18,8 +18,7 @@ from worker_node.http.errors import describe
 from worker_node.http.leniency import STATE, DryRun
 from worker_node.http.middleware import Handler, is_inference
 from worker_node.manager.placement import Placement
-from worker_node.scheduling.routing import Candidate
-from worker_node.serving.places import Demand, Explained, Explanation
+from worker_node.serving.routing import Demand, Explained, Explanation, PlacementStatus
 
 
 class ExplainBody(Body):
@@ -61,7 +60,7 @@ def _handler(app: web.Application, path: str) -> Handler:
 
 
 def _render(path: str, explanation: Explanation) -> dict[str, Any]:
-    demand, route = explanation.demand, explanation.route
+    demand, decision, route = explanation.demand, explanation.decision, explanation.route
     return {
         "path": path,
         "model": demand.model,
@@ -73,27 +72,27 @@ def _render(path: str, explanation: Explanation) -> dict[str, Any]:
         "device": None if route is None else route.device,
         "reason": None if route is None else route.reason,
         "emulated": route is not None and route.emulated,
-        "loads": explanation.loads,
-        "refusal": None if explanation.refusal is None else describe(explanation.refusal),
+        "loads": decision.wait_until is not None,
+        "refusal": None if decision.error is None else describe(decision.error),
         "placements": [
-            _placement(demand, placement, candidate)
-            for placement, candidate in zip(demand.placements, explanation.candidates, strict=True)
+            _placement(demand, placement, status)
+            for placement, status in zip(demand.placements, decision.considered, strict=True)
         ],
     }
 
 
-def _placement(demand: Demand, placement: Placement, candidate: Candidate) -> dict[str, Any]:
+def _placement(demand: Demand, placement: Placement, status: PlacementStatus) -> dict[str, Any]:
     return {
-        "device": candidate.device,
+        "device": status.device,
         "emulated": placement.emulated,
         "on_demand": placement.on_demand,
-        "prompt_limit": candidate.prompt_limit,
-        "total_limit": candidate.total_limit,
-        "holds": candidate.holds(demand.prompt_tokens, demand.min_new_tokens),
-        "lacks": sorted(candidate.lacks),
-        "obstacle": candidate.obstacle,
-        "detail": candidate.detail,
-        "retry_after_s": candidate.retry_after,
+        "prompt_limit": status.prompt_limit,
+        "total_limit": status.total_limit,
+        "holds": status.holds(demand),
+        "lacks": sorted(status.lacks),
+        "obstacle": status.obstacle,
+        "detail": status.detail,
+        "retry_after_s": status.retry_after,
     }
 
 

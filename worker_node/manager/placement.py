@@ -7,16 +7,15 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
-from worker_node.core.types import Device
+from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
 from worker_node.engines.protocol import Engine, EngineState
 from worker_node.scheduling.admission import Admission
-from worker_node.scheduling.routing import NOTHING, Candidate, Feature, Obstacle
 
 # Until a load has been timed: a process that starts and imports OpenVINO, then reads and compiles the weights.
 _START_S = 3.0
@@ -120,22 +119,12 @@ class Residency:
 
 # A model on a device: the engine that runs it, its limits, its admission control, and its part in memory.
 
-_OBSTACLES: dict[EngineState, Obstacle] = {
-    EngineState.UNLOADED: "model_loading",
-    EngineState.STARTING: "model_loading",
-    EngineState.BACKING_OFF: "device_unavailable",
-    EngineState.QUARANTINED: "device_quarantined",
-    EngineState.FAILED: "device_unavailable",
-    EngineState.STOPPED: "device_unavailable",
-}
 _COMING = frozenset({EngineState.UNLOADED, EngineState.STARTING})
-# Between requests for a model whose cold compile for an NPU takes nobody knows how long.
-_COLD_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`prompt_limit` and `total_limit` are tokens, as in `routing.Candidate`.
+    """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
     at start-up. `notes` say what was found when it was built, `options` what the settings set for its engine.
@@ -159,12 +148,6 @@ class Placement:
     isolation: Isolation = field(default_factory=Isolation)
     suspects: Suspects = field(default_factory=Suspects)
     residency: Residency = field(default_factory=Residency, compare=False, repr=False)
-    # As routing sees it while its engine is ready, which is what every request asks for.
-    _ready: Candidate = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        ready = Candidate(self.device, self.prompt_limit, self.total_limit, lacks=self.lacks)
-        object.__setattr__(self, "_ready", ready)
 
     @property
     def state(self) -> EngineState:
@@ -244,23 +227,6 @@ class Placement:
         """Whether it served and is started again after a pause."""
         status = self.engine.status
         return status.served and status.state is EngineState.BACKING_OFF
-
-    def candidate(self) -> Candidate:
-        """This placement as routing sees it now."""
-        if self.engine.ready:
-            return self._ready
-        status, ready_in = self.engine.status, self.ready_in()
-        retry_after = status.retry_after if ready_in is None else ready_in
-        return replace(
-            self._ready,
-            obstacle=_OBSTACLES.get(status.state),
-            detail=self.reason,
-            retry_after=_COLD_RETRY_S if retry_after == math.inf else retry_after,
-            ready_in=ready_in,
-            # A process that grew too large would serve if it had been left alone.
-            on_request=self.residency.on_request or status.replacing or self.state is EngineState.UNLOADED,
-            shortage=self.residency.shortage,
-        )
 
 
 async def first_change(placements: Sequence[Placement], until: float) -> bool:

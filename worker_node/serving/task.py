@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from worker_node.core.types import Device
+from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions, options_of
 from worker_node.engines.process import Canary
@@ -18,7 +18,6 @@ from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import load, task_of
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.settings import ModelSettings, NodeSettings
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 import time
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.faults.hosting.test_engine_faults import QUICK, RUNNER, no_canary, until
@@ -17,8 +17,8 @@ from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Demand, select_placement
-from worker_node.serving.run import Runs, run_again
+from worker_node.serving.routing import Demand, select_placement
+from worker_node.serving.run import Execution
 from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
@@ -46,34 +46,36 @@ class Model:
             for device, engine in zip(devices, self.engines, strict=True)
         ]
 
-    async def runs(self, seconds, **more):
+    async def execution(self, seconds, **more):
         now = time.monotonic()
         context = RequestContext("req_1", now, now + seconds, **more)
         demand = Demand("m", self.placements, 8, 8, 1)
-        place = await select_placement(demand, context)
-        return Runs(demand, context, place, lambda p: p.admission.permit(1, context.deadline)), context
+        return Execution(demand, context, await select_placement(demand, context)), context
 
     async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, **more):
         """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`."""
-        runs, context = await self.runs(seconds, **more)
+        execution, context = await self.execution(seconds, **more)
         if head:
-            runs.tell_device()
+            execution.pin_device()
         job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
         got = []
-        with runs.admitted() as runs.permit:
-            async with aclosing(run_again(runs, lambda _place: job, TokenDelta)) as deltas:
-                async for delta in deltas:
-                    if not got and on_first:
-                        on_first()
-                    got += delta.tokens
-        return got, runs.place.placement.device
+        with execution.admitted():
+            while not execution.done:
+                async with execution.attempt(job, TokenDelta) as deltas:
+                    async for delta in deltas:
+                        execution.sent = True
+                        if not got and on_first:
+                            on_first()
+                        got += delta.tokens
+        return got, execution.route.device
 
     async def embed(self, *rows, seconds=60.0):
-        runs, context = await self.runs(seconds)
-        with runs.admitted() as runs.permit:
-            job = embed_job(rows, context.deadline)
-            async with aclosing(run_again(runs, lambda _place: job, Embedded)) as results:
-                return EmbeddingOutput.of(await anext(results), len(rows))
+        execution, context = await self.execution(seconds)
+        with execution.admitted():
+            while not execution.done:
+                async with execution.attempt(embed_job(rows, context.deadline), Embedded) as results:
+                    output = EmbeddingOutput.of(await anext(results), len(rows))
+        return output
 
     def let_go(self):
         """Held engines take a step."""

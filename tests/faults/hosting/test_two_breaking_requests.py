@@ -2,7 +2,6 @@
 processes. Each death is a restart: more than 5 s on a busy machine."""
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from tests.support.scripted_runner import LATE, POISON, TAKEN
 from worker_node.core.errors import RequestBreaksEngine
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineState
-from worker_node.serving.run import run_again
 from worker_node.tasks.embed.messages import embed_job
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
@@ -24,13 +22,14 @@ LIMITS = HostingLimits(restart=replace(QUICK, crash_limit=100), stop_timeout_s=1
 
 async def whole(model, *tokens):
     """The answer to a prompt of these tokens, sent as a whole: it can be run again until its end."""
-    runs, context = await model.runs(120.0)
+    execution, context = await model.execution(120.0)
     job = GenerateJob(0, embed_job([tokens], 0.0).tokens, 100, context.deadline)
-    got = []
-    with runs.admitted() as runs.permit:
-        async with aclosing(run_again(runs, lambda _place: job, TokenDelta, got.clear)) as deltas:
-            async for delta in deltas:
-                got += delta.tokens
+    with execution.admitted():
+        while not execution.done:
+            got = []
+            async with execution.attempt(job, TokenDelta) as deltas:
+                async for delta in deltas:
+                    got += delta.tokens
     return got
 
 

@@ -20,8 +20,8 @@ from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
-from worker_node.serving.places import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_placed
+from worker_node.serving.routing import Demand, reject_if_full, select_placement
+from worker_node.serving.run import Proof, Services, SingleRun, model_of, run_selected
 from worker_node.settings import NodeSettings
 from worker_node.tasks.embed.messages import Embedded, EmbeddingOutput, embed_job
 from worker_node.tasks.embed.tokenizer import EmbeddingTokenizer
@@ -297,22 +297,24 @@ async def _embed(
     tokenized = time.monotonic()
     operation.tokenized(began)
     tokens, space = prepared.tokens, space_of(model, request.dimensions)
-    place = await select_placement(prepared.demand, context, units=len(tokens))
-    operation.routed(place.route)
+    selection = await select_placement(prepared.demand, context, units=len(tokens))
+    operation.routed(selection.route)
     if not tokens:
         empty = np.empty((0, request.dimensions or model.dimensions), np.float32)
-        return EmbeddingReply(place.route, empty, space, Usage(0), _untouched(context.arrived))
-    known = _look_up(services, prepared, place.route, context)
+        return EmbeddingReply(selection.route, empty, space, Usage(0), _untouched(context.arrived))
+    known = _look_up(services, prepared, selection.route, context)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    count_cached(services.telemetry, place.route, hits=len(tokens) - len(missing), misses=len(missing))
-    usage = Usage(place.route.token_count)
+    count_cached(services.telemetry, selection.route, hits=len(tokens) - len(missing), misses=len(missing))
+    usage = Usage(selection.route.token_count)
     if not missing:
         vectors = cut(np.stack([vector for vector in known if vector is not None]), request.dimensions)
         times = _untouched(context.arrived)
-        reply = EmbeddingReply(place.route, vectors, space, usage, times, cached="hit", loading_s=place.loading_s)
+        reply = EmbeddingReply(
+            selection.route, vectors, space, usage, times, cached="hit", loading_s=selection.loading_s
+        )
     else:
         rows = [tokens[index] for index in missing]
-        answer = await run_placed(services, _run_of(prepared, context, rows, began, tokenized), place, operation)
+        answer = await run_selected(services, _run_of(prepared, context, rows, began, tokenized), selection, operation)
         output = EmbeddingOutput.of(answer.result, len(rows))
         services.parts.of(embedding_cache).keep(model.space, answer.route.device, rows, output.vectors)
         reply = EmbeddingReply(
@@ -326,7 +328,7 @@ async def _embed(
             output.device_tokens,
             computed_tokens=sum(map(len, rows)),
             cached="partial" if len(missing) < len(tokens) else None,
-            loading_s=place.loading_s,
+            loading_s=selection.loading_s,
         )
     count_embedding(services.telemetry, reply)
     return reply

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError, ModelNotFound
-from worker_node.core.types import Device, Message, ModelKind
+from worker_node.core.types import NOTHING, Device, Feature, Message, ModelKind
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -25,7 +25,6 @@ from worker_node.models.directory import read_directory, sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.routing import NOTHING, Feature
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.build import not_installed
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes, TaskParts, no_canary

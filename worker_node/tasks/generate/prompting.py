@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
-from worker_node.core.types import AnswerSchema, GivenForm, Image, Message, Sampling, TokenIds, Tool, ToolUse
+from worker_node.core.types import AnswerSchema, Feature, GivenForm, Image, Message, Sampling, TokenIds, Tool, ToolUse
 from worker_node.engines.protocol import TOKEN_DTYPE
-from worker_node.scheduling.routing import Candidate, Feature
-from worker_node.serving.places import Demand, reject_if_full
+from worker_node.manager.placement import Placement
+from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.structured_output.form import CallForm, Form, FormPart, GivenText
 from worker_node.tasks.generate.answer_text import ReasoningFirst
@@ -74,10 +74,10 @@ class PreparedGeneration:
     grammar: str | None
     demand: Demand
 
-    def job(self, candidate: Candidate) -> GenerateJob:
-        """The job for the engine of `candidate`: an answer has no more tokens than its window leaves."""
+    def job(self, placement: Placement) -> GenerateJob:
+        """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
         request, sampling = self.request, self.request.sampling
-        window = min(candidate.total_limit, request.context_limit or candidate.total_limit)
+        window = min(placement.total_limit, request.context_limit or placement.total_limit)
         room = min(self.model.max_tokens_limit, window - self.prompt.count)
         return GenerateJob(
             id=0,

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from worker_node.core.types import Finished, FinishReason, Piece, Route, Sampling, Timing, TokenLogprob, Usage
-from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
-from worker_node.scheduling.admission import Permit, Work
-from worker_node.serving.places import Explained, Explanation, Place, errors_of, select_placement
-from worker_node.serving.run import Proof, Runs, Services, after_first, run_again
+from worker_node.scheduling.admission import Work
+from worker_node.serving.routing import Explained, Explanation, select_placement
+from worker_node.serving.run import Execution, Proof, Services, after_first
 from worker_node.tasks.generate.answer_text import AnswerText, PieceReader
 from worker_node.tasks.generate.images import images_of
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.metrics import count_generation, token_counter, trace_generation
 from worker_node.tasks.generate.model import GenerationModel, GenerationRequest, generation_model
 from worker_node.tasks.generate.prompting import PreparedGeneration, prepare_generation
@@ -44,18 +43,13 @@ async def generate(
         prepared = await prepare_generation(services, model, request)
         tokenize_s = time.monotonic() - began
         operation.tokenized(began)
-        place = await select_placement(prepared.demand, context)
-        operation.routed(place.route)
-        job = prepared.job(place.candidate)
+        selection = await select_placement(prepared.demand, context)
+        operation.routed(selection.route)
+        job = prepared.job(selection.placement)
         work = Work(prepared.prompt.count, job.max_new_tokens, exact=job.ignore_eos)
-
-        def permit(placement: Placement) -> AbstractContextManager[Permit]:
-            return placement.admission.permit(1, context.deadline, work=work, interactive=context.interactive)
-
-        runs = Runs(prepared.demand, context, place, permit)
-        with errors_of(lambda: runs.place.route), runs.admitted() as runs.permit:
-            proof = Proof.of(place.route, context, strict=services.require_proof)
-            run = GenerationRun(services.telemetry, operation, prepared, runs, proof, tokenize_s, whole=whole)
+        with Execution(prepared.demand, context, selection, work=lambda _limits: work).admitted() as execution:
+            proof = Proof.of(selection.route, context, strict=services.require_proof)
+            run = GenerationRun(services.telemetry, operation, prepared, execution, proof, tokenize_s, whole=whole)
             async with AsyncExitStack() as stack:
                 run.events = await stack.enter_async_context(aclosing(run.answer()))
                 if proof.required:
@@ -77,7 +71,7 @@ class GenerationRun:
         telemetry: Telemetry,
         operation: Operation,
         prepared: PreparedGeneration,
-        runs: Runs,
+        execution: Execution,
         proof: Proof,
         tokenize_s: float,
         *,
@@ -86,21 +80,21 @@ class GenerationRun:
         self._telemetry = telemetry
         self._operation = operation
         self._prepared = prepared
-        self._runs = runs
+        self._execution = execution
         self._proof = proof
         self._tokenize_s = tokenize_s
         self._whole = whole
-        self.loading_s = runs.place.loading_s
+        self.loading_s = execution.selection.loading_s
         self.tokens = 0
 
     @property
     def route(self) -> Route:
         """The current route; a retry may change it until part of the answer has been sent."""
-        return replace(self._runs.place.route, unproven=self._proof.unread)
+        return replace(self._execution.route, unproven=self._proof.unread)
 
     def head(self) -> Route:
         """The route for a head that is sent before the first token: from then on it stays on that device."""
-        self._runs.tell_device()
+        self._execution.pin_device()
         return self.route
 
     async def answer(self) -> AsyncGenerator[Piece | Finished, None]:
@@ -108,49 +102,44 @@ class GenerationRun:
 
         For an answer that is sent as a whole all pieces come at its end: a retry starts it from its beginning.
         """
-        operation, runs, prepared, whole = self._operation, self._runs, self._prepared, self._whole
+        operation, execution, prepared, whole = self._operation, self._execution, self._prepared, self._whole
         submitted = time.monotonic()
-        operation.submitted(runs.place.placement.engine)
-        answer, held = _Answer(prepared, submitted), list[Piece]()
-
-        def job(place: Place) -> GenerateJob:
-            return prepared.job(place.candidate)
-
-        def on_restart() -> None:
-            nonlocal answer
-            answer = _Answer(prepared, submitted)
-            held.clear()
-
+        operation.submitted(execution.selection.placement.engine)
         # Here as well as around the block: a reply that streams renders the error itself, inside of the block.
-        with errors_of(lambda: runs.place.route), operation.watch():
-            async with aclosing(run_again(runs, job, TokenDelta, on_restart if whole else None)) as deltas:
-                async for delta in deltas:
-                    if answer.first_token is None:
-                        count = token_counter(self._telemetry, runs.place.route)
-                        self._proof.check(delta.busy_us)
-                        answer.first_token = time.monotonic()
-                        answer.started = delta.started or submitted
-                        operation.started(answer.started)
-                        operation.first_token(delta.at or answer.first_token)
-                    count(len(delta.tokens))
-                    runs.permit.progressed(len(delta.tokens), at=delta.at, prefilled=(delta.prefilled, delta.prefill_s))
-                    self.tokens = answer.tokens + len(delta.tokens)
-                    for piece in answer.push(delta):
-                        self.tokens = answer.tokens
-                        if whole:
-                            held.append(piece)
-                        else:
-                            yield piece
-                    if answer.stopped or delta.finish is not None:
-                        operation.ended(delta.at or time.monotonic())
-                        runs.permit.answered(by_itself=answer.stopped or delta.finish == FinishReason.STOP)
-                    if answer.stopped:
-                        break
+        with execution.naming_route(), operation.watch():
+            while not execution.done:
+                answer, held = _Answer(prepared, submitted), list[Piece]()
+                async with execution.attempt(prepared.job(execution.selection.placement), TokenDelta) as deltas:
+                    async for delta in deltas:
+                        execution.sent = not whole
+                        if answer.first_token is None:
+                            count = token_counter(self._telemetry, execution.route)
+                            self._proof.check(delta.busy_us)
+                            answer.first_token = time.monotonic()
+                            answer.started = delta.started or submitted
+                            operation.started(answer.started)
+                            operation.first_token(delta.at or answer.first_token)
+                        count(len(delta.tokens))
+                        prefilled = (delta.prefilled, delta.prefill_s)
+                        execution.permit.progressed(len(delta.tokens), at=delta.at, prefilled=prefilled)
+                        self.tokens = answer.tokens + len(delta.tokens)
+                        for piece in answer.push(delta):
+                            self.tokens = answer.tokens
+                            if whole:
+                                held.append(piece)
+                            else:
+                                yield piece
+                        if answer.stopped or delta.finish is not None:
+                            operation.ended(delta.at or time.monotonic())
+                            by_itself = answer.stopped or delta.finish == FinishReason.STOP
+                            execution.permit.answered(by_itself=by_itself)
+                        if answer.stopped:
+                            break
             self._proof.check(answer.busy_us)
             for piece in [*held, *answer.flush()]:
                 yield piece
             finished = answer.finished(prepared.request.context.arrived, self._tokenize_s)
-            count_generation(self._telemetry, runs.place.route, finished)
+            count_generation(self._telemetry, execution.route, finished)
             operation.answered(
                 finished.usage,
                 finish_reason=finished.finish_reason.value,
@@ -301,7 +290,7 @@ async def _explain(services: Services, requests: Sequence[GenerationRequest]) ->
                 raise AssertionError("a dry run does not run")
         except Explained as explained:
             explanations.append(explained.explanation)
-            if explained.explanation.refusal is not None:
+            if explained.explanation.decision.error is not None:
                 return explained.explanation
     return explanations[0]
 

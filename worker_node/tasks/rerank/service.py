@@ -17,7 +17,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.scheduling.admission import AdmissionLimits, Work
-from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services, SingleRun, model_of, run_single
 from worker_node.tasks.rerank.messages import Scored, rerank_job
 from worker_node.tasks.rerank.options import RerankOptions

@@ -14,14 +14,13 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from worker_node.core.errors import UnsupportedParameter
-from worker_node.core.types import RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOTHING, Feature, RequestContext, Route, Timing, Usage
 from worker_node.observability.metrics import Tally, Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
-from worker_node.scheduling.routing import NOTHING, Feature
-from worker_node.serving.places import Demand, reject_if_full, select_placement
-from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_placed, run_single
+from worker_node.serving.routing import Demand, reject_if_full, select_placement
+from worker_node.serving.run import Answer, Services, SingleRun, model_of, run_selected, run_single
 from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe import audio
 from worker_node.tasks.transcribe.building import TranscriptionModel, Voice, VoiceChoice, find_voice
@@ -311,8 +310,8 @@ class _Run:
         if after is None:
             return await run_single(self._services, run, self._operation)
         # The route is that of the first passage, and so is the reason for it, in the trace too.
-        place = await select_placement(demand, self._context)
-        answer = await run_placed(self._services, run, place, self._operation)
+        selection = await select_placement(demand, self._context)
+        answer = await run_selected(self._services, run, selection, self._operation)
         return replace(answer, route=replace(answer.route, reason=after.reason))
 
 

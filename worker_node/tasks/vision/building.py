@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.core.types import Device, Image, Message
+from worker_node.core.types import Device, Feature, Image, Message
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
@@ -23,7 +23,6 @@ from worker_node.engines.protocol import TOKEN_DTYPE, Engine
 from worker_node.models.directory import read_config, sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
-from worker_node.scheduling.routing import Feature
 from worker_node.scheduling.wait_estimate import Capacity
 from worker_node.serving.task import EnginePlan, Footprint, ModelParts, ServedTask, Shapes
 from worker_node.settings import ModelSettings

@@ -9,7 +9,7 @@ from counting_task.task import KIND
 from worker_node.core.errors import ContextLengthExceeded
 from worker_node.core.types import RequestContext, Route, Timing, Usage
 from worker_node.scheduling.admission import Work
-from worker_node.serving.places import Demand, reject_if_full
+from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import SingleRun, model_of, run_single
 
 

@@ -23,7 +23,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
-from worker_node.serving.places import Demand, select_placement
+from worker_node.serving.routing import Demand, select_placement
 
 DEVICES = (Device.NPU, Device.CPU)
 # A load that is let in fits by what is known: what a process takes beyond its estimate shows when it is there.

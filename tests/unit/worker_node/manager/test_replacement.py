@@ -15,7 +15,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
-from worker_node.serving.places import Demand, select_placement
+from worker_node.serving.routing import Demand, select_placement
 
 NPU, CPU = Device.NPU, Device.CPU
 LONG_S = 1000.0
@@ -92,7 +92,7 @@ class World:
 def run(monkeypatch, scenario, **options):
     async def main():
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("worker_node.serving.places.time", SimpleNamespace(monotonic=loop.time))
+        monkeypatch.setattr("worker_node.serving.routing.time", SimpleNamespace(monotonic=loop.time))
         world = World(loop, **options)
         await asyncio.sleep(30)  # what is loaded with the node
         await world.request(CPU, LONG_S)

@@ -12,7 +12,7 @@ from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ModelState
 from worker_node.models.store import ModelStore
-from worker_node.serving.places import Demand, select_placement
+from worker_node.serving.routing import Demand, PlacementStatus, select_placement
 
 MB = 10**6
 
@@ -198,7 +198,7 @@ async def test_how_long_a_load_takes_is_known_after_the_first_one(case):
     await asyncio.sleep(1)
     model.placements[0].wake(insist=True)
     await asyncio.sleep(10)
-    assert model.placements[0].candidate().retry_after == pytest.approx(30, rel=0.1)
+    assert PlacementStatus.of(model.placements[0]).retry_after == pytest.approx(30, rel=0.1)
 
 
 @over_jumping_time

@@ -10,7 +10,7 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.places import Demand, Explained, explain, select_placement
+from worker_node.serving.routing import Demand, Explained, explain, select_placement
 
 
 class Engine:
@@ -183,18 +183,18 @@ async def test_a_dry_run_decides_as_after_the_load_that_would_be_waited_for_and_
     with pytest.raises(Explained) as caught:
         await select_placement(demand(Engine(EngineState.READY), cpu), context(dry_run=True))
     explanation = caught.value.explanation
-    assert explanation.refusal is None
+    assert explanation.decision.error is None
     assert (explanation.route.device, explanation.route.reason) == (Device.CPU, "context_exceeds_npu")
-    assert explanation.loads
-    assert [candidate.obstacle for candidate in explanation.candidates] == [None, "model_loading"]
+    assert explanation.decision.wait_until is not None
+    assert [status.obstacle for status in explanation.decision.considered] == [None, "model_loading"]
     assert cpu.woken == 0
 
 
 async def test_a_dry_run_with_no_time_for_the_load_is_a_refusal():
     cpu = Engine(EngineState.UNLOADED, load_seconds=100.0)
     explanation = explain(demand(Engine(EngineState.READY), cpu), context(5.0))
-    assert isinstance(explanation.refusal, ModelLoading)
-    assert (explanation.route, explanation.loads, cpu.woken) == (None, False, 0)
+    assert isinstance(explanation.decision.error, ModelLoading)
+    assert (explanation.route, explanation.decision.wait_until, cpu.woken) == (None, None, 0)
 
 
 async def test_the_explanation_is_the_decision():
@@ -254,7 +254,7 @@ async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
     patient = context(restart_wait_s=seconds)
     with pytest.raises(EngineUnavailable):
         await select_placement(wanted, patient)
-    assert isinstance(explain(wanted, patient).refusal, EngineUnavailable)
+    assert isinstance(explain(wanted, patient).decision.error, EngineUnavailable)
 
 
 async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_deadline():
@@ -287,5 +287,5 @@ async def test_the_explanation_of_a_wait_is_the_route_after_it():
     explanation = explain(wanted, context())
     (finding,) = await begun(select_placement(wanted, context()))
     engine.set(EngineState.READY)
-    assert explanation.loads
+    assert explanation.decision.wait_until is not None
     assert explanation.route == (await finding).route
