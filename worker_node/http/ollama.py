@@ -23,7 +23,7 @@ from worker_node.http.context import busy_fields
 from worker_node.http.errors import OPTIONS, message, not_found
 from worker_node.http.leniency import NODE, STATE, Table
 from worker_node.http.models import capabilities, chat_first
-from worker_node.http.parameters import RepetitionPenalty
+from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
@@ -330,10 +330,9 @@ def _json(data: dict[str, Any]) -> web.Response:
 _NO_PENALTY = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 Format = Literal["", "json"] | dict[str, Any]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class OllamaOptions(DialectBody):
+class OllamaOptions(SamplingBody):
     """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
 
     Clients send Ollama's defaults along: a refused option at the value that asks for nothing is passed over.
@@ -343,15 +342,7 @@ class OllamaOptions(DialectBody):
 
     num_predict: Annotated[int, Field(ge=-2, le=1_000_000)] | None = None
     num_ctx: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
     repeat_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     ignore_eos: bool | None = None
 
     @model_validator(mode="before")

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import Sampling
+from worker_node.http.body import DialectBody
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
@@ -28,6 +29,20 @@ _LEAST_TOP_P = 1e-6
 _MOST_MIN_P = 1 - 1e-6
 # Logits are divided by it: from here down, nothing but what was said before is left.
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class SamplingBody(DialectBody):
+    """The parameters that OpenAI's and Ollama's bodies share: theirs, and what local servers add."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
 
 @dataclass(frozen=True, slots=True)

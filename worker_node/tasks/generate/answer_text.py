@@ -133,7 +133,6 @@ class ReasoningFirst:
         self._held = ""
 
     def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
         if self._in is _In.ANSWER:
             return self._answer.push(text) if self._answer else [Token(text)] if text else []
         self._held += text
@@ -145,7 +144,6 @@ class ReasoningFirst:
         return self._in_gap()
 
     def flush(self) -> list[Piece]:
-        """See `Parser`."""
         held, self._held = self._held, ""
         thinking = self._in is _In.THOUGHT
         self._in = _In.ANSWER

@@ -226,7 +226,6 @@ class _Generate(ServedTask):
         )
 
     async def start(self, parts: TaskParts) -> None:
-        """See `ServedTask.start`."""
         await parts.of(schema_compiler).start()
 
     def admission(self, options: EngineOptions) -> AdmissionLimits:

@@ -122,7 +122,6 @@ class Running:
 
     @property
     def job(self) -> GenerateJob:
-        """The job."""
         return self.prompt.job
 
     @property

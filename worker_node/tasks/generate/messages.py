@@ -66,11 +66,9 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
         return GenerateJob(self.id, tokens, 1, self.deadline, ignore_eos=True, interactive=self.interactive)
 
     def with_id(self, job_id: int) -> GenerateJob:
-        """See `engines.messages.Job`."""
         return msgspec.structs.replace(self, id=job_id)
 
     def timeless(self) -> GenerateJob:
-        """See `engines.messages.Job`."""
         return msgspec.structs.replace(self, id=0, deadline=0.0, interactive=True, max_new_tokens=0)
 
 
@@ -113,9 +111,7 @@ class Step(Outcome, frozen=True):
 
     @property
     def followed(self) -> bool:
-        """See `engines.messages.Outcome`."""
         return self.announced
 
     def parts(self) -> list[TokenDelta]:
-        """See `engines.messages.Outcome`."""
         return self.deltas

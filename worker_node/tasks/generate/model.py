@@ -62,7 +62,6 @@ class GenerationModel(ServedModel):
     images: ImageRules | None = None
 
     def abilities(self) -> Sequence[str]:
-        """See `ServedModel.abilities`."""
         found = {
             "vision": self.images is not None,
             # The engine of a model with vision takes no grammars, which calls of tools are held to.
@@ -72,7 +71,6 @@ class GenerationModel(ServedModel):
         return [ability for ability, has in found.items() if has]
 
     def template(self) -> str:
-        """See `ServedModel.template`."""
         return self.tokenizer.chat_template
 
 

@@ -109,31 +109,25 @@ class SerialRunner(ABC):
 
     @property
     def has_work(self) -> bool:
-        """See `Runner`."""
         return len(self._queue) > 0
 
     @property
     def wake_fd(self) -> None:
-        """See `Runner`."""
         return None
 
     def stats(self) -> EngineStats:
-        """See `Runner`."""
         return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
 
     def submit(self, job: GenerateJob) -> None:
-        """See `Runner`."""
         self._queue.add(job)
 
     def cancel(self, job_id: int) -> None:
-        """See `Runner`."""
         if self._current is not None and self._current.id == job_id:
             self._cancelled = True
         else:
             self._queue.remove(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:
-        """See `Runner`."""
         now = time.monotonic()
         for late in self._queue.expired(now):
             emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
@@ -201,7 +195,6 @@ class SerialRunner(ABC):
         return None
 
     def close(self) -> None:
-        """See `Runner`."""
         del self._pipeline
 
 

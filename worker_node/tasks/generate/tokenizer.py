@@ -251,13 +251,11 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def push(self, tokens: Sequence[int]) -> str:
-        """See `Detokenizer.push`."""
         table = self._table
         size = len(table)
         return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
 
     def flush(self) -> str:
-        """See `Detokenizer.flush`."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -275,12 +273,10 @@ class WindowDetokenizer:
         self._read = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        """See `Detokenizer.push`."""
         self._tokens += tokens
         return self._emit(final=False)
 
     def flush(self) -> str:
-        """See `Detokenizer.flush`."""
         return self._emit(final=True)
 
     def _emit(self, *, final: bool) -> str:

@@ -72,12 +72,10 @@ class OneCall:
         self._calls = _Calls(names)
 
     def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
         reading = (character for character in text if not self._calls.scanner.done)
         return _joined([piece for character in reading for piece in self._calls.feed(character)])
 
     def flush(self) -> list[Piece]:
-        """See `Parser`."""
         return []
 
 
@@ -91,14 +89,12 @@ class TaggedCalls:
         self._after_call = False
 
     def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
         pieces: list[Piece] = []
         for character in text:
             pieces += self._in_call(character) if self._inside else self._in_text(character)
         return _joined(pieces)
 
     def flush(self) -> list[Piece]:
-        """See `Parser`."""
         held, self._held = self._held, ""
         # An unfinished call of which something was told already cannot be taken back; its start is no text either.
         return [Token(held)] if held and not (self._inside and self._calls.told) else []
@@ -148,7 +144,6 @@ class CallsOrAnswer:
         self._is_call: bool | None = None
 
     def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
         if self._is_call is None and text.strip():
             self._is_call = text.lstrip().startswith(OPENING[0])
         if self._is_call is None:
@@ -156,7 +151,6 @@ class CallsOrAnswer:
         return self._calls.push(text) if self._is_call else [Token(text)] if text else []
 
     def flush(self) -> list[Piece]:
-        """See `Parser`."""
         return self._calls.flush() if self._is_call else []
 
 
@@ -170,7 +164,6 @@ class BareCalls:
         self._plain = False
 
     def push(self, text: str) -> list[Piece]:
-        """See `Parser`."""
         pieces: list[Piece] = []
         for position, character in enumerate(text):
             if self._plain:
@@ -179,7 +172,6 @@ class BareCalls:
         return _joined(pieces)
 
     def flush(self) -> list[Piece]:
-        """See `Parser`."""
         if self._plain or not self._held:
             return []
         held, self._held, self._plain = self._held, "", True

@@ -43,7 +43,6 @@ class VisionRunner(SerialRunner):
             self._npu = msgspec.convert(spec.options, VisionNpuOptions)
 
     def load(self) -> Loaded:
-        """See `Runner`."""
         began = time.monotonic()
         loaded = self._load_dynamic() if self._npu is None else self._load_on_npu(self._npu)
         self._defaults = self._pipeline.get_generation_config()

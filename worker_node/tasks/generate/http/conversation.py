@@ -37,6 +37,23 @@ class ImagePart(DialectBody):
     image_url: Url
 
 
+class ResponsesTextPart(DialectBody):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class ResponsesImagePart(DialectBody):
+    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+
+
 Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
 
@@ -63,8 +80,6 @@ class PastCall(DialectBody):
     """A call that the model made; its arguments are JSON in a string."""
 
     class CalledFunction(DialectBody):
-        """What was called, and with what."""
-
         name: str
         arguments: str
 
@@ -107,7 +122,7 @@ def conversation(
     turns: list[Message] = []
     for number, message in enumerate(messages):
         if isinstance(message, UserMessage):
-            text, images = _parts(message.content, f"messages[{number}].content")
+            text, images = text_and_images(message.content, f"messages[{number}].content")
             turns.append(Message("user", text, images=images))
             continue
         text = text_of(message.content)
@@ -123,16 +138,22 @@ def conversation(
     return tuple(turns)
 
 
-def _parts(content: str | Sequence[TextPart | ImagePart], where: str) -> tuple[str, tuple[Image, ...]]:
+AnyPart = TextPart | ImagePart | ResponsesTextPart | ResponsesImagePart
+
+
+def text_and_images(content: str | Sequence[AnyPart], where: str) -> tuple[str, tuple[Image, ...]]:
     """The text of a content, and the images in it."""
     if isinstance(content, str):
         return content, ()
     text, images = "", []
     for number, part in enumerate(content):
-        if isinstance(part, TextPart):
-            text += part.text
-        else:
-            images.append(image_of_url(part.image_url.url, len(text), f"{where}[{number}].image_url.url"))
+        match part:
+            case ImagePart(image_url=image):
+                images.append(image_of_url(image.url, len(text), f"{where}[{number}].image_url.url"))
+            case ResponsesImagePart(image_url=url):
+                images.append(image_of_url(url, len(text), f"{where}[{number}].image_url"))
+            case _:
+                text += part.text
     return text, tuple(images)
 
 
@@ -145,8 +166,8 @@ def past_arguments(text: str | None) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
 
 
-def text_of(content: Content | None) -> str:
-    """The text of a content."""
+def text_of(content: str | Sequence[TextPart | ResponsesTextPart] | None) -> str:
+    """The text of a content that holds nothing else."""
     if content is None:
         return ""
     return content if isinstance(content, str) else "".join(part.text for part in content)
@@ -162,8 +183,6 @@ class FunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
     class OfferedFunction(DialectBody):
-        """Its name, what it does, and the JSON schema of its arguments."""
-
         name: ToolName
         description: str | None = None
         parameters: dict[str, Any] | None = None
@@ -180,8 +199,6 @@ class NamedChoice(DialectBody):
     """This function is to be called."""
 
     class ChosenFunction(DialectBody):
-        """Its name."""
-
         name: ToolName
 
     type: Literal["function"]
@@ -192,8 +209,6 @@ class AllowedChoice(DialectBody):
     """Only these of the functions may be called, or one of them is to be."""
 
     class Allowed(DialectBody):
-        """Which, and whether one must be called."""
-
         mode: Literal["auto", "required"]
         tools: Annotated[list[NamedChoice], Field(min_length=1)]
 

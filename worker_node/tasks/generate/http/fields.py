@@ -11,12 +11,13 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext
+from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext, Sampling
+from worker_node.http import parameters
 from worker_node.http.body import DialectBody
 from worker_node.http.errors import ACCOUNTING
 from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.ollama import KeepAlive
-from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty
+from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
 from worker_node.structured_output.ebnf import literal
 
 _NO_LAZY = (
@@ -125,7 +126,6 @@ def _choice(texts: list[str]) -> str:
 MAX_CHOICES = 128
 
 NumberOf = Annotated[int, Field(ge=1, le=1_000_000)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(DialectBody):
@@ -135,19 +135,11 @@ class StreamOptions(DialectBody):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(GuidedFields):
+class SamplingFields(GuidedFields, SamplingBody):
     """Sampling parameters of OpenAI, and what local servers add: top_k, min_p, repetition_penalty, ignore_eos."""
 
     model: str
     max_tokens: NumberOf | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -167,6 +159,11 @@ class SamplingFields(GuidedFields):
     def urgency(self, context: RequestContext) -> RequestContext:
         """The context with the priority of vLLM's field: what is above 0 may wait and is batch work."""
         return context if (self.priority or 0) <= 0 else replace(context, priority=Priority.BATCH)
+
+    def sampling(self, *, logprobs: bool, **override: Any) -> Sampling:
+        """How to sample, with some fields overridden. Raises BadRequest."""
+        given = vars(self) | (self.model_extra or {}) | override
+        return parameters.sampling(parameters.OPENAI, given, logprobs=logprobs)
 
     @property
     def keep_last(self) -> int | None:

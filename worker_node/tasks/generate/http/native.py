@@ -41,7 +41,6 @@ class InferenceBody(Body):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/inference", inference(_inference))]
 
 

@@ -213,8 +213,6 @@ class OllamaCall(DialectBody):
     """A call that the model made; its arguments are an object."""
 
     class OllamaCalledFunction(DialectBody):
-        """What was called, and with what."""
-
         name: str
         arguments: dict[str, Any] = Field(default_factory=dict)
         index: int | None = None
@@ -240,8 +238,6 @@ class OllamaTool(DialectBody):
     """A function that the model may ask to be called."""
 
     class OllamaOfferedFunction(DialectBody):
-        """Its name, what it does, and the JSON schema of its arguments."""
-
         name: Annotated[str, Field(min_length=1, max_length=128)]
         description: str | None = None
         parameters: dict[str, Any] | None = None
@@ -276,7 +272,6 @@ class OllamaChatBody(_Common):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/api/generate", inference(_generate)), web.post("/api/chat", inference(_chat))]
 
 

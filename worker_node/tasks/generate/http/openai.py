@@ -22,7 +22,6 @@ from worker_node.core.types import (
     ToolUse,
     Usage,
 )
-from worker_node.http import parameters
 from worker_node.http.body import limited, read_body
 from worker_node.http.context import request_context
 from worker_node.http.leniency import NODE, Table
@@ -135,11 +134,10 @@ class ChatBody(SamplingFields):
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest("modalities: text is the only one", param="modalities")
-        given = self.model_dump(exclude={"messages", "tools", "logprobs"})
         request = GenerationRequest(
             self.urgency(context),
             conversation(self.messages),
-            parameters.sampling(parameters.OPENAI, given, logprobs=bool(self.logprobs)),
+            self.sampling(logprobs=bool(self.logprobs)),
             self.model,
             tool_use=self._tool_use(),
             grammar=self.held_to(schema_of(self.response_format)),
@@ -306,8 +304,7 @@ class CompletionsBody(SamplingFields):
             )
         # The engine computes a prompt only to continue it: of a prompt alone its one token is left out of the reply.
         most = 1 if self.prompt_alone else self.max_tokens or DEFAULT_MAX_TOKENS
-        given = self.model_dump(exclude={"logprobs"}) | {"max_tokens": most}
-        sampling = parameters.sampling(parameters.OPENAI, given, logprobs=self.logprobs is not None)
+        sampling = self.sampling(logprobs=self.logprobs is not None, max_tokens=most)
         prompts = self.prompts()
         grammar = self.held_to(None)
         if len(prompts) * count > MAX_GENERATIONS:

@@ -8,44 +8,31 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Image, Message, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.core.types import AnswerSchema, Message, RequestContext, Tool, ToolCall, ToolUse
 from worker_node.http import parameters
 from worker_node.http.body import Body, DialectBody
 from worker_node.http.leniency import Table
-from worker_node.http.parameters import RepetitionPenalty
-from worker_node.tasks.generate.http.conversation import MAX_TOOLS, ToolName, Wanted, past_arguments, tool_use
+from worker_node.http.parameters import RepetitionPenalty, SamplingBody
+from worker_node.tasks.generate.http.conversation import (
+    MAX_TOOLS,
+    ResponsesImagePart,
+    ResponsesTextPart,
+    ToolName,
+    Wanted,
+    past_arguments,
+    text_and_images,
+    text_of,
+    tool_use,
+)
 from worker_node.tasks.generate.http.fields import (
     RESPONSES,
     STYLE,
     NumberOf,
-    Penalty,
     only_functions,
     only_text,
     text_or_image,
 )
-from worker_node.tasks.generate.images import image_of_url
 from worker_node.tasks.generate.model import GenerationRequest
-
-_SAMPLING = {"frequency_penalty", "max_output_tokens", "min_p", "presence_penalty", "repetition_penalty", "seed"}
-_SAMPLING |= {"stop", "temperature", "top_k", "top_p"}
-
-
-class ResponsesTextPart(DialectBody):
-    """A part of a message."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class ResponsesImagePart(DialectBody):
-    """A part of a message that is an image, as a data URL; `detail` is a hint. Files are not kept here."""
-
-    type: Literal["input_image"]
-    image_url: str
-    detail: str | None = None
-
 
 Parts = list[Annotated[ResponsesTextPart, BeforeValidator(only_text)]]
 MessagePart = Annotated[
@@ -152,7 +139,7 @@ class TextOptions(DialectBody):
     format: Format | None = None
 
 
-class ResponsesBody(DialectBody):
+class ResponsesBody(SamplingBody):
     """Body of POST /v1/responses."""
 
     rules: ClassVar[Table] = RESPONSES
@@ -162,15 +149,6 @@ class ResponsesBody(DialectBody):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: NumberOf | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    # vLLM takes these here too.
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     stream: bool | None = None
     text: TextOptions | None = None
@@ -193,7 +171,7 @@ class ResponsesBody(DialectBody):
         return GenerationRequest(
             context,
             self._conversation(items),
-            parameters.sampling(parameters.OPENAI, self.model_dump(include=_SAMPLING)),
+            parameters.sampling(parameters.OPENAI, vars(self)),
             self.model,
             tool_use=self._tool_use(),
             grammar=self._schema(),
@@ -208,9 +186,9 @@ class ResponsesBody(DialectBody):
             if isinstance(item, CallItem):
                 turns.append(Message("assistant", "", (ToolCall(item.name, past_arguments(item.arguments)),)))
             elif isinstance(item, OutputItem):
-                turns.append(Message("tool", _text(item.output), tool_name=called.get(item.call_id)))
+                turns.append(Message("tool", text_of(item.output), tool_name=called.get(item.call_id)))
             elif isinstance(item, MessageItem):
-                text, images = _message_parts(item.content, f"input[{number}].content")
+                text, images = text_and_images(item.content, f"input[{number}].content")
                 role = "system" if item.role == "developer" else item.role
                 turns.append(Message(role, text, images=images))
         return tuple(turns)
@@ -245,22 +223,3 @@ class ResponsesBody(DialectBody):
         if wanted.json_schema is None:
             raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
         return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
-
-
-def _text(content: str | Sequence[ResponsesTextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _message_parts(
-    content: str | Sequence[ResponsesTextPart | ResponsesImagePart], where: str
-) -> tuple[str, tuple[Image, ...]]:
-    """The text of a message, and the images in it."""
-    if isinstance(content, str):
-        return content, ()
-    text, images = "", []
-    for number, part in enumerate(content):
-        if isinstance(part, ResponsesTextPart):
-            text += part.text
-        else:
-            images.append(image_of_url(part.image_url, len(text), f"{where}[{number}].image_url"))
-    return text, tuple(images)

@@ -74,7 +74,6 @@ class DetokenizeBody(DialectBody):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
 
 
