@@ -9,7 +9,7 @@ from worker_node.bounded.settings import PROMPT_TOKENS, DeviceLock, bounded_mode
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.engines.process import Canary
-from worker_node.engines.protocol import Engine
+from worker_node.engines.protocol import JobEngine
 from worker_node.models.directory import read_directory
 from worker_node.models.manifest import InstalledModel
 from worker_node.models.store import ModelStore
@@ -92,7 +92,7 @@ def build(
     installed = choice.installed if examined else replace(choice.installed, canary=None)
 
     def guard(canary: Canary) -> Canary:
-        async def locked(engine: Engine) -> None:
+        async def locked(engine: JobEngine) -> None:
             async with lock.held():
                 await canary(engine)
 

@@ -301,9 +301,9 @@ class EngineStatus:
     """A reading of an engine; `reason` is set whenever the state is not `ready`.
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
-    counts by its form how often a process was replaced because its memory had grown; `replacing`: the engine is being
-    started for that reason, and requests wait for it. `served`: it has been ready before. `shapes` counts
-    the static shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
+    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `shapes`
+    counts the static shapes that its processes loaded, by their origin: `compiled` or `imported`.
     """
 
     state: EngineState
@@ -331,7 +331,19 @@ class ResultStream(Protocol[R_co]):
     def aclose(self) -> Awaitable[None]: ...
 
 
-class Engine(Protocol):
+class JobEngine(Protocol):
+    """What runs jobs: an engine, or one process of it that its canary examines."""
+
+    def run(self, job: Job, result: type[R]) -> ResultStream[R]:
+        """Return the job's results as they come; closing them cancels the job.
+
+        The job's `id` is set by the engine. Raises EngineUnavailable, DeadlineExceeded, Overloaded, here or with the
+        results.
+        """
+        ...
+
+
+class Engine(JobEngine, Protocol):
     """An engine as the edge process sees it."""
 
     @property
@@ -360,12 +372,4 @@ class Engine(Protocol):
 
     def next_change(self) -> Coroutine[None, None, object]:
         """Return what to await for the first change of state after this call."""
-        ...
-
-    def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """Return the job's results as they come; closing them cancels the job.
-
-        The job's `id` is set by the engine, which gets the job when the first result is asked for. Raises
-        EngineUnavailable, DeadlineExceeded, Overloaded.
-        """
         ...

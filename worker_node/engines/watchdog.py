@@ -1,4 +1,4 @@
-"""Whether an engine process still makes progress. Pure: the caller supplies the time.
+"""Whether an engine process still makes progress, and what ended it. Pure: the caller supplies time and readings.
 
 Every event of an engine proves that it is alive. Before a native call it announces the call's size and then stays
 silent until the call returns, so it gets the time that calls of this size are known to take. Runs that proceed while
@@ -6,8 +6,11 @@ the loop sends heartbeats are judged by the age of the oldest one, which each he
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from worker_node.devices.memory import KERNEL, MemoryReader
 
 # A call may take this many times as long as the slowest known one of its size: other load on the machine slows it down.
 _MARGIN = 4.0
@@ -133,11 +136,6 @@ class Liveness:
         return None, left
 
 
-# Whether an engine process that loads makes progress, judged by the kernel's figures, since it sends no events.
-#
-# A cold compile for an NPU takes minutes and computes all the time. A process that is stopped or sleeps for ever does
-# not. Pure: the caller supplies the time and the readings.
-
 _PROC = Path("/proc")
 # Running or ready to run, or waiting for a disk or a driver: neither says that it hangs.
 _BUSY = frozenset("RD")
@@ -173,7 +171,11 @@ def stopped(pid: int | None, proc: Path = _PROC) -> bool:
 
 @dataclass(slots=True)
 class LoadWatch:
-    """Judges one load that begins at `now`: a process that does nothing for `limit_s` seconds hangs."""
+    """Judges one load that begins at `now`: a process that does nothing for `limit_s` seconds hangs.
+
+    By the kernel's figures, since a process that loads sends no events: a cold compile for an NPU takes minutes and
+    computes all the time; a process that is stopped or sleeps does not.
+    """
 
     limit_s: float
     now: float
@@ -195,7 +197,7 @@ class LoadWatch:
             self._quiet_s += elapsed
         if self._quiet_s < self.limit_s:
             return None
-        return f"hung while loading: it has not computed anything for {self._quiet_s:.0f} s"
+        return f"hung: it has not computed anything for {self._quiet_s:.0f} s"
 
 
 def _stat(path: Path) -> list[str] | None:
@@ -204,3 +206,83 @@ def _stat(path: Path) -> list[str] | None:
         return path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+
+
+# What others send and no request raises.
+_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
+# A death is compared with a reading that is at least so old: the newest may be younger than the kill.
+_WINDOW_S = 5.0
+# Daemons kill the process that takes the machine's memory before the kernel must.
+_GROWTH_BYTES = 1 << 30
+_LEFT_BYTES = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at: float
+    oom_kills: int | None
+    own: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a process ended, for people; `from_outside` only if that is known and its memory was not the reason."""
+
+    reason: str
+    from_outside: bool = False
+
+
+@dataclass(slots=True)
+class KillWatch:
+    """Readings of one engine process while it lives, and the verdict when it has ended.
+
+    A request that breaks its engine ends it by a signal such as SIGSEGV or SIGABRT, by an exit status, or by the memory
+    that it takes: then the kernel or a daemon sends SIGKILL, too.
+    """
+
+    memory: MemoryReader = KERNEL
+    _older: _Reading | None = field(default=None, init=False)
+    _newer: _Reading | None = field(default=None, init=False)
+    _own: int | None = field(default=None, init=False)
+    _left: int | None = field(default=None, init=False)
+
+    def look(self, now: float, pid: int | None, *, loading: bool = False) -> None:
+        """Note what the process has taken and what is left; once a second. While it is `loading` it grows anyway."""
+        own = None if pid is None or loading else self.memory.own(pid)
+        if own is not None:  # a process that has just ended has none
+            self._own = own
+        if own is not None or loading:
+            self._left = self.memory.available()
+        if own is not None and self._newer is not None and self._newer.own is None:
+            self._older = self._newer = None  # from now on its growth is measured
+        if self._newer is None or now - self._newer.at >= _WINDOW_S:
+            self._older, self._newer = self._newer, _Reading(now, self.memory.oom_kills(), own)
+
+    def verdict(self, status: int | None) -> Death:
+        """What ended the process, by its exit status (negative: the signal; None: it is not known)."""
+        if status not in _FROM_OUTSIDE:
+            return Death("the engine process died" + _how(status))
+        before = self._older or self._newer
+        if before is None:
+            return Death("the engine process was killed" + _how(status))
+        grown = 0 if self._own is None or before.own is None else self._own - before.own
+        if self.memory.oom_kills() != before.oom_kills:
+            reason = "the kernel has killed for lack of memory"
+        elif grown >= _GROWTH_BYTES:
+            reason = f"its memory had just grown by {grown / 1e6:.0f} MB"
+        elif self._left is not None and self._left < _LEFT_BYTES:
+            reason = f"the machine had {self._left / 1e6:.0f} MB of memory left"
+        else:
+            return Death("the engine process was killed from outside" + _how(status), from_outside=True)
+        return Death(f"the engine process was killed{_how(status)}, most likely for its memory: {reason}")
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return ""
+    if status >= 0:
+        return f" (exit status {status})"
+    try:
+        return f" ({signal.Signals(-status).name})"
+    except ValueError:  # a real-time signal has no name
+        return f" (signal {-status})"

@@ -21,8 +21,8 @@ from worker_node.manager.placement import Placement
 from worker_node.node import Node
 
 _BY = ("model", "device")
-# `hosting.growth.Recycle`; all are shown, so that the first of a kind is seen as an increase.
-RECYCLE_FORMS = ("beside", "idle", "forced", "failed")
+# `GrowthLimits.replacement`; all are shown, so that the first of a kind is seen as an increase.
+RECYCLE_FORMS = ("idle", "forced")
 SHAPE_ORIGINS = ("compiled", "imported")
 
 

@@ -111,17 +111,10 @@ def admission_limits(plan: EnginePlan, max_outstanding: int | None) -> Admission
     return limits if max_outstanding is None else replace(limits, max_outstanding=max_outstanding)
 
 
-def growth_limits(growth: int | None, device: Device, *, emulated: bool) -> GrowthLimits:
-    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory.
-
-    Two processes run at once only where they use the machine's memory: whether a real NPU or GPU has memory for two
-    shows only when the second one fails.
-    """
+def growth_limits(growth: int | None) -> GrowthLimits:
+    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
     memory = machine_memory()
-    if memory is None:
-        return GrowthLimits(growth, beside=False)
-    beside = emulated or device is Device.CPU
-    return GrowthLimits(growth or default_growth(memory.total), beside=beside, reserve=memory.total // 16)
+    return GrowthLimits(growth if growth or memory is None else default_growth(memory.total))
 
 
 # Estimates a model's memory before its first load, and the memory that the engines may take.
@@ -276,7 +269,7 @@ class _PlacedModel:
         return SupervisedEngine(
             spec,
             self.canary(plan.prompt_limit),
-            _hosting_limits(machine.settings, device, emulated=emulated),
+            _hosting_limits(machine.settings),
             lazy=True,
             slot=machine.slots.slot(device.value),
             suspects=self.suspects,
@@ -291,7 +284,7 @@ def _compiled(options: EngineOptions) -> bool:
     return options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob"))
 
 
-def _hosting_limits(settings: NodeSettings, device: Device, *, emulated: bool) -> HostingLimits:
+def _hosting_limits(settings: NodeSettings) -> HostingLimits:
     return HostingLimits(
         load_timeout_s=settings.load_timeout_s,
         liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
@@ -301,7 +294,7 @@ def _hosting_limits(settings: NodeSettings, device: Device, *, emulated: bool) -
             crash_window_s=settings.crash_window_s,
             quarantine_s=settings.quarantine_s,
         ),
-        growth=growth_limits(settings.engine_memory_growth, device, emulated=emulated),
+        growth=growth_limits(settings.engine_memory_growth),
     )
 
 

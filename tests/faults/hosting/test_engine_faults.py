@@ -19,7 +19,7 @@ import pytest
 from tests.support.scripted_runner import CRASH, DIMENSIONS, HANG
 from worker_node.core.errors import DeadlineExceeded, EngineUnavailable, Retryable
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.process import CanaryFailed, EngineLink, HostingLimits
+from worker_node.engines.process import CanaryFailed, EngineProcess, HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import RestartLimits
 from worker_node.engines.supervisor import SupervisedEngine
@@ -141,7 +141,7 @@ async def test_a_hang_is_found_by_the_watchdog_and_the_engine_replaced():
     async with running(limits=limits) as engine:
         before = await until(engine, EngineState.READY)
         # The job has no deadline of its own, so that only the watchdog can end it. When it does is measured with a
-        # clock that jumps (tests/unit/worker_node/hosting/test_watchdog.py); here it is only bounded, generously.
+        # clock that jumps (tests/unit/worker_node/engines/test_watchdog.py); here it is only bounded, generously.
         async with asyncio.timeout(30):
             with pytest.raises(EngineUnavailable, match="hung") as caught:
                 await collect(engine, HANG)
@@ -175,7 +175,7 @@ async def test_a_supervision_that_fails_is_taken_up_again():
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
-    spawn = EngineLink.spawn
+    spawn = EngineProcess.spawn
     failures = iter([OSError(errno.EAGAIN, "no process to be had")])
 
     async def scarce(*wanted):
@@ -183,7 +183,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
             raise error
         return await spawn(*wanted)
 
-    monkeypatch.setattr(EngineLink, "spawn", scarce)
+    monkeypatch.setattr(EngineProcess, "spawn", scarce)
     async with running() as engine:
         assert (await until(engine, EngineState.READY)).restarts == 1
 
@@ -191,7 +191,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
 async def test_an_engine_whose_canary_fails_is_never_ready():
     seen = []
 
-    async def garbage(engine):
+    async def garbage(_process):
         seen.append(engine.status.state)
         raise CanaryFailed("the answer is garbage")
 

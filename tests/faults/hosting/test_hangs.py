@@ -35,10 +35,10 @@ async def test_a_device_that_hangs_behind_a_beating_loop_is_found_and_replaced()
 async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
     examined = []
 
-    async def canary(engine):
-        examined.append(engine.status.pid)
+    async def canary(process):
+        examined.append(process.pid)
         hangs = len(examined) == 2
-        await collect(engine, *([STALL] if hangs else [1]), deadline=time.monotonic() + (0.1 if hangs else 60))
+        await collect(process, *([STALL] if hangs else [1]), deadline=time.monotonic() + (0.1 if hangs else 60))
 
     limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
     async with running(canary=canary, limits=limits) as engine:
@@ -54,13 +54,13 @@ async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():
 async def test_a_canary_that_had_no_turn_behind_requests_is_put_off():
     examined, request = [], []
 
-    async def canary(engine):
-        examined.append(engine.status.pid)
+    async def canary(process):
+        examined.append(process.pid)
         if len(examined) == 2:
             # Requests came in when it was about to begin, and take their time; it is not answered in its own.
             request.append(asyncio.create_task(collect(engine, *range(1, 60))))
             await asyncio.sleep(0)
-            await collect(engine, STALL, deadline=time.monotonic() + 0.1)
+            await collect(process, STALL, deadline=time.monotonic() + 0.1)
 
     limits = HostingLimits(canary_interval_s=0.05, restart=QUICK)
     async with running(canary=canary, limits=limits, step_s=0.01) as engine:

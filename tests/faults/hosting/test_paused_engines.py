@@ -100,14 +100,14 @@ async def test_a_deadline_passes_while_the_engine_stands():
 async def test_what_stands_does_not_hang():
     async with yielding(step_s=0.01) as (engine, turns):
         answer = await standing(engine, turns, *range(1, 100))
-        link = engine._succession.current.link
+        process = engine._process
         later = time.monotonic() + 1000.0
 
         def looks(now):
             # The first that comes late is excused.
-            return [link.liveness.look(now)[0] for _ in range(2)]
+            return [process._liveness.look(now)[0] for _ in range(2)]
 
-        assert looks(link.seat.ran_until(later)) == [None, None]
+        assert looks(process._seat.ran_until(later)) == [None, None]
         assert looks(later)[1] is not None
         turns.next()
         await answer
@@ -116,8 +116,8 @@ async def test_what_stands_does_not_hang():
 async def test_a_node_that_stops_does_not_wait_for_an_engine_that_stands():
     async with yielding(step_s=0.01) as (engine, turns):
         answer = await standing(engine, turns, *range(1, 100))
-        link = engine._succession.current.link
+        process = engine._process
         await engine.stop()
-        assert link._process.returncode == 0, "it was asked to end, and not killed"
+        assert process._process.returncode == 0, "it was asked to end, and not killed"
         with pytest.raises(Retryable):
             await answer

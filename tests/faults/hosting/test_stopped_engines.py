@@ -96,12 +96,12 @@ async def test_an_engine_that_is_stopped_in_the_middle_of_answers_ends_streams_a
 async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_again_and_nobody_is_blamed(when, signal_):
     asked, hit = [], asyncio.Event()
 
-    async def canary(engine):
-        asked.append(engine.status.pid)
-        question = asyncio.create_task(collect(engine, *range(1, 30)))
+    async def canary(process):
+        asked.append(process.pid)
+        question = asyncio.create_task(collect(process, *range(1, 30)))
         if len(asked) == (1 if when == "first" else 2):
             await asyncio.sleep(0)
-            os.kill(engine.status.pid, signal_)
+            os.kill(process.pid, signal_)
             hit.set()
         await question
 

@@ -13,7 +13,7 @@ import numpy as np
 from worker_node.core.errors import ConfigurationError
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import Engine
+from worker_node.engines.protocol import JobEngine
 from worker_node.models.canary import EmbeddingCanary
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
@@ -30,7 +30,7 @@ def embedding_canary(known: EmbeddingCanary, tokenizer: EmbeddingTokenizer) -> C
     """Return the check that the engine's vectors of known texts point where the CPU's did."""
     expected = np.asarray(known.vectors, np.float32)
 
-    async def check(engine: Engine) -> None:
+    async def check(engine: JobEngine) -> None:
         tokens = await tokenizer.encode(known.texts, truncate=False)
         output = await embed(engine, tokens, deadline=time.monotonic() + CANARY_TIMEOUT_S)
         if output.vectors.shape != expected.shape:

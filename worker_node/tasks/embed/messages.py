@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, Engine, Outcome
+from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, JobEngine, Outcome
 
 
 class EmbedJob(msgspec.Struct, frozen=True, tag="embed", array_like=True):
@@ -106,7 +106,7 @@ class EmbeddingOutput:
 
 
 async def embed(
-    engine: Engine, rows: Sequence[Sequence[int]], *, deadline: float, interactive: bool = True
+    engine: JobEngine, rows: Sequence[Sequence[int]], *, deadline: float, interactive: bool = True
 ) -> EmbeddingOutput:
     """Return the vectors of texts, given as rows of token ids, in order. Raises EngineUnavailable, DeadlineExceeded."""
     job = embed_job(rows, deadline, interactive=interactive)

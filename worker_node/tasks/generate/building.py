@@ -19,7 +19,7 @@ from worker_node.core.types import NOTHING, Device, Feature, Message, ModelKind
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import TOKEN_DTYPE, Engine
+from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.canary import GenerationCanary
 from worker_node.models.directory import read_directory, sampling_defaults
 from worker_node.models.manifest import InstalledModel
@@ -39,7 +39,7 @@ from worker_node.tasks.generate.tokenization import ChatTokenizer
 def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
     """Return the check that the engine's greedy answer to a known question holds the known words."""
 
-    async def check(engine: Engine) -> None:
+    async def check(engine: JobEngine) -> None:
         prompt = tokenizer.encode_chat((Message("user", known.prompt),))
         job = GenerateJob(
             id=0,

@@ -11,7 +11,7 @@ import numpy as np
 
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import Engine
+from worker_node.engines.protocol import JobEngine
 from worker_node.models.manifest import InstalledModel
 from worker_node.serving.encoders import EncoderTask, known_that_fit
 from worker_node.serving.task import ModelParts, Shapes
@@ -28,7 +28,7 @@ def rerank_canary(known: RerankCanary, tokenizer: PairTokenizer) -> Canary:
     """Return the check that the engine's logits of known pairs are what the CPU gave, within a tolerance."""
     expected = np.asarray(known.logits, np.float32)
 
-    async def check(engine: Engine) -> None:
+    async def check(engine: JobEngine) -> None:
         pairs = [(await tokenizer.encode(query, [document], truncate=True))[0] for query, document in known.pairs]
         job = rerank_job(pairs, time.monotonic() + CANARY_TIMEOUT_S)
         async with aclosing(engine.run(job, Scored)) as results:

@@ -19,7 +19,7 @@ from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import Engine
+from worker_node.engines.protocol import JobEngine
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
@@ -60,7 +60,7 @@ def speech_canary(installed: InstalledModel) -> Canary:
     """Return the canary of one model. Raises ConfigurationError when PyAV is not installed."""
     samples = canary_samples()
 
-    async def examine(engine: Engine) -> None:
+    async def examine(engine: JobEngine) -> None:
         job = TranscribeJob(0, samples, time.monotonic() + CANARY_TIMEOUT_S, language="en")
         async with aclosing(engine.run(job, Heard)) as results:
             text = (await anext(results)).text

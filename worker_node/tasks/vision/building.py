@@ -19,7 +19,7 @@ from worker_node.core.types import Device, Feature, Image, Message
 from worker_node.engines.cpu_share import CpuRole
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
-from worker_node.engines.protocol import TOKEN_DTYPE, Engine
+from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.models.directory import read_config, sampling_defaults
 from worker_node.models.manifest import InstalledModel
 from worker_node.scheduling.admission import AdmissionLimits
@@ -39,7 +39,7 @@ _QUESTION = "What is this?"
 def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
     """Return the check that the engine answers a question about a grey image with a token."""
 
-    async def check(engine: Engine) -> None:
+    async def check(engine: JobEngine) -> None:
         image = Image("", 0, "canary")
         turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
         text = tokenizer.render(turns)

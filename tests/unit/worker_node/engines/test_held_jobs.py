@@ -7,7 +7,7 @@ import pytest
 from worker_node.core.errors import EngineDied, NodeError, RequestBreaksEngine
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.isolation import Suspects, fingerprint
-from worker_node.engines.process import HeldJobs
+from worker_node.engines.jobs import HeldJobs
 from worker_node.engines.protocol import EngineSpec, NativeCall, Result
 from worker_node.tasks.generate.messages import GenerateJob
 
@@ -19,7 +19,7 @@ class Sink:
     def __init__(self):
         self.error = None
 
-    def put(self, item):
+    def put_nowait(self, item):
         self.error = item if isinstance(item, NodeError) else None
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_ended_after_its_caller_left_is_forgotten(suspects):
     life.leave(GUILTY)
     life.leave(OTHER)
     life.held.deliver(Result(GUILTY, msgspec.Raw(b""), True))
-    life.held.release(OTHER)
+    life.held.deliver(Result(OTHER, msgspec.Raw(b""), True))
     life.die()
     assert suspected(suspects, GUILTY, INNOCENT, OTHER) == [False, True, False]
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from worker_node.devices.memory import MemoryReader
-from worker_node.engines.process import KillWatch
+from worker_node.engines.watchdog import KillWatch
 
 GIB = 1 << 30
 

@@ -78,13 +78,13 @@ def test_a_kill_of_an_engine_that_had_served_for_a_minute_is_the_first_again():
 
 def test_a_kill_does_not_end_the_probation_after_a_quarantine():
     policy = RestartPolicy()
-    policy.distrusted("garbage")
+    policy.failed_canary("garbage")
     assert not policy.killed("SIGKILL", served_s=0.0).quarantined
     assert policy.crashed(0.0, "died").quarantined
 
 
 def test_wrong_answers_quarantine_at_once():
-    verdict = RestartPolicy(RestartLimits(quarantine_s=7.0)).distrusted("canary failed")
+    verdict = RestartPolicy(RestartLimits(quarantine_s=7.0)).failed_canary("canary failed")
     assert (verdict.quarantined, verdict.delay, verdict.reason) == (True, 7.0, "canary failed")
 
 
@@ -95,7 +95,7 @@ def test_after_a_quarantine_there_is_one_attempt(cause, served_s):
     if cause == "crashes":
         assert [policy.crashed(float(n), "died").quarantined for n in range(3)][-1]
     else:
-        assert policy.distrusted("garbage").quarantined
+        assert policy.failed_canary("garbage").quarantined
     now = 2.0
     for _ in range(4):
         now += LIMITS.quarantine_s + served_s
@@ -106,7 +106,7 @@ def test_after_a_quarantine_there_is_one_attempt(cause, served_s):
 
 def test_serving_for_the_window_ends_the_probation():
     policy = RestartPolicy()
-    policy.distrusted("garbage")
+    policy.failed_canary("garbage")
     assert not policy.crashed(1000.0, "died", served_s=600.0).quarantined
 
 

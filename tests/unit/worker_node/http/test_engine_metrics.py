@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 
 from worker_node.core.types import Device
 from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
-from worker_node.engines.restart import Recycle
 from worker_node.http.metrics import EngineMetrics, process_footprint
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
@@ -71,9 +70,9 @@ def test_what_an_engine_holds_and_proved_is_told():
 
 
 def test_replacements_are_told_by_their_form():
-    status = EngineStatus(EngineState.READY, recycles={"beside": 3, "failed": 1})
-    counts = {form: value(status, "engine_recycles_total", form=form) for form in Recycle}
-    assert counts == {"beside": 3, "idle": 0, "forced": 0, "failed": 1}
+    status = EngineStatus(EngineState.READY, recycles={"idle": 3})
+    counts = {form: value(status, "engine_recycles_total", form=form) for form in ("idle", "forced")}
+    assert counts == {"idle": 3, "forced": 0}
 
 
 def test_shapes_are_told_by_their_origin():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from worker_node.core.types import Device
 from worker_node.devices.memory import machine_memory
 from worker_node.engines.restart import default_growth
 from worker_node.serving.build import EnginePlan, admission_limits, growth_limits
@@ -44,12 +43,6 @@ def test_the_setting_bounds_what_is_outstanding(engine):
     assert limits_of(engine()).max_outstanding > 7
 
 
-@pytest.mark.parametrize(
-    ("device", "emulated", "beside"),
-    [(Device.CPU, False, True), (Device.NPU, True, True), (Device.NPU, False, False), (Device.GPU, False, False)],
-)
-def test_two_processes_share_a_device_only_where_its_memory_is_the_machines(device, emulated, beside):
-    limits = growth_limits(None, device, emulated=emulated)
-    assert limits.beside is beside
-    assert limits.growth == default_growth(machine_memory().total)
-    assert growth_limits(1234, device, emulated=emulated).growth == 1234
+def test_the_growth_of_a_process_is_the_setting_or_a_share_of_the_machines_memory():
+    assert growth_limits(None).growth == default_growth(machine_memory().total)
+    assert growth_limits(1234).growth == 1234
