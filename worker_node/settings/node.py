@@ -261,8 +261,8 @@ class NodeSettings(BaseSettings):
     engine_memory_growth: int | None = Field(
         default=None,
         gt=0,
-        description="bytes by which an engine process may grow before it is replaced, without the loss of a "
-        "request (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
+        description="bytes by which an engine process may grow before it is restarted, once idle; at twice as much "
+        "at once (docs/schemas.md); default: an eighth of the machine's memory, 1 to 8 GiB",
     )
     engine_nice: int = Field(
         default=5,
