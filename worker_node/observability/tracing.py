@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.trace import NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -36,7 +36,6 @@ from worker_node.engines.protocol import Engine
 Attributes = dict[str, AttributeValue]
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-_NO_TRACER = NoOpTracer()
 # Attributes of a route that the engine's span repeats.
 _ENGINE_ATTRIBUTES = ("gen_ai.response.model", "npu.device", "npu.emulated")
 # A collector that accepts and never answers must not hold up the node's end.
@@ -102,7 +101,7 @@ class Tracing:
 
     def __init__(self, tracer: Tracer | None = None, flush: Callable[[], None] = lambda: None) -> None:
         self.enabled = tracer is not None
-        self._tracer = _NO_TRACER if tracer is None else tracer
+        self._tracer = NoOpTracer() if tracer is None else tracer
         self._flush = flush
         self._clock = WallClock()
 
@@ -134,8 +133,13 @@ class Tracing:
         self, name: str, context: RequestContext, attributes: Mapping[str, AttributeValue]
     ) -> Iterator[Operation]:
         """Trace an operation, by the name that its task gives it, while the block runs. A dry run is not traced."""
-        tracer = _NO_TRACER if context.dry_run else self._tracer
-        operation = Operation(tracer, self._clock, name, attributes)
+        if context.dry_run or not self.enabled:
+            yield UNTRACED
+            return
+        span = self._tracer.start_span(
+            name, attributes=of_operation(name) | dict(attributes), start_time=self._clock.now()
+        )
+        operation = Operation(self._tracer, self._clock, span, name)
         try:
             with operation.watch():
                 yield operation
@@ -164,15 +168,12 @@ class Operation:
     Nothing is recorded where the span is not: without tracing, and for requests that are not sampled.
     """
 
-    def __init__(self, tracer: Tracer, clock: WallClock, name: str, attributes: Mapping[str, AttributeValue]) -> None:
-        self._span = tracer.start_span(name, start_time=clock.now())
-        self._recording = self._span.is_recording()
-        if not self._recording:
-            return
-        self._span.set_attributes(of_operation(name) | dict(attributes))
+    def __init__(self, tracer: Tracer, clock: WallClock, span: Span, name: str) -> None:
         self._tracer = tracer
         self._clock = clock
+        self._span = span
         self._name = name
+        self._recording = span.is_recording()
         self._engine: Span | None = None
         self._engine_attributes: Attributes = {}
         self._stage = "tokenize"
@@ -286,6 +287,9 @@ class Operation:
             span = self._tracer.start_span(self._stage, parent, start_time=self._clock.at(self._since))
             span.end(self._clock.at(max(at, self._since)))
         self._stage, self._since = stage, at
+
+
+UNTRACED = Operation(NoOpTracer(), WallClock(), INVALID_SPAN, "")
 
 
 def of_operation(name: str) -> Attributes:
