@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aiohttp import web
 
-from worker_node.http import admin, dashboard, explain, health, metrics, models, ollama, openai, openapi, pages
+from worker_node.http import dashboard, explain, health, metrics, models, ollama, openapi, pages
+from worker_node.http.access import API_KEYS, ApiKeys, OriginPolicy, cors_headers, guard_origins, require_key
 from worker_node.http.connection import admit_connection, answering_expectations
 from worker_node.http.dashboard import EventLog, Histories
-from worker_node.http.errors import also_below_v3
-from worker_node.http.leniency import IGNORED_NAMES, NODE, IgnoredNames
+from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
+from worker_node.http.leniency import IgnoredNames
 from worker_node.http.middleware import (
-    API_KEYS,
-    ApiKeys,
-    OriginPolicy,
     before_each_head,
-    cors_headers,
     errors_as,
-    guard_origins,
     hide_versions,
     list_ignored_fields,
     log_requests,
     note_head,
-    require_key,
     tell_request_id,
     traced,
 )
+from worker_node.http.request_state import IGNORED_NAMES, NODE
 from worker_node.http.task import error_form, task_apis
 from worker_node.node import Node
 from worker_node.settings import NodeSettings
@@ -64,11 +62,11 @@ def make_app(node: Node) -> web.Application:
     app.cleanup_ctx.append(dashboard.keep_history)
     node.telemetry.registry.register(metrics.NodeCollector(node))
     app[models.PULLS] = models.PullJobs()
-    of_tasks = tuple(task_apis())
-    own = (pages, health, explain, metrics, dashboard, openapi, models, admin, openai, ollama)
-    for routes in (*(module.routes for module in own), *(api.routes for api in of_tasks)):
-        app.add_routes(answering_expectations(also_below_v3(routes())))
-    for api in of_tasks:
+    apis = tuple(task_apis())
+    core = (pages, health, explain, metrics, dashboard, openapi, models, ollama)
+    for routes in (*(module.routes for module in core), *(api.routes for api in apis)):
+        app.add_routes(answering_expectations(_also_below_v3(routes())))
+    for api in apis:
         if api.prepare is not None:
             api.prepare(app, node)
         if api.metrics is not None:
@@ -78,3 +76,13 @@ def make_app(node: Node) -> web.Application:
 
 def _keys(settings: NodeSettings) -> list[str]:
     return [key.get_secret_value() for key in settings.api_keys]
+
+
+def _also_below_v3(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    """The routes, and those of OpenAI's dialect once more where clients of OpenVINO Model Server look for them."""
+    given = list(routes)
+    return given + [
+        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, route.kwargs)
+        for route in given
+        if route.path.startswith(OPENAI_PREFIX)
+    ]

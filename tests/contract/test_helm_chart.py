@@ -10,7 +10,7 @@ import yaml
 from backend_client.bulk import ExitCode
 from backend_client.bulk.ray_executor import RESOURCE
 from backend_client.settings import ClientSettings
-from worker_node.http.middleware import OPEN_PATHS
+from worker_node.http.access import OPEN_PATHS
 from worker_node.settings.node import NodeSettings
 
 CHART = Path(__file__).parents[2] / "config" / "helm" / "npu-node"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from worker_node.bounded.jobs import JOBS, MAX_INPUT_CHARACTERS, parse_request
@@ -13,6 +12,7 @@ from worker_node.core.errors import NodeError, RouteNotFound
 from worker_node.http.body import read_bytes
 from worker_node.http.errors import retry_headers
 from worker_node.http.middleware import Handler, inference
+from worker_node.http.replies import json_response
 
 SERVICE = web.AppKey("service", JobService)
 # The contract knows one status for everything that another try may mend, and one for requests of web pages.
@@ -20,7 +20,6 @@ _STATUS = {403: 400, 429: 503, 504: 503}
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [
         web.get("/healthz", _healthz),
         web.get("/models", _models),
@@ -34,7 +33,7 @@ def job_error_response(error: NodeError) -> web.Response:
     """An error in the form of the contract: `{"error": "…"}`."""
     status = _STATUS.get(error.status, error.status)
     message = "not found" if isinstance(error, RouteNotFound) else error.message
-    return _json({"error": message}, status, retry_headers(error))
+    return json_response({"error": message}, status, retry_headers(error))
 
 
 async def _healthz(request: web.Request) -> web.Response:
@@ -61,7 +60,7 @@ async def _healthz(request: web.Request) -> web.Response:
         reasons["ok"] = problem
     if reasons:
         body["reasons"] = reasons
-    return _json(body | service.label(), 200 if problem is None else 503)
+    return json_response(body | service.label(), 200 if problem is None else 503)
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -72,7 +71,7 @@ async def _models(request: web.Request) -> web.Response:
         "device": "NPU",
         "loaded": service.loaded,
     }
-    return _json({"models": [model | service.label()]})
+    return json_response({"models": [model | service.label()]})
 
 
 def _generates(implied: str | None) -> Handler:
@@ -81,8 +80,8 @@ def _generates(implied: str | None) -> Handler:
         wanted = parse_request(await read_bytes(request), implied)
         result = await request.app[SERVICE].run(wanted)
         if result.error is None:
-            return _json(result.payload)
-        return _json(result.payload | {"error": result.error}, 503)
+            return json_response(result.payload)
+        return json_response(result.payload | {"error": result.error}, 503)
 
     return generate
 
@@ -91,9 +90,3 @@ def _bind(request: web.Request) -> str | None:
     """The local address of the connection."""
     name = None if request.transport is None else request.transport.get_extra_info("sockname")
     return None if name is None else f"{name[0]}:{name[1]}"
-
-
-def _json(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
-    )

@@ -12,17 +12,10 @@ from worker_node.bounded import http as bounded_jobs
 from worker_node.bounded.model import build, choose_model, reservation
 from worker_node.bounded.service import JobService
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
+from worker_node.http.access import OriginPolicy, guard_origins
 from worker_node.http.connection import admit_connection
-from worker_node.http.leniency import NODE
-from worker_node.http.middleware import (
-    OriginPolicy,
-    before_each_head,
-    errors_as,
-    guard_origins,
-    hide_versions,
-    log_requests,
-    note_head,
-)
+from worker_node.http.middleware import before_each_head, errors_as, hide_versions, log_requests, note_head
+from worker_node.http.request_state import NODE
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.server import Profile, hosted_node, run

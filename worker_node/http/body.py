@@ -19,7 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic_core import CoreSchema
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded, PayloadTooLarge, RequestTimeout, UnsupportedParameter
-from worker_node.http.leniency import STATE, Ignored, Table, sift
+from worker_node.http.leniency import Ignored, Table, sift
+from worker_node.http.request_state import STATE
 from worker_node.node import Node
 
 MAX_VALUES = 50_000

@@ -14,7 +14,7 @@ from aiohttp import web
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import Device, Finished, Priority, RequestContext, Route, Timing
 from worker_node.http.body import deadline_of, limited
-from worker_node.http.leniency import STATE
+from worker_node.http.request_state import STATE
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What replies name as their server: no version of anything.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 from aiohttp import web
 from prometheus_client.registry import Collector
 
@@ -26,8 +25,8 @@ from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.devices.npu import Utilisation
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
-from worker_node.http.leniency import NODE
-from worker_node.http.replies import Health, Reply
+from worker_node.http.replies import Health, Reply, json_response
+from worker_node.http.request_state import NODE
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 
@@ -384,6 +383,7 @@ def _routes(node: Node) -> list[dict[str, Any]]:
 
 HISTORIES = web.AppKey("histories", Histories)
 EVENTS = web.AppKey("events", EventLog)
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 def routes() -> list[web.RouteDef]:
@@ -416,7 +416,7 @@ async def keep_history(app: web.Application) -> AsyncIterator[None]:
 
 async def _state(request: web.Request) -> web.Response:
     app = request.app
-    return _json(node_state(app[NODE], app[HISTORIES].recent, app[EVENTS]))
+    return json_response(node_state(app[NODE], app[HISTORIES].recent, app[EVENTS]), headers=_HEADERS)
 
 
 async def _history(request: web.Request) -> web.Response:
@@ -424,16 +424,7 @@ async def _history(request: web.Request) -> web.Response:
     history = request.app[HISTORIES].longer.get(name)
     if history is None:
         raise BadRequest("range: 15m or 24h", param="range")
-    return _json({"period_s": history.period_s, **history.series()})
-
-
-def _json(content: dict[str, Any]) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(content),
-        content_type="application/json",
-        charset="utf-8",
-        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
-    )
+    return json_response({"period_s": history.period_s, **history.series()}, headers=_HEADERS)
 
 
 def page_headers(html: str) -> dict[str, str]:

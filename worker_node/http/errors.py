@@ -1,15 +1,21 @@
-"""Errors as the native API renders them."""
+"""Errors as replies: in the native form, OpenAI's and Ollama's.
+
+A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
+that part of the API understand, so the form follows from the path alone: see `renderer`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import orjson
 from aiohttp import web
 
 from worker_node.core.errors import ModelNotFound, NodeError, Overloaded
-from worker_node.http.leniency import Table, Unsupported, hints
+from worker_node.http.replies import json_response
+
+Renderer = Callable[[NodeError], web.Response]
 
 
 def error_body(error: NodeError) -> bytes:
@@ -34,17 +40,11 @@ def retry_headers(error: NodeError) -> dict[str, str]:
 
 def error_response(error: NodeError, fields: object = None) -> web.Response:
     """The reply to a request that failed; `fields` is what stands under `error` where a dialect has its own form."""
-    return web.Response(
-        status=error.status,
-        body=error_body(error) if fields is None else orjson.dumps({"error": fields}),
-        content_type="application/json",
-        charset="utf-8",
-        headers=retry_headers(error),
-    )
+    body = {"error": describe(error) if fields is None else fields}
+    return json_response(body, error.status, retry_headers(error))
 
 
-# Errors as OpenAI's clients read them: the native form, with OpenAI's codes and its word on retrying.
-
+# OpenAI's words for codes of this node.
 _CODES = {"overloaded": "rate_limit_exceeded"}
 
 
@@ -64,8 +64,7 @@ def openai_error_response(error: NodeError) -> web.Response:
     return response
 
 
-# Errors as Ollama's clients read them: `{"error": "…"}`.
-
+# Ollama's clients know a full queue by this text.
 BUSY = "server busy, please try again. maximum pending requests exceeded"
 
 
@@ -81,119 +80,19 @@ def not_found(name: str) -> ModelNotFound:
 
 def ollama_error_response(error: NodeError) -> web.Response:
     """The reply to a request that failed. A full queue is 503 here."""
-    return web.Response(
-        status=503 if isinstance(error, Overloaded) else error.status,
-        body=orjson.dumps({"error": message(error)}),
-        content_type="application/json",
-        charset="utf-8",
-        headers=retry_headers(error),
-    )
+    status = 503 if isinstance(error, Overloaded) else error.status
+    return json_response({"error": message(error)}, status, retry_headers(error))
 
-
-# The `options` of Ollama's dialect that this node does not implement.
-
-_MIROSTAT = "this engine has no Mirostat sampling"
-
-# On memory and threads, which this node uses in its own way.
-OPTIONS: Table = {
-    **hints(
-        "draft_num_predict",
-        "embedding_only",
-        "f16_kv",
-        "logits_all",
-        "low_vram",
-        "main_gpu",
-        "num_batch",
-        "num_gpu",
-        "num_gqa",
-        "num_keep",
-        "num_thread",
-        "numa",
-        "rope_frequency_base",
-        "rope_frequency_scale",
-        "use_mlock",
-        "use_mmap",
-        "vocab_only",
-    ),
-    "mirostat": Unsupported(_MIROSTAT),
-    "mirostat_eta": Unsupported(_MIROSTAT),
-    "mirostat_tau": Unsupported(_MIROSTAT),
-    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1,)),
-    "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
-    "typical_p": Unsupported("this engine has no typical sampling", (1,)),
-}
-
-
-# Fields of OpenAI's dialect that have no effect here, in requests of any task.
-#
-# Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
-
-# They change where or for whom a request is accounted, stored or routed, never what the answer is.
-ACCOUNTING = hints(
-    "cache_control",
-    "metadata",
-    "moderation",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "user",
-    # OpenRouter's
-    "models",
-    "provider",
-    "route",
-    "session_id",
-    "trace",
-    "transforms",
-    "usage",
-    # vLLM's
-    "cache_salt",
-    "kv_transfer_params",
-    "mm_processor_kwargs",
-    "request_id",
-    "vllm_xargs",
-    # llama.cpp's
-    "cache_prompt",
-    "id_slot",
-    "n_cache_reuse",
-    "n_keep",
-    "return_progress",
-    "slot_id",
-    "sse_ping_interval",
-    "timings_per_token",
-)
-
-
-# Maps URLs to the form of their errors, and knows the names of request fields.
-#
-# A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
-# that part of the API understand, so the form follows from the path alone.
 
 OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.
 OVMS_PREFIX = "/v3/"
-
-Renderer = Callable[[NodeError], web.Response]
-
-# Names that a metric may have whatever the task.
-SHARED_FIELDS = frozenset((*OPTIONS, *ACCOUNTING))
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (
     (OPENAI_PREFIX, openai_error_response),
     (OVMS_PREFIX, openai_error_response),
     ("/api/", ollama_error_response),
 )
-
-
-def also_below_v3(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """The routes, and those of OpenAI's dialect once more where clients of OpenVINO Model Server look for them."""
-    given = list(routes)
-    return given + [
-        web.RouteDef(route.method, OVMS_PREFIX + route.path.removeprefix(OPENAI_PREFIX), route.handler, route.kwargs)
-        for route in given
-        if route.path.startswith(OPENAI_PREFIX)
-    ]
 
 
 def renderer(path: str) -> Renderer:

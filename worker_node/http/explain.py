@@ -15,8 +15,9 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import Body, read_body
 from worker_node.http.errors import describe
-from worker_node.http.leniency import STATE, DryRun
 from worker_node.http.middleware import Handler, is_inference
+from worker_node.http.replies import json_response
+from worker_node.http.request_state import STATE, DryRun
 from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, Explained, Explanation, PlacementStatus
 
@@ -32,7 +33,6 @@ class ExplainBody(Body):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/route/explain", _explain)]
 
 
@@ -43,7 +43,7 @@ async def _explain(request: web.Request) -> web.Response:
     try:
         await handler(request)
     except Explained as explained:
-        return _json(_render(wanted.path, explained.explanation))
+        return json_response(_render(wanted.path, explained.explanation))
     raise BadRequest("this request is answered without a device: there is no route to explain", param="body")
 
 
@@ -94,7 +94,3 @@ def _placement(demand: Demand, placement: Placement, status: PlacementStatus) ->
         "detail": status.detail,
         "retry_after_s": status.retry_after,
     }
-
-
-def _json(data: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")

@@ -14,8 +14,8 @@ from worker_node.core.types import Device
 from worker_node.devices.emulated_npu import EMULATED_NAME
 from worker_node.devices.npu import Reading
 from worker_node.engines.protocol import CanaryProof, EngineState
-from worker_node.http.leniency import NODE
-from worker_node.http.middleware import API_KEYS
+from worker_node.http.access import API_KEYS
+from worker_node.http.request_state import NODE
 from worker_node.manager.placement import Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
@@ -27,7 +27,6 @@ _AVAILABLE = frozenset({ModelState.READY, ModelState.UNLOADED})
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [
         web.get("/health", _health),
         web.get("/health/live", _live),

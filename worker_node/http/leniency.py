@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from aiohttp import web
 from pydantic import BaseModel
 
 from worker_node.core.errors import UnsupportedParameter
-from worker_node.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +53,79 @@ Table = Mapping[str, Rule]
 def hints(*names: str) -> dict[str, Rule]:
     """Rows of a table: these are hints."""
     return dict.fromkeys(names, HINT)
+
+
+_MIROSTAT = "this engine has no Mirostat sampling"
+
+# The `options` of Ollama's dialect that this node does not implement: the hints are on memory and threads.
+OPTIONS: Table = {
+    **hints(
+        "draft_num_predict",
+        "embedding_only",
+        "f16_kv",
+        "logits_all",
+        "low_vram",
+        "main_gpu",
+        "num_batch",
+        "num_gpu",
+        "num_gqa",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "rope_frequency_base",
+        "rope_frequency_scale",
+        "use_mlock",
+        "use_mmap",
+        "vocab_only",
+    ),
+    "mirostat": Unsupported(_MIROSTAT),
+    "mirostat_eta": Unsupported(_MIROSTAT),
+    "mirostat_tau": Unsupported(_MIROSTAT),
+    "repeat_last_n": Unsupported("this engine's penalties count the whole answer", (-1,)),
+    "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
+    "typical_p": Unsupported("this engine has no typical sampling", (1,)),
+}
+
+
+# Fields of OpenAI's dialect that have no effect here, in requests of any task: they change where or for whom a request
+# is accounted, stored or routed, never what the answer is. Sources: the API references of OpenAI, vLLM, llama.cpp's
+# server and OpenRouter.
+ACCOUNTING = hints(
+    "cache_control",
+    "metadata",
+    "moderation",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "user",
+    # OpenRouter's
+    "models",
+    "provider",
+    "route",
+    "session_id",
+    "trace",
+    "transforms",
+    "usage",
+    # vLLM's
+    "cache_salt",
+    "kv_transfer_params",
+    "mm_processor_kwargs",
+    "request_id",
+    "vllm_xargs",
+    # llama.cpp's
+    "cache_prompt",
+    "id_slot",
+    "n_cache_reuse",
+    "n_keep",
+    "return_progress",
+    "slot_id",
+    "sse_ping_interval",
+    "timings_per_token",
+)
+# Names that a metric may have whatever the task.
+SHARED_FIELDS = frozenset((*OPTIONS, *ACCOUNTING))
 
 
 @dataclass(slots=True)
@@ -153,36 +224,3 @@ def labels(ignored: Ignored, known: frozenset[str]) -> set[str]:
     """The fields as metric labels: `known` ones by their own name, all others as `other`, so there are few."""
     lasts = (path.rpartition(".")[2] for path in ignored.names | ignored.limited.keys())
     return {last if last in known else "other" for last in lasts}
-
-
-# Typed keys for the values that an application and its requests carry.
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """The body and headers of a request that is only to be explained, in place of the HTTP request's own."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
-@dataclass(slots=True)
-class RequestState:
-    """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
-
-    It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
-    `begun`: the head of the reply has gone; `complete`, its status, once all of a stream has been written.
-    """
-
-    node: Node
-    id: str
-    arrived: float
-    dry_run: DryRun | None = None
-    ignored: Ignored | None = None
-    begun: bool = False
-    complete: int | None = None
-
-
-NODE = web.AppKey("node", Node)
-IGNORED_NAMES = web.AppKey("ignored_names", IgnoredNames)
-STATE = web.RequestKey("state", RequestState)

@@ -15,7 +15,7 @@ from worker_node.core.types import Device, Priority
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.health import STATUSES, device_list, node_status
-from worker_node.http.leniency import NODE
+from worker_node.http.request_state import NODE
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.node import Node
@@ -131,7 +131,6 @@ def process_footprint(pid: int | None) -> tuple[int | None, int | None]:
 
 
 def routes() -> list[web.RouteDef]:
-    """The route of this file."""
     return [web.get("/metrics", _metrics)]
 
 

@@ -1,15 +1,10 @@
-"""Checks whether a request carries one of the node's API keys."""
+"""The middlewares of every request: its id, the drain gate, errors as JSON, a trace, one line in the log."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import ipaddress
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from weakref import WeakSet
 
 from aiohttp import web
@@ -19,61 +14,20 @@ from aiohttp.typedefs import Middleware
 from worker_node.core.errors import (
     BadRequest,
     Draining,
-    Forbidden,
     InternalError,
     MethodNotAllowed,
     NodeError,
     PayloadTooLarge,
     RouteNotFound,
-    Unauthorized,
 )
+from worker_node.http.access import OPEN_PATHS, Check, HeadHook
 from worker_node.http.context import SERVER, request_id, route_template
 from worker_node.http.errors import Renderer
-from worker_node.http.leniency import IGNORED_NAMES, NODE, STATE, RequestState, labels
+from worker_node.http.leniency import labels
+from worker_node.http.request_state import IGNORED_NAMES, NODE, STATE, RequestState
 from worker_node.http.task import known_fields
 from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
-from worker_node.settings import NodeSettings, is_loopback
-
-
-class ApiKeys:
-    """The node's keys, as digests; without any, every request is authorized."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests: list[bytes] = []
-        self.replace(keys)
-
-    def replace(self, keys: Iterable[str]) -> None:
-        """Replace the keys, from the next request on."""
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def authorize(self, request: web.Request) -> bool:
-        """Whether the request may do what key holders may. Compared in constant time, by digest."""
-        if not self._digests:
-            return True
-        scheme = request.headers.get("Authorization", "").partition(" ")[0]
-        digest = _given(request)
-        # All are compared, so that the time tells neither which key matched nor whether one did.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-    def owner(self, request: web.Request) -> bytes:
-        """The owner of a request: equal for all requests with one key, different for each key. Only for authorized
-        ones.
-        """
-        return _given(request) if self._digests else b""
-
-
-def _given(request: web.Request) -> bytes:
-    """The digest of the key that a request carries."""
-    _, _, given = request.headers.get("Authorization", "").partition(" ")
-    return hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-
-
-API_KEYS = web.AppKey("api_keys", ApiKeys)
-
-
-# The middlewares of every request: its id, the key check, the drain gate, errors as JSON, one line in the log.
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("worker_node.access")
@@ -81,13 +35,7 @@ _ACCESS_LINE = "%s %s %s %.1f ms %s"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Load balancers and kubelets hold no keys; these say whether the node serves, and nothing of what it serves.
-# The pages for people are the same everywhere; what the dashboard shows comes from /dashboard/state, for key holders.
-OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health", "/health/live", "/health/ready", "/dashboard"})
 _WATCHED = OPEN_PATHS | {"/dashboard/state"}
-
-
-HeadHook = Callable[[web.Request, web.StreamResponse], None]
 
 
 def before_each_head(*hooks: HeadHook) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
@@ -153,9 +101,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
                 method = request.method if request.method in METH_ALL else "-"
                 milliseconds = (time.monotonic() - arrived) * 1e3
                 values = (method, route, status, milliseconds, state.id)
-                # Not `log`, which looks for the line of the program that called it.
-                record = logging.LogRecord(access_log.name, level, __file__, 0, _ACCESS_LINE, values, None)
-                access_log.handle(record)
+                access_log.log(level, _ACCESS_LINE, *values)
 
     return log_request
 
@@ -174,9 +120,6 @@ def note_refusal(node: Node, error: NodeError) -> None:
 def _count(node: Node, error: NodeError, route: str) -> None:
     node.telemetry.errors.labels(error.code).inc()
     node.state.failures.add(error, route)
-
-
-Check = Callable[[web.Request], web.StreamResponse | None]
 
 
 def errors_as(form: Callable[[str], Renderer], *checks: Check) -> Middleware:
@@ -238,16 +181,6 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> NodeError:
     return BadRequest(f"the request was refused: {error.reason}")
 
 
-def require_key(keys: ApiKeys) -> Check:
-    """Admit only requests with one of the keys, except on the paths that are open to all."""
-
-    def check(request: web.Request) -> None:
-        if request.path not in OPEN_PATHS and not keys.authorize(request):
-            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY")
-
-    return check
-
-
 _INFERENCE: WeakSet[Handler] = WeakSet()
 
 
@@ -270,9 +203,6 @@ def inference(handler: Handler) -> Handler:
     return gated
 
 
-# The middleware that makes each inference request a part of its caller's trace.
-
-
 def traced(tracing: Tracing) -> Middleware:
     """Trace inference requests; health, metrics and lists are asked for too often to be worth a span."""
 
@@ -288,175 +218,3 @@ def traced(tracing: Tracing) -> Middleware:
             return response
 
     return trace
-
-
-# Which host names and which web pages' requests are accepted.
-#
-# A browser lets any page send requests to this machine, and a page whose own name was made to point here (DNS
-# rebinding)
-# may read the replies too. A node that asks for no key therefore answers only to its own names and only to its own
-# pages.
-
-_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
-_DEFAULT_PORTS = {"http": "80", "https": "443"}
-_METHODS = "GET, HEAD, POST, DELETE"
-_EXPOSED = (
-    "Retry-After, retry-after-ms, X-Model, X-NPU-Busy-Delta-Us, X-NPU-Busy-Exclusive, X-NPU-Emulated, "
-    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Ignored, X-NPU-Node-Route-Reason, "
-    "X-NPU-Node-Token-Count, X-Request-ID, X-Shape, X-Space"
-)
-
-
-@dataclass(slots=True)
-class OriginPolicy:
-    """`bind` is the address that the node listens on; `hosts` and `origins` are as in `NodeSettings`.
-
-    With `guarded`, foreign names and origins are refused; without, keys decide and only malformed headers are refused.
-    """
-
-    bind: str
-    hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()
-    guarded: bool = True
-
-    @classmethod
-    def of(cls, settings: NodeSettings) -> OriginPolicy:
-        """The policy of a node with these settings."""
-        return cls(
-            settings.host,
-            frozenset(name.lower() for name in settings.allowed_hosts),
-            frozenset(origin.lower() for origin in settings.cors_origins),
-            guarded=not settings.api_keys,
-        )
-
-    def replace(self, other: OriginPolicy) -> None:
-        """Go by another policy from the next request on."""
-        self.bind, self.hosts, self.origins, self.guarded = other.bind, other.hosts, other.origins, other.guarded
-
-    def opens_to(self, origin: str | None) -> bool:
-        """Whether `cors_origins` names the origin."""
-        return origin is not None and ("*" in self.origins or origin.lower() in self.origins)
-
-    def check(self, request: web.Request) -> None:
-        """Raise BadRequest for a malformed Host or Origin, Forbidden for a foreign one."""
-        authority = _authority(request)
-        if authority is not None and self.guarded and not self._is_ours(authority[0], request):
-            raise Forbidden(
-                "the Host header is none of this node's names; use its address, or add the name to allowed_hosts"
-            )
-        origin = origin_of(request)
-        if origin is None or not self.guarded or self.opens_to(origin) or _same(origin, authority):
-            return
-        raise Forbidden("requests from pages of other sites are refused; add the site to cors_origins to allow it")
-
-    def _is_ours(self, host: str, request: web.Request) -> bool:
-        if is_loopback(host) or host == self.bind.lower() or "*" in self.hosts or host in self.hosts:
-            return True
-        if any(host.endswith(name[1:]) for name in self.hosts if name.startswith("*.")):
-            return True
-        return _is_wildcard(self.bind) and host == _local_address(request)
-
-
-def guard_origins(policy: OriginPolicy) -> Check:
-    """Check every request, and answer the preflight requests of browsers for the origins that are let in."""
-
-    def check(request: web.Request) -> web.StreamResponse | None:
-        policy.check(request)
-        if (
-            request.method == "OPTIONS"
-            and "Access-Control-Request-Method" in request.headers
-            and policy.opens_to(origin_of(request))
-        ):
-            return _preflight(request)
-        return None
-
-    return check
-
-
-def cors_headers(policy: OriginPolicy) -> HeadHook:
-    """Pages of the origins that are let in may read the reply, errors included."""
-
-    def add(request: web.Request, response: web.StreamResponse) -> None:
-        origin = request.headers.get("Origin")
-        if policy.origins:
-            response.headers.add("Vary", "Origin")
-        if origin is not None and policy.opens_to(origin):
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
-
-    return add
-
-
-def origin_of(request: web.Request) -> str | None:
-    """The Origin header. Raises BadRequest if there are several."""
-    given = request.headers.getall("Origin", [])
-    if len(given) > 1:
-        raise BadRequest("the request has more than one Origin header")
-    return given[0] if given else None
-
-
-def _preflight(request: web.Request) -> web.Response:
-    headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": "600"}
-    wanted = request.headers.get("Access-Control-Request-Headers", "")
-    if _HEADER_NAMES.fullmatch(wanted):
-        headers["Access-Control-Allow-Headers"] = wanted
-    if request.headers.get("Access-Control-Request-Private-Network") == "true":
-        headers["Access-Control-Allow-Private-Network"] = "true"
-    return web.Response(status=204, headers=headers)
-
-
-def _authority(request: web.Request) -> tuple[str, str | None] | None:
-    """The host, in lower case, and the port that the request is for; None where HTTP/1.0 names none.
-
-    Raises BadRequest for none or several in HTTP/1.1, a malformed one, and a target that names another than the header.
-    """
-    if request.version < (1, 0):
-        raise BadRequest("HTTP/0.9 is not spoken here; use HTTP/1.1")
-    given = request.headers.getall("Host", [])
-    if len(given) > 1 or (not given and request.version >= (1, 1)):
-        raise BadRequest(f"the request has {len(given)} Host headers; HTTP/1.1 has exactly one")
-    if not given:
-        if not request.raw_path.startswith("/"):
-            raise BadRequest("a request without a Host header has a target that begins with /")
-        return None
-    match = _AUTHORITY.fullmatch(given[0].strip())
-    if match is None:
-        raise BadRequest("the Host header is no host name or address with an optional port")
-    host = _plain(match[1])
-    # For a target that is a whole URL, this is that URL's host.
-    if not request.raw_path.startswith(("/", "*")) and _plain(request.host or "") != host:
-        raise BadRequest("the target of the request names another host than its Host header")
-    return host, match[2]
-
-
-def _plain(host: str) -> str:
-    return host.lower().strip("[]").removesuffix(".")
-
-
-def _same(origin: str, authority: tuple[str, str | None] | None) -> bool:
-    """Whether a page of that origin came from the host and port that the request is for."""
-    if authority is None:
-        return False
-    scheme, _, rest = origin.lower().partition("://")
-    match = _AUTHORITY.fullmatch(rest)
-    if match is None or scheme not in _DEFAULT_PORTS:
-        return False
-    port = _DEFAULT_PORTS[scheme]
-    return _plain(match[1]) == authority[0] and (match[2] or port) == (authority[1] or port)
-
-
-def _is_wildcard(bind: str) -> bool:
-    try:
-        return ipaddress.ip_address(bind).is_unspecified
-    except ValueError:
-        return bind == ""
-
-
-def _local_address(request: web.Request) -> str | None:
-    """The address on which this very connection was accepted: no page can have a name for it that a browser sends."""
-    name = None if request.transport is None else request.transport.get_extra_info("sockname")
-    if not isinstance(name, tuple):
-        return None
-    address = str(name[0]).partition("%")[0].lower()
-    return address.removeprefix("::ffff:")

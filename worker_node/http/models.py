@@ -1,4 +1,7 @@
-"""Models at run time, and pulls: /models (spec: models)."""
+"""Models: what there are, loading, unloading, removing, pulling, and reading their settings again (spec: models).
+
+GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /admin/reload.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,27 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
-import orjson
 from aiohttp import web
 from pydantic import Field
 
-from worker_node.core.errors import BadRequest, InsufficientMemory, InternalError, NodeError, ResponseNotFound
+from worker_node.core.errors import (
+    BadRequest,
+    ConfigurationError,
+    InsufficientMemory,
+    InternalError,
+    NodeError,
+    NotOffered,
+    ResponseNotFound,
+)
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import describe
-from worker_node.http.leniency import NODE
-from worker_node.http.replies import ErrorFields, Reply
+from worker_node.http.replies import ErrorFields, Reply, json_response
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
@@ -27,7 +38,149 @@ from worker_node.manager.served import ModelState, ServedModel
 from worker_node.models.manifest import InstalledModel
 from worker_node.registry import Task, task_of, tasks
 
-# A model as GET /models describes it.
+# Pulls that have ended of which the state is kept.
+_KEPT = 100
+
+
+def routes() -> list[web.RouteDef]:
+    """An id may hold slashes: organisation/model."""
+    return [
+        # Before those of single models.
+        web.post("/models/pull", _pull),
+        web.get("/models/jobs/{id}", _job),
+        web.get("/models", _list),
+        web.get(r"/models/{id:.+}", _one),
+        web.post(r"/models/{id:.+}/load", _load),
+        web.post(r"/models/{id:.+}/unload", _unload),
+        web.delete(r"/models/{id:.+}", _delete),
+        web.get("/v1/models", _openai_list),
+        web.get(r"/v1/models/{id:.+}", _openai_one),
+        web.post("/admin/reload", _reload),
+    ]
+
+
+async def _list(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    on_disk = await manager.in_store(deadline_of(request))
+    served = {model.id for model in manager.models}
+    return json_response(
+        {
+            "models": [
+                *(describe_served(manager, model) for model in manager.models),
+                *(_failed(manager, index) for index in range(len(manager.failed))),
+                *(describe_installed(manager, model) for model in on_disk if model.id not in served),
+            ]
+        }
+    )
+
+
+async def _one(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    name = request.match_info["id"]
+    for index, failed in enumerate(manager.failed):
+        if failed.answers_to(name):
+            return json_response(_failed(manager, index))
+    return json_response(describe_served(manager, await manager.resolve(name, deadline_of(request))))
+
+
+async def _load(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
+    await manager.insist(model)
+    # One turn of the manager tells whether it fits at all.
+    await manager.decided()
+    if (refusal := model.placements[0].residency.refusal) is not None:
+        raise InsufficientMemory(refusal)
+    return _changed(manager, model)
+
+
+async def _unload(request: web.Request) -> web.Response:
+    manager = request.app[NODE].manager
+    model = await manager.resolve(request.match_info["id"], deadline_of(request))
+    manager.unload(model)
+    await manager.decided()
+    return _changed(manager, model)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    name = request.match_info["id"]
+    force = request.query.get("force", "false").lower()
+    if force not in {"true", "false", "1", "0"}:
+        raise BadRequest("force is true or false", param="force")
+    in_use = WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE
+    await request.app[NODE].manager.delete(name, in_use, deadline=deadline_of(request))
+    return json_response({"id": name, "deleted": True})
+
+
+def _changed(manager: ModelManager, model: ServedModel) -> web.Response:
+    described = describe_served(manager, model)
+    return json_response({key: described[key] for key in ("id", "state", "reason", "ready_in_s", "memory")}, 202)
+
+
+def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
+    failed = manager.failed[index]
+    task = tasks().get(failed.kind or "")
+    return {
+        "id": failed.name,
+        "aliases": list(failed.aliases),
+        "task": failed.kind if task is None else task.verb,
+        "state": "failed",
+        "reason": failed.reason,
+    }
+
+
+async def _reload(request: web.Request) -> web.Response:
+    reloader = request.app[NODE].reloader
+    if reloader is None:
+        raise NotOffered("this node was not started from settings that could be read again")
+    try:
+        report = await reloader.reload()
+    except ConfigurationError as error:
+        raise BadRequest(f"nothing was changed: {error.message}") from error
+    return json_response(asdict(report))
+
+
+async def _openai_list(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    served = {model.id: model for model in node.manager.models}
+    usable = chat_first(await node.manager.installed(deadline_of(request)))
+    return json_response({"object": "list", "data": [_openai_model(model, served.get(model.id)) for model in usable]})
+
+
+async def _openai_one(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    model = await node.manager.resolve(request.match_info["id"], deadline_of(request))
+    return json_response(_openai_model(model.installed, model))
+
+
+def _openai_model(model: InstalledModel, served: ServedModel | None) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        # When it was installed here.
+        "created": int(model.installed_at),
+        "owned_by": "npu-node",
+        "kind": model.kind,
+        "capabilities": capabilities(model, served),
+        "context_limit": model.context_limit,
+        # One that is not is loaded by the first request for it.
+        "loaded": served is not None and served.serving() is not None,
+    }
+
+
+def capabilities(installed: InstalledModel, served: ServedModel | None = None) -> list[str]:
+    """`embedding` alone for a model that cannot chat; `thinking` is known only for models that were loaded before."""
+    task = task_of(installed.kind)
+    thinking = served is not None and "thinking" in served.abilities()
+    return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]
+
+
+def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
+    """The models in their order, but those that chat before all others.
+
+    Many tools begin with the first model of a list (Open WebUI, scripts that take `data[0]`), whatever it can do.
+    """
+    return sorted(models, key=lambda model: "completion" not in capabilities(model))
 
 
 def describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
@@ -118,11 +271,6 @@ def _capabilities(model: InstalledModel) -> list[str]:
     return [] if task is None else [task.capability]
 
 
-# POST /models/pull starts a job, GET /models/jobs/{id} follows it; the work is that of /api/pull.
-
-_KEPT = 100
-
-
 class PullBody(Body):
     """Body of POST /models/pull."""
 
@@ -130,7 +278,10 @@ class PullBody(Body):
 
 
 class PullJob:
-    """One pull; a `Progress`. `state` is running, done or failed."""
+    """One pull, which POST /models/pull starts and GET /models/jobs/{id} follows; a `Progress`.
+
+    `state` is running, done or failed.
+    """
 
     def __init__(self, name: str) -> None:
         self.id = "pull_" + secrets.token_hex(8)
@@ -167,8 +318,8 @@ class PullJob:
                 self.state = "failed"
             self._notify()
 
-    def told(self) -> dict[str, Any]:
-        """The job as replies tell it."""
+    def describe(self) -> dict[str, Any]:
+        """The job as replies have it."""
         return {
             "id": self.id,
             "name": self.name,
@@ -183,7 +334,7 @@ class PullJob:
         """The job now and after each change, until it has ended; of several changes the reader gets the latest."""
         while True:
             changed = self._changed
-            yield self.told()
+            yield self.describe()
             if self.state != "running":
                 return
             await changed.wait()
@@ -236,15 +387,11 @@ async def _job(request: web.Request) -> web.StreamResponse:
 
 async def _reply(request: web.Request, job: PullJob, status: int) -> web.StreamResponse:
     if "text/event-stream" not in request.headers.get("Accept", ""):
-        body = orjson.dumps(job.told())
-        return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+        return json_response(job.describe(), status)
     async with EventStream(request, {}) as stream:
-        async for told in job.changes():
-            await stream.send(told)
+        async for state in job.changes():
+            await stream.send(state)
     return stream.response
-
-
-# The forms of replies about models at run time.
 
 
 class NodeModel(Reply):
@@ -308,112 +455,3 @@ class Reload(Reply):
     applied: list[str]
     restart: list[str]
     problems: list[str]
-
-
-# GET /models and what is done to a model: load, unload, remove.
-
-
-def routes() -> list[web.RouteDef]:
-    """The routes of models and their pulls. An id may hold slashes: organisation/model."""
-    return [
-        # Before those of single models.
-        web.post("/models/pull", _pull),
-        web.get("/models/jobs/{id}", _job),
-        web.get("/models", _list),
-        web.get(r"/models/{id:.+}", _one),
-        web.post(r"/models/{id:.+}/load", _load),
-        web.post(r"/models/{id:.+}/unload", _unload),
-        web.delete(r"/models/{id:.+}", _delete),
-    ]
-
-
-async def _list(request: web.Request) -> web.Response:
-    manager = request.app[NODE].manager
-    on_disk = await manager.in_store(deadline_of(request))
-    served = {model.id for model in manager.models}
-    return _json(
-        {
-            "models": [
-                *(describe_served(manager, model) for model in manager.models),
-                *(_failed(manager, index) for index in range(len(manager.failed))),
-                *(describe_installed(manager, model) for model in on_disk if model.id not in served),
-            ]
-        }
-    )
-
-
-async def _one(request: web.Request) -> web.Response:
-    manager = request.app[NODE].manager
-    name = request.match_info["id"]
-    for index, failed in enumerate(manager.failed):
-        if failed.answers_to(name):
-            return _json(_failed(manager, index))
-    return _json(describe_served(manager, await manager.resolve(name, deadline_of(request))))
-
-
-async def _load(request: web.Request) -> web.Response:
-    manager = request.app[NODE].manager
-    model = await manager.resolve(request.match_info["id"], deadline_of(request))
-    await manager.insist(model)
-    # One turn of the manager tells whether it fits at all.
-    await manager.decided()
-    if (refusal := model.placements[0].residency.refusal) is not None:
-        raise InsufficientMemory(refusal)
-    return _routes_state(manager, model)
-
-
-async def _unload(request: web.Request) -> web.Response:
-    manager = request.app[NODE].manager
-    model = await manager.resolve(request.match_info["id"], deadline_of(request))
-    manager.unload(model)
-    await manager.decided()
-    return _routes_state(manager, model)
-
-
-async def _delete(request: web.Request) -> web.Response:
-    name = request.match_info["id"]
-    force = request.query.get("force", "false").lower()
-    if force not in {"true", "false", "1", "0"}:
-        raise BadRequest("force is true or false", param="force")
-    in_use = WhileInUse.FORCE if force in {"true", "1"} else WhileInUse.REFUSE
-    await request.app[NODE].manager.delete(name, in_use, deadline=deadline_of(request))
-    return _json({"id": name, "deleted": True})
-
-
-def _routes_state(manager: ModelManager, model: ServedModel) -> web.Response:
-    told = describe_served(manager, model)
-    return _json({key: told[key] for key in ("id", "state", "reason", "ready_in_s", "memory")}, 202)
-
-
-def _failed(manager: ModelManager, index: int) -> dict[str, Any]:
-    failed = manager.failed[index]
-    task = tasks().get(failed.kind or "")
-    return {
-        "id": failed.name,
-        "aliases": list(failed.aliases),
-        "task": failed.kind if task is None else task.verb,
-        "state": "failed",
-        "reason": failed.reason,
-    }
-
-
-def _json(data: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8")
-
-
-# A model's capabilities by their names in Ollama's API: tools that pick a chat model read them in lists of models.
-
-
-def capabilities(installed: InstalledModel, served: ServedModel | None = None) -> list[str]:
-    """`embedding` alone for a model that cannot chat; `thinking` is known only for models that were loaded before."""
-    task = task_of(installed.kind)
-    thinking = served is not None and "thinking" in served.abilities()
-    return [*(task.listed or (task.capability,)), *(["thinking"] if thinking else [])]
-
-
-def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
-    """The models in their order, but those that chat before all others.
-
-    Many tools begin with the first model of a list (Open WebUI, scripts that take `data[0]`), whatever it can do.
-    """
-    return sorted(models, key=lambda model: "completion" not in capabilities(model))

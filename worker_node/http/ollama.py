@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from aiohttp import web
 from pydantic import Field, model_validator
 
@@ -20,10 +19,12 @@ from worker_node.core.types import AnswerSchema, Device, Finished, FinishReason,
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody, deadline_of, read_body
 from worker_node.http.context import busy_fields
-from worker_node.http.errors import OPTIONS, message, not_found
-from worker_node.http.leniency import NODE, STATE, Table
+from worker_node.http.errors import message, not_found
+from worker_node.http.leniency import OPTIONS, Table
 from worker_node.http.models import capabilities, chat_first
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
+from worker_node.http.replies import json_response
+from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
 from worker_node.models.manifest import InstalledModel
@@ -133,7 +134,6 @@ class OllamaPullBody(NamedBody):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [
         web.get("/api/version", _version),
         web.get("/api/tags", _tags),
@@ -146,13 +146,13 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _version(_request: web.Request) -> web.Response:
-    return _json({"version": OLLAMA_API_VERSION})
+    return json_response({"version": OLLAMA_API_VERSION})
 
 
 async def _tags(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
     served_here = {model.id: model for model in manager.models}
-    return _json(
+    return json_response(
         {
             "models": [
                 _entry(model)
@@ -185,14 +185,14 @@ async def _ps(request: web.Request) -> web.Response:
                 "device": placement.device,
             }
         )
-    return _json({"models": loaded})
+    return json_response({"models": loaded})
 
 
 async def _show(request: web.Request) -> web.Response:
     body = await read_body(request, ShowBody)
     model = await served(request, body.wanted())
     installed = model.installed
-    return _json(
+    return json_response(
         {
             "license": installed.licence,
             "modelfile": f"# {installed.source}\nFROM {installed.id}\n",
@@ -225,7 +225,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     pulling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     if body.stream is False:
         await asyncio.shield(pulling)
-        return _json({"status": "success"})
+        return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
         try:
             await stream.send({"status": "pulling manifest"})
@@ -319,10 +319,6 @@ def _modified(model: InstalledModel) -> str:
 
 def _utc(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
-
-
-def _json(data: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(data), content_type="application/json", charset="utf-8")
 
 
 # `options`, `keep_alive` and `format` of Ollama's bodies.

@@ -93,7 +93,6 @@ OPERATIONS = (
 
 
 def routes() -> list[web.RouteDef]:
-    """The route of this file."""
     return [web.get("/openapi.json", _openapi)]
 
 

@@ -206,7 +206,6 @@ Where the node has API keys, send one as <code>Authorization: Bearer KEY</code>.
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.get("/", _front), web.get("/docs", _docs), web.get("/favicon.ico", _icon)]
 
 

@@ -1,10 +1,20 @@
-"""The forms of replies, as /openapi.json describes them. Handlers render by hand; tests compare both."""
+"""Replies in JSON, and their forms as /openapi.json describes them: handlers build dicts, and tests compare both."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import orjson
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict
+
+
+def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A reply with `data` as JSON."""
+    return web.Response(
+        body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
+    )
 
 
 class Reply(BaseModel):

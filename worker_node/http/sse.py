@@ -1,4 +1,4 @@
-"""Streamed replies to one reader, who may be slow or gone."""
+"""Streamed replies: lines and server-sent events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import orjson
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.http.leniency import STATE
 from worker_node.http.middleware import note_failure
+from worker_node.http.request_state import STATE
 
 _COMMENT = b": still here\n\n"
 
@@ -20,22 +20,15 @@ _COMMENT = b": still here\n\n"
 class FrameStream:
     """An open reply in frames. Use as `async with`.
 
-    A reader that takes nothing for `stall_s` is dropped: it would hold a place in the engine for nothing
-    (ConnectionResetError).
+    A client that reads nothing for long is dropped with its connection (`connection.GuardedConnection`).
     """
 
-    def __init__(
-        self, request: web.Request, headers: dict[str, str], content_type: str, *, stall_s: float = 30.0
-    ) -> None:
+    def __init__(self, request: web.Request, headers: dict[str, str], content_type: str) -> None:
         self._request = request
         self._response = web.StreamResponse(
             headers={**headers, "Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self._stall_s = stall_s
         self._wrote_at = 0.0
-        self._blocked_since: float | None = None
-        self._dropped = False
-        self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
     def response(self) -> web.StreamResponse:
@@ -48,52 +41,28 @@ class FrameStream:
 
     async def __aenter__(self) -> Self:
         await self._response.prepare(self._request)
-        loop = asyncio.get_running_loop()
-        self._wrote_at = loop.time()
-        self._stall_timer = loop.call_later(self._stall_s, self._look_at_reader)
+        self._wrote_at = asyncio.get_running_loop().time()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                # Its reader has all that it waits for: whether it waits for the end of the connection, too, is its own.
-                if (state := self._request.get(STATE)) is not None:
-                    state.complete = self._response.status
-                await self._response.write_eof()
-        finally:
-            if self._stall_timer is not None:
-                self._stall_timer.cancel()
+        if kind is None:
+            # The reader has the whole answer; whether it waits for the end of the connection is its own affair.
+            if (state := self._request.get(STATE)) is not None:
+                state.complete = self._response.status
+            await self._response.write_eof()
 
     async def _write(self, frame: bytes) -> None:
-        self._wrote_at = self._blocked_since = asyncio.get_running_loop().time()
-        try:
-            await self._response.write(frame)
-        except asyncio.CancelledError:
-            if not self._dropped:
-                raise
-            # The end of the connection cancels its handler.
-            raise ConnectionResetError("the reader of the stream takes nothing") from None
-        finally:
-            self._blocked_since = None
-
-    def _look_at_reader(self) -> None:
-        """Drop the reader if a write has waited for `stall_s`, else look again: one timer for all frames."""
-        loop = asyncio.get_running_loop()
-        due = (loop.time() if self._blocked_since is None else self._blocked_since) + self._stall_s
-        if due > loop.time():
-            self._stall_timer = loop.call_at(due, self._look_at_reader)
-        elif self._request.transport is not None:
-            self._dropped = True
-            self._request.transport.abort()
+        self._wrote_at = asyncio.get_running_loop().time()
+        await self._response.write(frame)
 
 
 class LineStream(FrameStream):
     """An open `application/x-ndjson` reply: an object a line."""
 
-    def __init__(self, request: web.Request, headers: dict[str, str], *, stall_s: float = 30.0) -> None:
-        super().__init__(request, headers, "application/x-ndjson", stall_s=stall_s)
+    def __init__(self, request: web.Request, headers: dict[str, str]) -> None:
+        super().__init__(request, headers, "application/x-ndjson")
 
     async def send(self, data: Any) -> None:
         """Send one line with `data` as JSON."""
@@ -106,15 +75,8 @@ class EventStream(FrameStream):
     A comment frame every `keep_alive_s` of silence keeps proxies from closing the stream.
     """
 
-    def __init__(
-        self,
-        request: web.Request,
-        headers: dict[str, str],
-        *,
-        keep_alive_s: float = 15.0,
-        stall_s: float = 30.0,
-    ) -> None:
-        super().__init__(request, headers, "text/event-stream; charset=utf-8", stall_s=stall_s)
+    def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
+        super().__init__(request, headers, "text/event-stream; charset=utf-8")
         self._keep_alive_s = keep_alive_s
         self._keeper: asyncio.Task[None] | None = None
 
@@ -143,7 +105,6 @@ class EventStream(FrameStream):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.1, self._wrote_at + self._keep_alive_s - loop.time()))
-            # Behind a write that waits for the reader a comment would not arrive either.
-            if self._blocked_since is None and loop.time() - self._wrote_at >= self._keep_alive_s:
+            if loop.time() - self._wrote_at >= self._keep_alive_s:
                 with contextlib.suppress(ConnectionError):
                     await self._write(_COMMENT)

@@ -10,7 +10,8 @@ from typing import cast
 from aiohttp import web
 from pydantic import BaseModel
 
-from worker_node.http.errors import SHARED_FIELDS, Renderer, renderer
+from worker_node.http.errors import Renderer, renderer
+from worker_node.http.leniency import SHARED_FIELDS
 from worker_node.node import Node
 from worker_node.observability.metrics import Telemetry
 from worker_node.registry import load, tasks

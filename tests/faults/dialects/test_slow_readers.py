@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 import tracemalloc
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from worker_node.core.types import Device
 from worker_node.engines.process import HostingLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import SupervisedEngine
-from worker_node.http.sse import EventStream
+from worker_node.http.connection import ConnectionLimits
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
@@ -46,7 +47,12 @@ async def no_canary(_engine):
 
 
 @pytest.fixture
-async def echoing_node(store, monkeypatch):
+def stall_timeout_s():
+    return 30.0
+
+
+@pytest.fixture
+async def echoing_node(store, monkeypatch, stall_timeout_s):
     """A node whose connections hold a few KiB, and whose model echoes what it is asked."""
     bind = server._bind
 
@@ -61,6 +67,7 @@ async def echoing_node(store, monkeypatch):
     placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
     model = GenerationModel(installed, (placement,), ChatTokenizer(installed.path, installed.context_limit))
     monkeypatch.setattr(server, "_bind", with_small_buffers)
+    monkeypatch.setattr(server, "ConnectionLimits", partial(ConnectionLimits, stall_timeout_s=stall_timeout_s))
     profile = server.Profile(lambda _machine: [model], make_app)
     async with server.running_node(NodeSettings(port=0), profile) as (node, url):
         await until(engine, EngineState.READY)
@@ -146,8 +153,8 @@ async def test_a_silent_reader_who_leaves_is_let_go(echoing_node, route):
         await echoing_node.state.idle()
 
 
-async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, monkeypatch, caplog):
-    monkeypatch.setitem(EventStream.__init__.__kwdefaults__, "stall_s", 0.1)
+@pytest.mark.parametrize("stall_timeout_s", [0.1])
+async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, caplog):
     sock = await silent_reader(echoing_node, "/v1/chat/completions")
     async with asyncio.timeout(60):
         while echoing_node.state.in_flight == 0:

@@ -8,9 +8,9 @@ from counting_task.serving.service import CountingMetrics, count
 from counting_task.serving.tally import tally
 from worker_node.http.body import Body, read_body
 from worker_node.http.context import request_context, route_headers
-from worker_node.http.leniency import NODE
 from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
 
 

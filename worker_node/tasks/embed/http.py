@@ -17,11 +17,11 @@ from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import RequestContext
 from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
-from worker_node.http.errors import ACCOUNTING
-from worker_node.http.leniency import NODE, STATE, Table, Unsupported, hints
+from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
 from worker_node.http.middleware import inference
 from worker_node.http.ollama import KeepAlive, Loading, OllamaOptions, keeping, served
 from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.http.request_state import NODE, STATE
 from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
 from worker_node.tasks.embed.service import (
     INPUT_TYPES,
@@ -103,7 +103,6 @@ class EmbeddingsBody(Body):
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of this file."""
     return [web.post("/embeddings", inference(_embeddings))]
 
 

@@ -12,9 +12,10 @@ from worker_node.core.errors import BadRequest, NodeError
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
-from worker_node.http.leniency import NODE, Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
 

@@ -23,9 +23,10 @@ from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, 
 from worker_node.http.body import arrival, silence
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import describe_error
-from worker_node.http.leniency import NODE, STATE, DryRun, Ignored
+from worker_node.http.leniency import Ignored
 from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE, STATE, DryRun
 from worker_node.http.sse import EventStream
 from worker_node.http.task import ApiOperation, TaskApi
 from worker_node.tasks.transcribe import service

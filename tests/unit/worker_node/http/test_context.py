@@ -8,7 +8,7 @@ from aiohttp.test_utils import make_mocked_request
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import Device
 from worker_node.http.context import request_context
-from worker_node.http.leniency import STATE, RequestState
+from worker_node.http.request_state import STATE, RequestState
 from worker_node.settings import NodeSettings
 
 

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from worker_node.http.leniency import NODE
 from worker_node.http.middleware import before_each_head, hide_versions, log_requests, tell_request_id
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 
 SECRET = "zanzibar-7f3a9c"

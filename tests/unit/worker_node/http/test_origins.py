@@ -9,7 +9,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
 from worker_node.core.errors import BadRequest, Forbidden
-from worker_node.http.middleware import OriginPolicy, before_each_head, cors_headers, errors_as, guard_origins
+from worker_node.http.access import OriginPolicy, cors_headers, guard_origins
+from worker_node.http.middleware import before_each_head, errors_as
 from worker_node.settings import NodeSettings
 
 

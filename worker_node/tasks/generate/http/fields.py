@@ -14,8 +14,7 @@ from worker_node.core.errors import BadRequest
 from worker_node.core.types import AnswerSchema, GivenForm, Priority, Rendering, RequestContext, Sampling
 from worker_node.http import parameters
 from worker_node.http.body import DialectBody
-from worker_node.http.errors import ACCOUNTING
-from worker_node.http.leniency import Table, Unsupported, hints
+from worker_node.http.leniency import ACCOUNTING, Table, Unsupported, hints
 from worker_node.http.ollama import KeepAlive
 from worker_node.http.parameters import MAX_STOP_SEQUENCES, RepetitionPenalty, SamplingBody
 from worker_node.structured_output.ebnf import literal

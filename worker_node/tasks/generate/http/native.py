@@ -13,9 +13,9 @@ from worker_node.http import parameters
 from worker_node.http.body import Body, OneOrMany, read_body
 from worker_node.http.context import request_context, route_headers, timing_ms
 from worker_node.http.errors import describe
-from worker_node.http.leniency import NODE
 from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.tasks.generate.http.replies import json_response
 from worker_node.tasks.generate.model import GenerationRequest

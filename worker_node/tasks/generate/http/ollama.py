@@ -29,7 +29,7 @@ from worker_node.core.types import (
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context, route_headers
 from worker_node.http.errors import message
-from worker_node.http.leniency import NODE, Table, Unsupported, hints
+from worker_node.http.leniency import Table, Unsupported, hints
 from worker_node.http.middleware import inference
 from worker_node.http.ollama import (
     Format,
@@ -45,6 +45,7 @@ from worker_node.http.ollama import (
     served,
 )
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.http.replies import json_response

@@ -24,10 +24,11 @@ from worker_node.core.types import (
 )
 from worker_node.http.body import limited, read_body
 from worker_node.http.context import request_context
-from worker_node.http.leniency import NODE, Table
+from worker_node.http.leniency import Table
 from worker_node.http.middleware import inference
 from worker_node.http.ollama import keeping
 from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.http.request_state import NODE
 from worker_node.tasks.generate.http.conversation import (
     MAX_TOOLS,
     AllowedChoice,

@@ -23,12 +23,13 @@ from worker_node.core.types import (
     ToolCallArguments,
     ToolCallStarted,
 )
+from worker_node.http.access import API_KEYS
 from worker_node.http.body import note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context, route_headers
 from worker_node.http.errors import describe_error
-from worker_node.http.leniency import NODE
-from worker_node.http.middleware import API_KEYS, inference
+from worker_node.http.middleware import inference
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream
 from worker_node.tasks.generate.http.replies import json_response, new_id
 from worker_node.tasks.generate.http.response_store import ResponseStore, StoredItem, StoredResponse

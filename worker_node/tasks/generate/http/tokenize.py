@@ -11,8 +11,9 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import request_context
-from worker_node.http.leniency import NODE, Table
+from worker_node.http.leniency import Table
 from worker_node.http.replies import Reply
+from worker_node.http.request_state import NODE
 from worker_node.tasks.generate.http.conversation import ChatMessage, conversation
 from worker_node.tasks.generate.http.fields import TOKENIZE, rendering
 from worker_node.tasks.generate.model import GenerationModel, generation_model

@@ -1,0 +1,41 @@
+"""What the HTTP side knows of a request, and the keys of such values in the application and its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from worker_node.http.leniency import Ignored, IgnoredNames
+from worker_node.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The body and headers of a request that is only to be explained, in place of the HTTP request's own."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
+
+    It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
+    `begun`: the head of the reply has gone; `complete`, its status, once all of a stream has been written.
+    """
+
+    node: Node
+    id: str
+    arrived: float
+    dry_run: DryRun | None = None
+    ignored: Ignored | None = None
+    begun: bool = False
+    complete: int | None = None
+
+
+NODE = web.AppKey("node", Node)
+IGNORED_NAMES = web.AppKey("ignored_names", IgnoredNames)
+STATE = web.RequestKey("state", RequestState)
