@@ -1,12 +1,11 @@
 """Tool calls: how a family of models is given its tools and writes its calls, and the parsers of its output.
 
-Three ways of writing calls are known: JSON between tags (Hermes, Qwen, SmolLM), the bare JSON of Llama 3, and Llama's
-calls in Python syntax. The parsers are state machines over growing text; text that is not a call stays text.
+Two ways of writing calls are known: JSON between tags (Hermes, Qwen, SmolLM), and the bare JSON of Llama 3. The parsers
+are state machines over growing text; text that is not a call stays text.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from worker_node.core.types import Message, Piece, Token, Tool, ToolCall, ToolCa
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = " \t\r\n"
-# A call in Python syntax is read when it is complete; longer than this it is not one.
-_MAX_PYTHONIC = 32_768
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _OTHERS = frozenset({"id", "type", "name"})
 _OPENING, _CLOSING = "{[", "}]"
@@ -42,27 +39,22 @@ class _Calls:
     def start(self) -> None:
         """Start the next call."""
         self.scanner = CallScanner(self._names)
-        self.told = False
+        self.announced = False
 
     def feed(self, character: str) -> list[Piece]:
         """Read one character of the call."""
         pieces: list[Piece] = []
         for arguments in self.scanner.feed(character):
-            pieces += self._tell()
+            pieces += self._announce()
             pieces.append(ToolCallArguments(self._count - 1, arguments))
-        return pieces + (self._tell() if self.scanner.name is not None else [])
+        return pieces + (self._announce() if self.scanner.name is not None else [])
 
-    def _tell(self) -> list[Piece]:
-        if self.told:
+    def _announce(self) -> list[Piece]:
+        if self.announced:
             return []
-        self.told = True
+        self.announced = True
         self._count += 1
         return [ToolCallStarted(self._count - 1, self.scanner.name or "")]
-
-    def add(self, name: str, arguments: str) -> list[Piece]:
-        """Add a call that was parsed at once."""
-        self._count += 1
-        return [ToolCallStarted(self._count - 1, name), ToolCallArguments(self._count - 1, arguments)]
 
 
 class OneCall:
@@ -96,8 +88,8 @@ class TaggedCalls:
 
     def flush(self) -> list[Piece]:
         held, self._held = self._held, ""
-        # An unfinished call of which something was told already cannot be taken back; its start is no text either.
-        return [Token(held)] if held and not (self._inside and self._calls.told) else []
+        # An unfinished call of which something was sent already cannot be taken back; its start is no text either.
+        return [Token(held)] if held and not (self._inside and self._calls.announced) else []
 
     def _in_text(self, character: str) -> list[Piece]:
         if self._after_call and character in _BLANKS:
@@ -119,7 +111,7 @@ class TaggedCalls:
         self._held += character
         scanner = self._calls.scanner
         # Within a string the tag is an argument's text.
-        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.told):
+        if self._held.endswith(CLOSING) and not (scanner.in_string and self._calls.announced):
             return self._close()
         if scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
             return []
@@ -131,9 +123,9 @@ class TaggedCalls:
 
     def _close(self) -> list[Piece]:
         held, self._held, self._inside = self._held, "", False
-        told = self._after_call = self._calls.told
+        announced = self._after_call = self._calls.announced
         empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
-        return [] if told or empty else [Token(held)]
+        return [] if announced or empty else [Token(held)]
 
 
 class CallsOrAnswer:
@@ -155,10 +147,9 @@ class CallsOrAnswer:
 
 
 class BareCalls:
-    """Llama's way: the whole answer is calls in JSON, or one list of calls in the syntax of Python."""
+    """Llama's way: the whole answer is calls in JSON."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
         self._calls = _Calls(names)
         self._held = ""
         self._plain = False
@@ -175,24 +166,17 @@ class BareCalls:
         if self._plain or not self._held:
             return []
         held, self._held, self._plain = self._held, "", True
-        if held.lstrip().startswith("["):
-            if (calls := pythonic_calls(held, self._names)) is not None:
-                return [piece for name, arguments in calls for piece in self._calls.add(name, arguments)]
-            return [Token(held)]
-        return [] if self._calls.told or not held.strip() else [Token(held)]
+        return [] if self._calls.announced or not held.strip() else [Token(held)]
 
     def _read(self, character: str) -> list[Piece]:
         self._held += character
-        start = self._held.lstrip()
-        if not start:
+        if not self._held.strip():
             return []
-        if start[0] == "[":
-            return self._give_up() if len(self._held) > _MAX_PYTHONIC else []
         scanner = self._calls.scanner
         if scanner.done:
             return self._after(character)
         pieces = self._calls.feed(character)
-        return self._give_up() if self._calls.scanner.broken and not self._calls.told else pieces
+        return self._give_up() if self._calls.scanner.broken and not self._calls.announced else pieces
 
     def _after(self, character: str) -> list[Piece]:
         """Between two calls stand blanks, a semicolon or a comma; anything else is text."""
@@ -205,26 +189,6 @@ class BareCalls:
     def _give_up(self) -> list[Piece]:
         held, self._held, self._plain = self._held, "", True
         return [Token(held)]
-
-
-def pythonic_calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
-    """The calls of `[f(x=1), g()]` as name and JSON arguments; None if the text is anything else."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(tree, ast.List) or not tree.elts:
-            return None
-        calls = []
-        for node in tree.elts:
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)) or node.args:
-                return None
-            name = ast.unparse(node.func)
-            arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-            if name not in names or None in arguments:
-                return None
-            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return calls
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
@@ -422,7 +386,7 @@ class ToolFormat:
 
     @property
     def beside_json(self) -> ToolFormat:
-        """The format for answers that may be JSON as well: a call without tags could not be told from them."""
+        """The format for answers that may be JSON as well: a call without tags could not be distinguished from them."""
         return self if self.opening else _TAGGED
 
     def written(self, calls: Sequence[ToolCall]) -> str:

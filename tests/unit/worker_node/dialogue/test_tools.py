@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.core.types import Token, ToolCall, ToolCallArguments, ToolCallStarted
-from worker_node.tasks.generate.tool_calls import BareCalls, OneCall, TaggedCalls, pythonic_calls, tool_format
+from worker_node.tasks.generate.tool_calls import BareCalls, OneCall, TaggedCalls, tool_format
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
@@ -111,17 +111,6 @@ def test_arguments_stream_as_they_come():
 def test_the_ways_in_which_models_write_arguments(written, arguments):
     text = f"<tool_call>{written}</tool_call>"
     assert parse(TaggedCalls(NAMES), text, range(len(text))) == ("", [("add", arguments)])
-
-
-def test_pythonic_calls_are_read_with_nested_and_quoted_arguments():
-    text = "[add(a=1, b=[2.5, None]), get_weather(city='Paris \"1\"')]"
-    expected = [("add", {"a": 1, "b": [2.5, None]}), ("get_weather", {"city": 'Paris "1"'})]
-    assert parse(BareCalls(NAMES), text, range(len(text))) == ("", expected)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "[add(**x)]", "[add(a=f())]", "[" * 5000, "add(a=1)"])
-def test_other_expressions_are_no_pythonic_calls(text):
-    assert pythonic_calls(text, NAMES) is None
 
 
 @pytest.mark.parametrize("family", ["smollm", "qwen", "llama3", "unheard-of"])

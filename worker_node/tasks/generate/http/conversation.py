@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -179,13 +179,19 @@ MAX_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
+class FunctionFields(DialectBody):
+    """A function, what it does, and the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class FunctionTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class OfferedFunction(DialectBody):
+    class OfferedFunction(FunctionFields):
         name: ToolName
-        description: str | None = None
-        parameters: dict[str, Any] | None = None
         strict: bool | None = None
 
     type: Literal["function"]
@@ -272,18 +278,10 @@ def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -
     return AnswerSchema({"type": "object"}, "response_format")
 
 
-def domain_tools(tools: Iterable[FunctionTool]) -> list[Tool]:
-    """The tools as the node has them; without a schema a tool takes no arguments."""
-    return [
-        Tool(
-            tool.function.name,
-            tool.function.description or "",
-            tool.function.parameters or {"type": "object", "properties": {}},
-            f"tools[{index}].function.parameters",
-            tool.function.strict is True,
-        )
-        for index, tool in enumerate(tools)
-    ]
+def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
+    """A tool as the node has it; without a schema it takes no arguments."""
+    schema = fields.parameters or {"type": "object", "properties": {}}
+    return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +299,7 @@ class Wanted:
 
 
 def tool_use(tools: list[Tool], wanted: Wanted, *, single: bool) -> ToolUse | None:
-    """The tools that the model is told of, and whether it must call one. Raises BadRequest for names of no tool."""
+    """The tools that the model may call, and whether it must. Raises BadRequest for names of no tool."""
     if len({tool.name for tool in tools}) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
     if wanted.none:

@@ -1,4 +1,4 @@
-"""The answers of /api/generate and /api/chat in frames, one for each piece, or as one whole."""
+"""Ollama's POST /api/generate and /api/chat: the answer in frames, one for each piece, or as one whole."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from worker_node.core.types import (
     Image,
     Message,
     Piece,
-    Reasoning,
     Rendering,
     RequestContext,
     Token,
-    Tool,
     ToolCall,
     ToolCallArguments,
     ToolCallStarted,
@@ -48,12 +46,11 @@ from worker_node.http.replies import Reply
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import LineStream
 from worker_node.manager.served import ServedModel
-from worker_node.tasks.generate.http.replies import json_response
+from worker_node.tasks.generate.http.conversation import FunctionFields, tool_of
+from worker_node.tasks.generate.http.replies import WholeAnswer, json_response
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.model import GenerationRequest
 from worker_node.tasks.generate.service import GenerationRun, generate
-
-# The answers of /api/generate and /api/chat in frames, one for each piece, or as one whole.
 
 
 class Frames(ABC):
@@ -62,69 +59,56 @@ class Frames(ABC):
     def __init__(self, model: str, loading: Loading) -> None:
         self._model = model
         self._loading = loading
-        self._text = ""
-        self._thinking = ""
-        self._calls: list[tuple[str, str]] = []
         self._sent = 0
+        self.answer = WholeAnswer()
 
     @abstractmethod
-    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields that hold a part of the answer."""
-
-    def add(self, piece: Piece) -> None:
-        """One more piece has come."""
-        if isinstance(piece, Token):
-            self._text += piece.text
-        elif isinstance(piece, Reasoning):
-            self._thinking += piece.text
-        elif isinstance(piece, ToolCallStarted):
-            self._calls.append((piece.name, ""))
-        else:
-            name, arguments = self._calls[piece.call]
-            self._calls[piece.call] = (name, arguments + piece.text)
 
     def piece(self, piece: Piece) -> dict[str, Any] | None:
         """The frame for a piece; a call makes one when it is complete."""
         if isinstance(piece, ToolCallArguments):
-            self.add(piece)
+            self.answer.add(piece)
             return None
         if isinstance(piece, ToolCallStarted):
             done = self._complete()
-            self.add(piece)
+            self.answer.add(piece)
             return done
         text, thinking = (piece.text, "") if isinstance(piece, Token) else ("", piece.text)
-        return frame(self._model, **self._answer(text, thinking, []), done=False)
+        return frame(self._model, **self._fields(text, thinking, []), done=False)
 
     def last(self, finished: Finished) -> list[dict[str, Any]]:
         """The frames at the end."""
         done = self._complete()
-        final = frame(self._model, **self._answer("", "", []), **ending(finished, self._loading))
+        final = frame(self._model, **self._fields("", "", []), **ending(finished, self._loading))
         return [final] if done is None else [done, final]
 
     def whole(self, finished: Finished) -> dict[str, Any]:
         """The reply as one object."""
-        calls = _rendered(self._calls)
-        text = self._text if self._calls == [] or self._text.strip() else ""
-        return frame(self._model, **self._answer(text, self._thinking, calls), **ending(finished, self._loading))
+        answer = self.answer
+        text = answer.text if not answer.calls or answer.text.strip() else ""
+        fields = self._fields(text, answer.reasoning, _rendered(answer.calls))
+        return frame(self._model, **fields, **ending(finished, self._loading))
 
     def _complete(self) -> dict[str, Any] | None:
         """The frame for the calls that are complete and not sent."""
-        new, self._sent = self._calls[self._sent :], len(self._calls)
+        new, self._sent = self.answer.calls[self._sent :], len(self.answer.calls)
         calls = _rendered(new)
-        return frame(self._model, **self._answer("", "", calls), done=False) if calls else None
+        return frame(self._model, **self._fields("", "", calls), done=False) if calls else None
 
 
 class Generated(Frames):
     """Frames of /api/generate."""
 
-    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
+    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: ARG002
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
 class Chatted(Frames):
     """Frames of /api/chat."""
 
-    def _answer(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def _fields(self, text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         turn: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:
             turn["thinking"] = thinking
@@ -238,10 +222,8 @@ class OllamaMessage(DialectBody):
 class OllamaTool(DialectBody):
     """A function that the model may ask to be called."""
 
-    class OllamaOfferedFunction(DialectBody):
+    class OllamaOfferedFunction(FunctionFields):
         name: Annotated[str, Field(min_length=1, max_length=128)]
-        description: str | None = None
-        parameters: dict[str, Any] | None = None
 
     type: Literal["function"] | None = None
     function: OllamaOfferedFunction
@@ -258,15 +240,9 @@ class OllamaChatBody(_Common):
     truncate: bool | None = None
 
     def tool_use(self) -> ToolUse | None:
-        """The tools that the model is told of."""
+        """The tools that the model may call."""
         tools = tuple(
-            Tool(
-                tool.function.name,
-                tool.function.description or "",
-                tool.function.parameters or {"type": "object", "properties": {}},
-                f"tools[{index}].function.parameters",
-                strict=False,
-            )
+            tool_of(tool.function, f"tools[{index}].function", strict=False)
             for index, tool in enumerate(self.tools or [])
         )
         return ToolUse(tools) if tools else None
@@ -340,7 +316,7 @@ async def _load_or_unload(
     reason = "load"
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
     if context.dry_run:
-        return web.Response()  # no device is chosen for this: who asked for a route is told that there is none
+        return web.Response()  # a load chooses no device: the explanation has no route
     if seconds == 0:
         reason = "unload"
         manager.unload(await served(request, body.model))
@@ -371,7 +347,7 @@ async def _answer(
             if isinstance(event, Finished):
                 finished = event
             else:
-                frames.add(event)
+                frames.answer.add(event)
     return json_response(frames.whole(finished), run.route, [finished])
 
 

@@ -39,8 +39,8 @@ from worker_node.tasks.generate.http.conversation import (
     ResponseFormat,
     Wanted,
     conversation,
-    domain_tools,
     schema_of,
+    tool_of,
     tool_use,
 )
 from worker_node.tasks.generate.http.fields import CHAT, COMPLETIONS, NumberOf, SamplingFields, StreamOptions, rendering
@@ -154,6 +154,10 @@ class ChatBody(SamplingFields):
         return repeated(request, self.n or 1)
 
     def _tool_use(self) -> ToolUse | None:
+        tools = [
+            tool_of(tool.function, f"tools[{index}].function", strict=tool.function.strict is True)
+            for index, tool in enumerate(self.tools or [])
+        ]
         if isinstance(self.tool_choice, NamedChoice):
             wanted = Wanted((self.tool_choice.function.name,), forced=True)
         elif isinstance(self.tool_choice, AllowedChoice):
@@ -161,7 +165,7 @@ class ChatBody(SamplingFields):
             wanted = Wanted(tuple(tool.function.name for tool in allowed.tools), forced=allowed.mode == "required")
         else:
             wanted = Wanted.of(self.tool_choice)
-        return tool_use(domain_tools(self.tools or []), wanted, single=self.parallel_tool_calls is False)
+        return tool_use(tools, wanted, single=self.parallel_tool_calls is False)
 
 
 class _ChatForm:

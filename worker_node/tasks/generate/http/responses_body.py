@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.core.types import AnswerSchema, Message, RequestContext, Tool, ToolCall, ToolUse
+from worker_node.core.types import AnswerSchema, Message, RequestContext, ToolCall, ToolUse
 from worker_node.http import parameters
 from worker_node.http.body import Body, DialectBody
 from worker_node.http.leniency import Table
 from worker_node.http.parameters import RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.conversation import (
     MAX_TOOLS,
+    FunctionFields,
     ResponsesImagePart,
     ResponsesTextPart,
     ToolName,
@@ -22,6 +23,7 @@ from worker_node.tasks.generate.http.conversation import (
     past_arguments,
     text_and_images,
     text_of,
+    tool_of,
     tool_use,
 )
 from worker_node.tasks.generate.http.fields import (
@@ -93,13 +95,11 @@ InputItem = CallItem | OutputItem | ReasoningItem | MessageItem
 Item = InputItem | ItemReference
 
 
-class ResponsesFunctionTool(DialectBody):
+class ResponsesFunctionTool(FunctionFields):
     """A function that the model may ask to be called."""
 
     type: Literal["function"]
     name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -194,15 +194,9 @@ class ResponsesBody(SamplingBody):
         return tuple(turns)
 
     def _tool_use(self) -> ToolUse | None:
+        # Here a tool is strict by default.
         tools = [
-            Tool(
-                tool.name,
-                tool.description or "",
-                tool.parameters or {"type": "object", "properties": {}},
-                f"tools[{index}].parameters",
-                # Here a tool is strict by default.
-                tool.strict is not False,
-            )
+            tool_of(tool, f"tools[{index}]", strict=tool.strict is not False)
             for index, tool in enumerate(self.tools or [])
         ]
         if isinstance(self.tool_choice, ResponsesNamedChoice):
